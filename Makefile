@@ -1,0 +1,54 @@
+# Every command works on a fresh clone: each sets up .venv first when it is missing or out of date.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check lint type format docs bench nightly clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## make .venv with rlinf, what training needs, and the tools
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("rlinf needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# torch first and alone: with it in place nothing else can pull another build of it.
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+train: setup ## train the embodied recipe on this machine
+	@echo "Training is not there yet: this version checks, explains and lays out a job."
+	@echo "Try: $(BIN)/rlinf validate laptop && $(BIN)/rlinf inspect placement collocated"
+
+test: setup ## all tests but the nightly ones
+	$(BIN)/pytest -m "not nightly"
+
+check: setup lint type ## what CI runs: lint, types, import contracts, tests
+	$(BIN)/pytest -m "not nightly" --durations=10
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: setup
+	$(BIN)/pyright
+
+format: setup ## rewrite the code as lint wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup ## rewrite the pages of docs/ that are made from the code
+	$(BIN)/python -m docs.generate
+
+bench: setup ## measure every promise, as ratios in one run
+	$(BIN)/python -m benchmarks
+
+nightly: setup ## the long tests: fuzzing, many seeds, soaks
+	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10
+
+clean: ## remove what setup and builds made
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

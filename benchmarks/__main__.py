@@ -1,0 +1,72 @@
+"""`make bench`: every benchmark of this folder, one after another, and their tables in docs/benchmarks.md.
+
+    python -m benchmarks [NAME ...]
+
+With names (as in `startup` for bench_startup.py) only those run, and the page is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+# Far above what the longest one takes.
+_LIMIT_SECONDS = 1800
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
+
+
+def run(script: Path) -> tuple[int, str]:
+    """The exit code and the output of one benchmark, which is shown while it runs."""
+    print(f"== {script.stem}", flush=True)
+    command = [sys.executable, "-u", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        lines: list[str] = []
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+        return process.wait(_LIMIT_SECONDS), "".join(lines)
+
+
+def purpose(script: Path) -> str:
+    """The first sentence of the script's docstring."""
+    return script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ").strip()
+
+
+def main() -> int:
+    names = sys.argv[1:]
+    scripts = [
+        path for path in sorted(HERE.glob("bench_*.py")) if not names or path.stem.removeprefix("bench_") in names
+    ]
+    if not scripts:
+        known = ", ".join(path.stem.removeprefix("bench_") for path in sorted(HERE.glob("bench_*.py")))
+        print(f"no benchmark of that name; there are: {known}", file=sys.stderr)
+        return 2
+    sections: list[str] = []
+    missed: list[str] = []
+    for script in scripts:
+        code, output = run(script)
+        if code:
+            missed.append(script.stem)
+        sections.append(f"## {script.stem}\n\n{purpose(script)}\n\n```\n{output.rstrip()}\n```\n")
+    if not names:
+        day = datetime.now(UTC).date().isoformat()
+        head = f"# Benchmarks\n\nWritten by `make bench` on {day}: {machine()}.\nRatios are of one run; quote those.\n"
+        PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
+    if missed:
+        print(f"goals missed or failed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Configurations to start from. `rlinf train` and `rlinf validate` find them by name."""

@@ -1,0 +1,121 @@
+"""Writes the pages of this folder that are made from the code: `make docs`.
+
+docs/diagnostics.md holds every diagnostic code, docs/reference.md every key of a file, docs/placement.svg the picture
+of the 18-node example. A test compares them with what this would write, so they cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from rlinf_cli.main import main as run_rlinf
+from rlinf_core.config.codes.entry import Code, Example
+from rlinf_core.config.codes.registry import codes_by_stage
+from rlinf_core.config.field_docs import FieldDoc, describe
+from rlinf_core.job.load import ClusterFile
+from rlinf_core.job.registry import find_recipe, recipe_names
+
+DOCS = Path(__file__).parent
+_MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
+
+
+def pages() -> dict[Path, str]:
+    """Each page that is made, with its text."""
+    return {
+        DOCS / "diagnostics.md": _diagnostics(),
+        DOCS / "reference.md": _reference(),
+        DOCS / "placement.svg": _picture(),
+    }
+
+
+def _picture() -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_rlinf(["inspect", "placement", "hetero18", "--svg", "-"])
+    return printed.getvalue()
+
+
+def _diagnostics() -> str:
+    parts = [
+        _MADE.format(source="`rlinf_core/config/codes/`"),
+        "# Diagnostics\n",
+        "Every rule that `rlinf validate` checks, by the code it prints in brackets. `rlinf explain CODE` prints the"
+        " same.",
+        "In a wrong example the place that is reported stands between `«` and `»`.\n",
+    ]
+    for stage, codes in codes_by_stage().items():
+        parts.append(f"## {stage.capitalize()}\n")
+        parts.extend(_code(code) for code in codes)
+    return "\n".join(parts)
+
+
+def _code(code: Code) -> str:
+    return "\n".join(
+        (
+            f"### {code.name}\n",
+            f"*{code.severity}*: {code.title}\n",
+            f"{code.meaning.strip()}\n",
+            f"Wrong:\n\n{_example(code.wrong)}\n",
+            f"Right:\n\n{_example(code.right)}\n",
+        )
+    )
+
+
+def _example(example: Example) -> str:
+    blocks = [f"```yaml\n{example.text.rstrip()}\n```"]
+    blocks += [f"with `{name}`:\n\n```yaml\n{text.rstrip()}\n```" for name, text in example.files]
+    blocks += [f"and on the command line: `{argument}`" for argument in example.overrides]
+    blocks += [f"with `--assume {argument}`" for argument in example.assume]
+    return "\n\n".join(blocks)
+
+
+def _reference() -> str:
+    parts = [
+        _MADE.format(source="the models"),
+        "# Every key of a file\n",
+        "`[]` stands for each item of a list, `NAME` for a key of your own. `rlinf explain PATH` prints the same.\n",
+        "## cluster\n",
+        *_fields(describe(ClusterFile, "cluster"), ClusterFile),
+    ]
+    for name in recipe_names():
+        recipe = find_recipe(name)
+        model = recipe.config_model()
+        parts.append(f"## recipe: {name}\n\n{recipe.summary}\n")
+        for section in describe(model).children:
+            if section.path not in ("cluster", "recipe"):
+                parts.extend([f"### {section.path} ({name})\n", *_fields(describe(model, section.path), model)])
+    return "\n".join(parts)
+
+
+def _fields(section: FieldDoc, model: type) -> list[str]:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+
+    def add(field: FieldDoc) -> None:
+        default = "required" if field.required else (f"`{field.default}`" if field.default is not None else "")
+        cells = (f"`{field.path}`", field.type, default, field.description)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        for child in describe(model, field.path).children:
+            add(child)
+
+    for child in section.children:
+        add(child)
+    return [section.description + "\n", *rows, ""]
+
+
+def main() -> int:
+    """Writes the pages; with `--check`, tells whether they are up to date instead."""
+    check = "--check" in sys.argv[1:]
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"docs/{path.name} is not what `make docs` writes", file=sys.stderr)
+        else:
+            path.write_text(pages()[path], encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,13 @@
+"""Reinforcement learning of policies that act in environments, simulated or real."""
+
+from __future__ import annotations
+
+from rlinf_core.job.recipe import Recipe
+
+recipe = Recipe(
+    name="embodied",
+    summary="PPO or GRPO on simulated or real robots: actor, rollout and env workers",
+    config="recipes.embodied.config:EmbodiedConfig",
+    default_config="laptop",
+    check="recipes.embodied.config:check",
+)

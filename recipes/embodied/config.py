@@ -1,0 +1,285 @@
+"""The file of the embodied recipe: its sections, its defaults, and the rules between its values.
+
+The defaults train a Franka arm to pick a block, in about a minute on two CPU cores.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
+from rlinf_core.config.fragments.algorithm import ActorCriticConfig, AdvantageType, LossType
+from rlinf_core.config.fragments.checks import (
+    Report,
+    WorldSizes,
+    blame,
+    check_batches,
+    check_components,
+    check_fsdp,
+    check_group_names,
+    check_samples,
+    is_given,
+    near_multiples,
+)
+from rlinf_core.config.fragments.env import EnvironmentConfig, EnvSection
+from rlinf_core.config.fragments.job import JobConfig
+from rlinf_core.config.fragments.rollout import RolloutConfig
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.fragments.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
+from rlinf_core.config.tree import Path
+from rlinf_core.scalars import Bool, Text
+
+COMPONENTS = ("actor", "rollout", "env")
+MODEL_TYPES = ("mlp_policy", "cnn_policy")
+# The tasks of the kinds that we bring ourselves; the others take ids of their own.
+TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push")}
+# What has to be installed for a kind of environment: the module that is looked for, and how pip gets it.
+PACKAGES = {
+    "franka_mujoco": ("mujoco", "pip install 'rlinf[mujoco]'"),
+    "gymnasium": ("gymnasium", "pip install gymnasium"),
+    "panda_gym": ("panda_gym", "pip install 'rlinf[panda]'"),
+    "maniskill": ("mani_skill", "pip install mani_skill"),
+    "libero": ("libero", "pip install libero"),
+}
+
+
+class EmbodiedRunnerConfig(RunnerConfig):
+    """The run as a whole."""
+
+    task_type: Literal["embodied"] = Field(default="embodied", description="Kind of job; this recipe has one.")
+    max_steps: StepsOrNever = 300
+
+
+class EmbodiedModelConfig(ModelConfig):
+    """The policy."""
+
+    model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
+        default="mlp_policy",
+        description="mlp_policy (states), cnn_policy (images), or `package.module:Class`, a subclass of BasePolicy.",
+    )
+    num_action_chunks: Count = Field(default=1, description="Actions that the policy gives for one observation.")
+    hidden_dim: Count = Field(default=128, description="Width of the hidden layers.")
+    add_value_head: Bool = Field(default=True, description="Estimate values too, as GAE needs.")
+
+
+class EmbodiedOptimConfig(OptimConfig):
+    """AdamW and the clipping of gradients."""
+
+    lr: PositiveFloat = 1e-3
+    adam_eps: PositiveFloat = 1e-5
+    clip_grad: NonNegativeFloat = 0.5
+
+
+class EmbodiedActorConfig(ActorConfig):
+    """The workers that train."""
+
+    global_batch_size: Count = 800
+    model: EmbodiedModelConfig = Field(
+        default_factory=EmbodiedModelConfig, description="The policy: model_type, hidden_dim, precision."
+    )
+    optim: EmbodiedOptimConfig = Field(
+        default_factory=EmbodiedOptimConfig, description="Optimizer: lr, betas, clipping."
+    )
+
+
+class EmbodiedRolloutConfig(RolloutConfig):
+    """The workers that run the policy."""
+
+    backend: Literal["huggingface"] = Field(
+        default="huggingface", description="Engine of the policy: its own torch module."
+    )
+    pipeline_stage_num: Count = Field(
+        default=1,
+        description="Groups of environments of each env worker: while one waits for its actions, another steps.",
+    )
+
+
+class EmbodiedAlgorithmConfig(ActorCriticConfig):
+    """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO."""
+
+    adv_type: AdvantageType = "gae"
+    loss_type: LossType = "actor_critic"
+    update_epoch: Count = 6
+
+
+class EmbodiedConfig(JobConfig):
+    """The whole file."""
+
+    runner: EmbodiedRunnerConfig = Field(
+        default_factory=EmbodiedRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: EmbodiedActorConfig = Field(
+        default_factory=EmbodiedActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+    rollout: EmbodiedRolloutConfig = Field(
+        default_factory=EmbodiedRolloutConfig, description="The workers that run the policy in the environments."
+    )
+    env: EnvSection = Field(default_factory=EnvSection, description="The environments of training and evaluation.")
+    algorithm: EmbodiedAlgorithmConfig = Field(
+        default_factory=EmbodiedAlgorithmConfig,
+        description="Advantages, losses, and how often samples are learned from.",
+    )
+
+
+def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what does not fit together in a file of this recipe."""
+    check_components(config.cluster, config.recipe, COMPONENTS, report)
+    names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
+    check_group_names(config, names, report)
+    check_fsdp(config.actor.fsdp_config, report)
+    check_batches(config, config.actor, world_sizes.get("actor"), report)
+    _check_algorithm(config, report)
+    _check_samples(config, report)
+    for section in ("train", "eval"):
+        # What an evaluation takes from training is judged there.
+        own = section == "train" or is_given(config, ("env", section))
+        environments: EnvironmentConfig = getattr(config.env, section)
+        _check_shares(config, section, environments, world_sizes.get("env"), report)
+        if own:
+            _check_steps(config, section, environments, report)
+            _check_kind(config, section, environments, report)
+
+
+def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
+    """How many environments share each start."""
+    return environments.group_size or config.algorithm.group_size
+
+
+def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
+    algorithm = config.algorithm
+    if algorithm.adv_type == "gae" and algorithm.loss_type == "actor":
+        report(
+            blame(config, ("algorithm", "loss_type"), ("algorithm", "adv_type")),
+            "conflicting-settings",
+            "`adv_type: gae` needs values, and `loss_type: actor` trains none",
+            "write `loss_type: actor_critic`, or `adv_type: grpo`",
+        )
+    if algorithm.loss_type == "actor_critic" and not config.actor.model.add_value_head:
+        report(
+            ("actor", "model", "add_value_head"),
+            "conflicting-settings",
+            "`loss_type: actor_critic` trains values, and the model has no value head",
+            "write `add_value_head: true`, or `loss_type: actor`",
+        )
+    size_at: Path = ("algorithm", "group_size")
+    own_at: Path = ("env", "train", "group_size")
+    size = group_size(config, config.env.train)
+    if algorithm.adv_type == "grpo" and size < 2:
+        report(
+            blame(config, own_at, size_at, ("algorithm", "adv_type")),
+            "conflicting-settings",
+            "`adv_type: grpo` compares the members of a group, and each group has one",
+            "write `algorithm.group_size: 8`",
+        )
+    if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
+        report(
+            own_at,
+            "conflicting-settings",
+            f"`env.train.group_size` is {size} and `algorithm.group_size` {algorithm.group_size}",
+            "remove one of the two",
+        )
+
+
+def _check_samples(config: EmbodiedConfig, report: Report) -> None:
+    train, chunks = config.env.train, config.actor.model.num_action_chunks
+    steps = train.max_steps_per_rollout_epoch
+    if steps % chunks or config.algorithm.filter_rewards:
+        return  # reported with the steps; or how many samples remain is known only when rewards are
+    arithmetic = f"total_num_envs {train.total_num_envs} x max_steps_per_rollout_epoch {steps}"
+    if chunks > 1:
+        arithmetic += f" / num_action_chunks {chunks}"
+    if train.rollout_epoch > 1:
+        arithmetic += f" x rollout_epoch {train.rollout_epoch}"
+    samples = train.total_num_envs * (steps // chunks) * train.rollout_epoch
+    names = ("max_steps_per_rollout_epoch", "total_num_envs", "rollout_epoch")
+    sources: tuple[Path, ...] = (*(("env", "train", name) for name in names), ("actor", "model", "num_action_chunks"))
+    check_samples(config, config.actor, samples, arithmetic, sources, report)
+
+
+def _check_shares(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, world_size: int | None, report: Report
+) -> None:
+    """Environments go evenly to workers and pipeline stages, and groups stay together."""
+    total, stages, workers = environments.total_num_envs, config.rollout.pipeline_stage_num, world_size or 1
+    size, shares = group_size(config, environments), workers * stages
+    name = f"env.{section}.total_num_envs"
+    where = f"{workers} worker{'s' if workers > 1 else ''} x pipeline_stage_num {stages} = {shares}"
+    sizes: tuple[Path, ...] = (
+        ("env", section, "total_num_envs"),
+        ("env", "train", "total_num_envs"),
+        ("rollout", "pipeline_stage_num"),
+        ("env",),
+    )
+    if total % shares:
+        report(
+            blame(config, *sizes),
+            "envs-not-divisible",
+            f"`{name}` does not divide: {total} / ({where}) = {total / shares:g}",
+            f"`{name}` could be {near_multiples(total, shares * size)}",
+        )
+    elif (total // shares) % size:
+        report(
+            blame(config, ("env", section, "group_size"), ("algorithm", "group_size"), *sizes),
+            "groups-not-divisible",
+            f"`{name}` gives no whole groups: {total} / ({where}) = {total // shares} environments, / group_size"
+            f" {size} = {total / shares / size:g}",
+            f"`{name}` could be {near_multiples(total, shares * size)}",
+        )
+
+
+def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Chunks of actions fill a pass."""
+    chunks, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
+    if steps % chunks:
+        name = f"env.{section}.max_steps_per_rollout_epoch"
+        report(
+            blame(config, ("env", section, "max_steps_per_rollout_epoch"), ("actor", "model", "num_action_chunks")),
+            "envs-not-divisible",
+            f"`{name}` does not divide: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
+            f"`{name}` could be {near_multiples(steps, chunks)}",
+        )
+
+
+def _check_kind(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """The task is one that the kind of environment has, and its package is there."""
+    at: Path = ("env", section, "env_type")
+    kind, task = environments.env_type, environments.task
+    known = TASKS.get(kind)
+    if known and task is not None and task not in known:
+        from rlinf_core.suggest import did_you_mean
+
+        report(
+            blame(config, ("env", section, "task"), at),
+            "unknown-choice",
+            f"`env_type: {kind}` has no task `{task}`",
+            did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
+        )
+    if known is None and task is None and kind in PACKAGES:
+        example = "CartPole-v1" if kind == "gymnasium" else "ID"
+        report(
+            at,
+            "missing-task",
+            f"`env_type: {kind}` needs a task",
+            f"add `task: {example}` to `env.{section}`",
+        )
+    if kind in PACKAGES and _runs_in_this_interpreter(config):
+        from importlib.util import find_spec
+
+        module, command = PACKAGES[kind]
+        if find_spec(module) is None:
+            report(
+                at,
+                "missing-extra",
+                f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
+                f"run `{command}`, or give the env's nodes an interpreter that has it",
+            )
+
+
+def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
+    """Whether env workers run here, in the Python that is checking the file."""
+    cluster = config.cluster
+    elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
+    interpreters = [each.python_interpreter_path for group in cluster.node_groups for each in group.env_configs]
+    return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

@@ -1,0 +1,182 @@
+"""A kinematic Franka arm that reaches for a point or picks a block up: no forces, no contacts, numpy alone.
+
+Joints move as they are told, within their limits; the hand cannot go below the table. The block is grasped by
+proximity: it follows the hand once the gripper closes within 3 cm of it, pointing down, and falls back to the table
+when the gripper opens. That is enough to learn from, and fast; `franka_mujoco` is the arm with physics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import (
+    BoolArray,
+    EnvSettings,
+    EnvSpec,
+    FloatArray,
+    IntArray,
+    Observation,
+    Transition,
+    VectorEnv,
+)
+from recipes.embodied.envs.franka_kinematics import (
+    FINGERTIPS,
+    FLANGE,
+    HOME,
+    JOINT_MAX,
+    JOINT_MIN,
+    VELOCITY_MAX,
+    points_on_hand,
+)
+from recipes.embodied.envs.starts import Starts
+from rlinf_core.errors import ConfigError
+
+TASKS = ("pick", "reach")
+INSTRUCTIONS = {"pick": "pick up the block", "reach": "move the hand to the marked point"}
+CONTROL_SECONDS = 0.05  # between two actions
+SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for
+# Where blocks lie and points to reach are: x forward, y left, z up, in metres.
+BLOCK_LOW, BLOCK_HIGH = np.array([0.35, -0.2, 0.02]), np.array([0.6, 0.2, 0.02])
+POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
+HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
+GRASP_RADIUS = 0.03
+GRASP_UPRIGHT = 0.9  # smallest cosine between hand and straight down, within 26 degrees
+REACH_RADIUS = 0.05
+LIFT_HEIGHT = 0.15
+GRIPPER_THRESHOLD = 0.5
+# Scales that bring observations to the size of 1.
+_MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25
+_NEAR = 0.1
+_RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
+
+
+class FrankaKinEnv(VectorEnv):
+    """Tasks `pick` (default) and `reach`.
+
+    Actions, at 20 Hz: 7 joint velocities, -1 to 1 of half the published limits; `pick` has an eighth number for the
+    gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: joints, hand, target, the
+    way from hand to target; for `pick` also where the hand points, whether the gripper is closed and whether it holds
+    the block; all about the size of 1. Rewards are differences of a potential (nearer to the target, and for `pick`
+    pointing down, grasped, lifted), and 1 for success, which ends the episode. Success: the hand within 5 cm of the
+    point; the block held 15 cm above the table.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        task = settings.task or "pick"
+        if task not in TASKS or settings.options:
+            problem = f"unknown option `{next(iter(settings.options))}`" if task in TASKS else f"unknown task `{task}`"
+            raise ConfigError(
+                f"{problem} of `env_type: franka_kin`", help="its tasks are `pick` and `reach`, and it has no options"
+            )
+        self._picks = task == "pick"
+        self._instructions = np.full(self.num_envs, INSTRUCTIONS[task])
+        shape = (3, self.num_envs)
+        self._joints = np.tile(HOME[:, None], self.num_envs)
+        self._hand = np.zeros(shape)
+        self._axis = np.zeros(shape)
+        self._target = np.zeros(shape)
+        self._closed = np.zeros(self.num_envs, np.bool_)
+        self._held = np.zeros(self.num_envs, np.bool_)
+        self._potential = np.zeros(self.num_envs)
+        self._step_size = (SPEED * VELOCITY_MAX * CONTROL_SECONDS)[:, None]
+
+    @property
+    def spec(self) -> EnvSpec:
+        """21 states and 8 actions for `pick`, 16 and 7 for `reach`."""
+        steps = self.settings.max_episode_steps
+        if self._picks:
+            return EnvSpec(state_size=21, action_size=8, max_episode_steps=steps)
+        return EnvSpec(state_size=16, action_size=7, max_episode_steps=steps)
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        draws = starts.uniform(10).T
+        self._joints[:, rows] = HOME[:, None] + HOME_NOISE * (2 * draws[:7] - 1)
+        low, high = (BLOCK_LOW, BLOCK_HIGH) if self._picks else (POINT_LOW, POINT_HIGH)
+        self._target[:, rows] = low[:, None] + (high - low)[:, None] * draws[7:]
+        self._hand[:, rows], self._axis[:, rows] = hand_pose(self._joints[:, rows])
+        self._closed[rows] = False
+        self._held[rows] = False
+        self._potential[rows] = self._potential_now()[rows]
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        moves = np.clip(actions.T, -1, 1)
+        if rows is not None:
+            resting = np.ones(self.num_envs, np.bool_)
+            resting[rows] = False
+            moves = np.where(resting, 0, moves)
+        self._move(moves[:7])
+        if self._picks:
+            self._grip(moves[7])
+        before = self._potential
+        self._potential = self._potential_now()
+        successes = self._successes()
+        rewards = self._potential - before + successes
+        return Transition(rewards.astype(np.float32), successes, None, successes)
+
+    def _move(self, velocities: NDArray[Any]) -> None:
+        joints = np.clip(self._joints + self._step_size * velocities, JOINT_MIN[:, None], JOINT_MAX[:, None])
+        hand, axis = hand_pose(joints)
+        free = hand[2] > 0
+        if free.all():
+            self._joints, self._hand, self._axis = joints, hand, axis
+        else:
+            self._joints = np.where(free, joints, self._joints)
+            self._hand = np.where(free, hand, self._hand)
+            self._axis = np.where(free, axis, self._axis)
+
+    def _grip(self, command: NDArray[Any]) -> None:
+        closes, opens = command > GRIPPER_THRESHOLD, command < -GRIPPER_THRESHOLD
+        # Fingers that are closed already cannot take the block between them.
+        near = (self._distance() < GRASP_RADIUS) & (self._axis[2] < -GRASP_UPRIGHT)
+        grasps = closes & ~self._closed & near
+        self._closed = (self._closed | closes) & ~opens
+        self._held = (self._held | grasps) & self._closed
+        self._target = np.where(self._held, self._hand, self._target)
+        self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
+
+    def _distance(self) -> NDArray[np.float64]:
+        away = self._target - self._hand
+        return np.sqrt(np.einsum("db,db->b", away, away))
+
+    def _lift(self) -> NDArray[np.float64]:
+        """How high the block is held, as a share of what success needs."""
+        return np.clip((self._target[2] - BLOCK_LOW[2]) / LIFT_HEIGHT, 0, 1)
+
+    def _potential_now(self) -> NDArray[np.float64]:
+        way = -2 * self._distance()
+        if not self._picks:
+            return way
+        tilt = 1 + self._axis[2]
+        return np.where(self._held, 1 + 2 * self._lift(), way - tilt)
+
+    def _successes(self) -> BoolArray:
+        if self._picks:
+            return self._held & (self._target[2] >= BLOCK_LOW[2] + LIFT_HEIGHT)
+        return self._distance() < REACH_RADIUS
+
+    def _observe(self) -> Observation:
+        states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)
+        columns = states.T
+        columns[:7] = (self._joints - _RANGE_MIDDLE) / _RANGE
+        columns[7:10] = (self._hand - _MIDDLE) / _SPREAD
+        columns[10:13] = (self._target - _MIDDLE) / _SPREAD
+        columns[13:16] = (self._target - self._hand) / _NEAR
+        if self._picks:
+            columns[16:19] = self._axis
+            columns[19] = self._closed
+            columns[20] = self._held
+        return {"states": states, "instructions": self._instructions}
+
+
+def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where the point between the fingertips is, and the direction in which the hand points; both [3, B].
+
+    Args:
+        joints: [7, B], in radians.
+    """
+    points = points_on_hand(joints, (FLANGE + FINGERTIPS, FLANGE))
+    return points[:, 0], (points[:, 0] - points[:, 1]) / FINGERTIPS

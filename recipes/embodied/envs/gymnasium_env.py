@@ -1,0 +1,168 @@
+"""Any environment of Gymnasium by its id, one after another in this process.
+
+For environments as cheap as the classic ones this is faster than Gymnasium's own `AsyncVectorEnv`; for dear ones, give
+the component `env` more processes.
+"""
+
+# Gymnasium is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.starts import Starts
+from rlinf_core.errors import ConfigError
+
+
+class GymnasiumEnv(VectorEnv):
+    """`task` is the id, `options` are arguments of `gymnasium.make`.
+
+    Observations that are images (uint8, three dimensions) become `images`; everything else becomes `states`, with the
+    parts of a dictionary one after the other, and a choice as a vector of zeros with a one. Continuous actions are
+    stretched from -1..1 to the bounds of the environment where those are finite. An episode also ends at the limit that
+    the id brings. Success is what an environment reports as `is_success` or `success`.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        if settings.task is None:
+            raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            for _ in range(settings.num_envs):
+                made = gymnasium.make(settings.task, disable_env_checker=True, **settings.options)
+                self._envs.append(made)
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            self.close()
+            raise ConfigError(f"`{settings.task}` cannot be made: {error}", where="env.task") from error
+        self._reads = _Reader(settings.task, self._envs[0].observation_space)
+        self._writes = _Writer(settings.task, self._envs[0].action_space)
+        self._current: list[Any] = [None] * settings.num_envs
+        self._rewards = np.zeros(settings.num_envs, np.float32)
+        self._knows_success = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        """From the spaces of the environment."""
+        return EnvSpec(
+            state_size=self._reads.state_size,
+            action_size=self._writes.size,
+            num_choices=self._writes.num_choices,
+            image_shape=self._reads.image_shape,
+            max_episode_steps=self.settings.max_episode_steps,
+        )
+
+    @property
+    def knows_success(self) -> bool:
+        """Whether the environment has ever reported success or failure."""
+        return self._knows_success
+
+    def close(self) -> None:
+        """Close every environment."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        for row, seed in zip(rows.tolist(), starts.seeds(), strict=True):
+            self._current[row], _ = self._envs[row].reset(seed=seed)
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        written = self._writes(actions)
+        ended = np.zeros((3, self.num_envs), np.bool_)
+        rewards = np.zeros(self.num_envs, np.float32)
+        for row in range(self.num_envs) if rows is None else rows.tolist():
+            current, reward, terminated, truncated, info = self._envs[row].step(written[row])
+            self._current[row] = current
+            rewards[row] = reward
+            success = info.get("is_success", info.get("success")) if info else None
+            if success is not None:
+                self._knows_success = True
+                ended[2, row] = success
+            ended[0, row], ended[1, row] = terminated, truncated
+        return Transition(rewards, ended[0], ended[1], ended[2])
+
+    def _observe(self) -> Observation:
+        return self._reads(self._current)
+
+
+class _Reader:
+    """Observations of one environment each, as one batch."""
+
+    def __init__(self, task: str, space: spaces.Space[Any]) -> None:
+        parts = list(space.spaces.items()) if isinstance(space, spaces.Dict) else [("", space)]
+        self._images = next((name for name, part in parts if _is_image(part)), None)
+        self._states = [(name, part) for name, part in parts if name != self._images]
+        self._nested = isinstance(space, spaces.Dict)
+        for name, part in self._states:
+            if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+                raise ConfigError(
+                    f"observations of `{task}` are not understood: {f'`{name}` is ' if name else ''}{part}",
+                    help="wrap it in an environment of your own, `env_type: package.module:Class`",
+                )
+        self.state_size = sum(_length(part) for _, part in self._states)
+        shape = dict(parts)[self._images].shape if self._images is not None else None
+        self.image_shape = (shape[0], shape[1], shape[2]) if shape else None
+
+    def __call__(self, current: list[Any]) -> Observation:
+        found: Observation = {}
+        if self._images is not None:
+            images = [each[self._images] for each in current] if self._nested else current
+            found["images"] = np.stack(images)
+        if not self._nested and self._images is None and isinstance(self._states[0][1], spaces.Box):
+            found["states"] = np.array(current, np.float32).reshape(len(current), -1)
+        elif self._states:
+            found["states"] = np.stack([self._flat(each) for each in current])
+        return found
+
+    def _flat(self, observation: Any) -> FloatArray:
+        parts = [_vector(space, observation[name] if self._nested else observation) for name, space in self._states]
+        return np.concatenate(parts)
+
+
+class _Writer:
+    """Actions of a batch, as one environment each wants them."""
+
+    def __init__(self, task: str, space: spaces.Space[Any]) -> None:
+        self.num_choices: int | None = None
+        if isinstance(space, spaces.Discrete):
+            self.size, self.num_choices = 1, int(space.n)
+            self._first = int(space.start)
+        elif isinstance(space, spaces.Box):
+            self.size = _length(space)
+            self._shape = space.shape
+            finite = np.isfinite(space.low) & np.isfinite(space.high)
+            low, high = np.where(finite, space.low, -1), np.where(finite, space.high, 1)
+            self._middle, self._half = ((high + low) / 2).reshape(-1), ((high - low) / 2).reshape(-1)
+            self._finite, self._type = finite.reshape(-1), space.dtype
+        else:
+            raise ConfigError(
+                f"actions of `{task}` are not understood: {space}",
+                help="wrap it in an environment of your own, `env_type: package.module:Class`",
+            )
+
+    def __call__(self, actions: NDArray[Any]) -> Any:
+        if self.num_choices is not None:
+            return (actions[:, 0] + self._first).tolist()
+        bounded = np.where(self._finite, np.clip(actions, -1, 1), actions)
+        return (self._middle + self._half * bounded).astype(self._type).reshape(-1, *self._shape)
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def _length(space: spaces.Space[Any]) -> int:
+    return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or (1,)))
+
+
+def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
+    if isinstance(space, spaces.Discrete):
+        return np.eye(int(space.n), dtype=np.float32)[int(value) - int(space.start)]
+    return np.asarray(value, np.float32).reshape(-1)

@@ -1,0 +1,68 @@
+"""Environments by `env_type`. A kind is imported when it is asked for, and says what to install where that fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.named import Registry
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.base import EnvSettings, VectorEnv
+
+_FOLDER = "recipes.embodied.envs"
+_ENVS: Registry[type[VectorEnv]] = Registry(
+    "env_type",
+    {
+        "franka_kin": f"{_FOLDER}.franka_kin:FrankaKinEnv",
+        "gymnasium": f"{_FOLDER}.gymnasium_env:GymnasiumEnv",
+        "panda_gym": f"{_FOLDER}.panda_gym_env:PandaGymEnv",
+    },
+)
+register_env = _ENVS.register
+
+
+class MissingPackageError(ConfigError):
+    """A kind of environment needs a package that this interpreter does not have.
+
+    Attributes:
+        package: the module that is missing.
+        command: how pip gets it.
+    """
+
+    def __init__(self, env_type: str, package: str, command: str) -> None:
+        super().__init__(
+            f"`env_type: {env_type}` needs the package `{package}`, which this Python does not have",
+            help=f"run `{command}`",
+        )
+        self.package = package
+        self.command = command
+
+
+def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
+    """A batch of environments.
+
+    Args:
+        env_type: a kind of ours, a registered one, or `package.module:Class` of your own.
+
+    Raises:
+        MissingPackageError: the kind's package is not installed.
+        ConfigError: there is no such kind, or it does not have the task.
+    """
+    check_package(env_type)
+    return _ENVS.get(env_type)(settings)
+
+
+def check_package(env_type: str) -> None:
+    """Whether what the kind needs can be imported, without importing it.
+
+    Raises:
+        MissingPackageError: it cannot.
+    """
+    from importlib.util import find_spec
+
+    from recipes.embodied.config import PACKAGES
+
+    package, command = PACKAGES.get(env_type, (None, ""))
+    if package and find_spec(package) is None:
+        raise MissingPackageError(env_type, package, command)

@@ -1,0 +1,57 @@
+"""Random numbers for the starts of episodes, each a function of where it is used.
+
+A generator that counts would give other starts when environments are dealt to other workers, or when one episode ends
+earlier. Here a start depends on (seed, group, reset, episode) alone, through the finalizer of SplitMix64 (Steele, Lea
+and Flood, "Fast splittable pseudorandom number generators", 2014): a counter goes in, 64 well mixed bits come out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _absorb(state: NDArray[np.uint64], value: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return _mix(state + _GOLDEN * (value.astype(np.uint64) + np.uint64(1)))
+
+
+class Starts:
+    """The random numbers with which episodes begin.
+
+    Args:
+        seed: of the environments.
+        groups: int64 [B], the group of each environment; members of a group have equal starts.
+    """
+
+    def __init__(self, seed: int, groups: NDArray[np.int64]) -> None:
+        first = _mix(np.full(groups.shape, seed, np.uint64) + _GOLDEN)
+        self._groups = _absorb(first, groups)
+        self._keys = self._groups
+
+    def begin(self, reset: int) -> None:
+        """The episodes after the reset of this number."""
+        self._keys = _absorb(self._groups, np.full(self._groups.shape, reset))
+
+    def of(self, rows: NDArray[np.int64], episodes: NDArray[np.int64]) -> Starts:
+        """The starts of the episodes of these numbers, in these environments."""
+        part = object.__new__(Starts)
+        part._groups = self._groups[rows]
+        part._keys = _absorb(self._keys[rows], episodes)
+        return part
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """[rows, count], each from 0 to below 1. The same numbers every time."""
+        bits = _absorb(self._keys[:, None], np.arange(count))
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def seeds(self) -> list[int]:
+        """A seed for each row, from 0 to below 2^31, for environments that draw by themselves."""
+        return [int(key) for key in self._keys >> np.uint64(33)]

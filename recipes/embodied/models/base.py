@@ -1,0 +1,105 @@
+"""The interface of policies, wide enough for a vision-language-action model.
+
+A policy answers one observation with a chunk of C actions of D tokens each. For a continuous action D counts its
+numbers; for a choice D is 1; a language model that spells actions out has D tokens for each. Log-probabilities are
+given by token, [n, C, D], and `algorithm.logprob_type` decides what they are summed to.
+
+What happens to an observation:
+
+    prepare(observations)        arrays of the environment -> named tensors, `inputs` (a processor, a tokenizer)
+    act(inputs)                  draws actions, where rollouts are made
+    forward(inputs, actions)     judges those actions again, where training happens, with gradients
+    values(inputs)               only values, for the observation in which an episode ended
+    to_env(actions)              what was drawn -> what the environment takes
+
+`inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training goes through
+`forward` alone, which is what FSDP gathers weights for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.base import Observation
+
+Inputs: TypeAlias = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy does.
+
+    Attributes:
+        actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again.
+        logprobs: float32 [n, C, D].
+        values: float32 [n, V], one for the chunk (V = 1) or one for each action (V = C); None without a value head.
+    """
+
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a policy thinks of actions, with gradients.
+
+    Attributes:
+        logprobs: float32 [n, C, D].
+        entropy: float32 [n, C, D], of what each token was drawn from.
+        values: float32 [n, V]; None without a value head.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor | None
+
+
+class BasePolicy(nn.Module, ABC):
+    """A policy. `actor.model.model_type: package.module:Class` names one of your own.
+
+    Its constructor takes `(config, spec)`: the section `actor.model` and the `EnvSpec` of the environment.
+    """
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """Observations of n environments as tensors where the weights are; by default the arrays that are numbers."""
+        device = next(self.parameters()).device
+        return {
+            name: torch.from_numpy(np.ascontiguousarray(array)).to(device)  # pyright: ignore[reportUnknownMemberType]
+            for name, array in observations.items()
+            if array.dtype.kind in "fiub"
+        }
+
+    @abstractmethod
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+        """Draw actions, without gradients.
+
+        Args:
+            inputs: of `prepare`.
+            greedy: take the likeliest action, for evaluations.
+            generator: source of randomness; None: torch's own.
+        """
+
+    @abstractmethod
+    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
+        """Judge actions [n, C, D] that `act` drew, with gradients."""
+
+    @abstractmethod
+    def values(self, inputs: Inputs) -> Tensor:
+        """float32 [n, V], without gradients.
+
+        Raises:
+            ValueError: the policy has no value head.
+        """
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """Actions [n, C, A] as environments take them; by default as they were drawn."""
+        return actions.cpu().numpy()

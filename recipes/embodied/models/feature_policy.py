@@ -1,0 +1,54 @@
+"""A policy and a value function on features of an observation: what `mlp_policy` and `cnn_policy` have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.models.base import BasePolicy, Decision, Inputs, Judgement
+from recipes.embodied.models.heads import action_head, linear
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedModelConfig
+
+
+class FeaturePolicy(BasePolicy):
+    """Two networks that share nothing, one for actions and one for values, so that neither disturbs the other.
+
+    Values are one for each action of a chunk (V = C). A subclass hands in the networks from `inputs` to features.
+    """
+
+    def __init__(
+        self, config: EmbodiedModelConfig, spec: EnvSpec, actor: nn.Module, critic: nn.Module, features: int
+    ) -> None:
+        super().__init__()
+        self.actor = actor
+        self.head = action_head(features, config.num_action_chunks, spec)
+        self.critic: nn.Module | None = None
+        if config.add_value_head:
+            self.critic = nn.Sequential(critic, linear(features, config.num_action_chunks, 1.0))
+
+    def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
+        """What `network` makes of the inputs, [n, F]."""
+        return network(inputs["states"])
+
+    @torch.no_grad()
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+        """See `BasePolicy`."""
+        actions, logprobs = self.head.draw(self.features_of(inputs, self.actor), greedy, generator)
+        return Decision(actions, logprobs, None if self.critic is None else self.features_of(inputs, self.critic))
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
+        """See `BasePolicy`."""
+        logprobs, entropy = self.head(self.features_of(inputs, self.actor), actions)
+        return Judgement(logprobs, entropy, None if self.critic is None else self.features_of(inputs, self.critic))
+
+    @torch.no_grad()
+    def values(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        if self.critic is None:
+            raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
+        return self.features_of(inputs, self.critic)

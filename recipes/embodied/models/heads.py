@@ -1,0 +1,101 @@
+"""What the small policies share: layers, and distributions of actions."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.envs.base import EnvSpec
+
+INITIAL_LOG_STD = -0.5
+_LOG_SQRT_TAU = math.log(2 * math.pi) / 2
+
+
+def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
+    """A layer with orthogonal weights of the given gain, and no bias at first."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hidden_layers(inputs: int, width: int) -> nn.Sequential:
+    """Two layers of tanh, as PPO is usually run with on states."""
+    return nn.Sequential(linear(inputs, width), nn.Tanh(), linear(width, width), nn.Tanh())
+
+
+class ActionHead(nn.Module, ABC):
+    """From features [n, F] to a distribution over chunks of C actions of D tokens."""
+
+    @abstractmethod
+    def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Actions and their log-probabilities, both [n, C, D]."""
+
+    @abstractmethod
+    def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of actions, and entropies; both [n, C, D]."""
+
+
+class GaussianHead(ActionHead):
+    """Independent normal distributions; the deviations are weights of their own, the same for all observations."""
+
+    def __init__(self, features: int, chunk: int, size: int) -> None:
+        super().__init__()
+        self.shape = (chunk, size)
+        self.mean = linear(features, chunk * size, 0.01)
+        self.log_std = nn.Parameter(torch.full((chunk, size), INITIAL_LOG_STD))
+
+    def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """See `ActionHead`."""
+        mean = self._mean(features)
+        noise = torch.zeros_like(mean)
+        if not greedy:
+            noise.normal_(generator=generator)
+        return mean + self.log_std.exp() * noise, -noise.square() / 2 - self.log_std - _LOG_SQRT_TAU
+
+    def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActionHead`."""
+        away = (actions - self._mean(features)) * (-self.log_std).exp()
+        entropy = (0.5 + _LOG_SQRT_TAU + self.log_std).expand_as(actions)
+        return -away.square() / 2 - self.log_std - _LOG_SQRT_TAU, entropy
+
+    def _mean(self, features: Tensor) -> Tensor:
+        return self.mean(features).view(-1, *self.shape)
+
+
+class ChoiceHead(ActionHead):
+    """A categorical distribution over the choices, for each action of a chunk."""
+
+    def __init__(self, features: int, chunk: int, choices: int) -> None:
+        super().__init__()
+        self.shape = (chunk, choices)
+        self.logits = linear(features, chunk * choices, 0.01)
+
+    def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """See `ActionHead`."""
+        logprobs = self._logprobs(features)
+        if greedy:
+            actions = logprobs.argmax(dim=-1, keepdim=True)
+        else:
+            # The largest of logits plus Gumbel noise is a sample; exponential noise is where that noise comes from.
+            noise = torch.empty_like(logprobs).exponential_(generator=generator)
+            actions = (logprobs - noise.log()).argmax(dim=-1, keepdim=True)
+        return actions, logprobs.gather(-1, actions)
+
+    def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ActionHead`."""
+        logprobs = self._logprobs(features)
+        return logprobs.gather(-1, actions), -(logprobs.exp() * logprobs).sum(dim=-1, keepdim=True)
+
+    def _logprobs(self, features: Tensor) -> Tensor:
+        return self.logits(features).view(-1, *self.shape).log_softmax(dim=-1)
+
+
+def action_head(features: int, chunk: int, spec: EnvSpec) -> ActionHead:
+    """The head that the environment's actions ask for."""
+    if spec.num_choices is None:
+        return GaussianHead(features, chunk, spec.action_size)
+    return ChoiceHead(features, chunk, spec.num_choices)

@@ -1,0 +1,13 @@
+"""Reinforcement learning of language models on problems with verifiable answers."""
+
+from __future__ import annotations
+
+from rlinf_core.job.recipe import Recipe
+
+recipe = Recipe(
+    name="math",
+    summary="GRPO on problems with verifiable answers: actor, rollout and reward workers",
+    config="recipes.math.config:MathConfig",
+    default_config="math_laptop",
+    check="recipes.math.config:check",
+)

@@ -1,0 +1,18 @@
+"""`rlinf inspect`: what a file means, without touching a machine, and what a running job does."""
+
+from __future__ import annotations
+
+import typer
+
+from rlinf_cli.commands.inspect import config, env, placement, workers
+
+app = typer.Typer(
+    help="Show what a file means, or what a running job does.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command("placement")(placement.placement)
+app.command("config")(config.config)
+app.command("env")(env.env)
+app.command("workers")(workers.workers)

@@ -1,0 +1,89 @@
+"""`rlinf validate`: every mistake of one or several files, without touching a machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import command
+from rlinf_cli.options import Assume, Quiet, Verbose, split_files
+
+if TYPE_CHECKING:
+    from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+
+
+class ReportForm(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+def validate(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE|KEY=VALUE", hidden=True, autocompletion=completion.files_and_overrides),
+    ],
+    output: Annotated[
+        ReportForm, typer.Option("--output", "-o", help="Form of the findings.", metavar="text|json|github")
+    ] = ReportForm.TEXT,
+    assume: Assume = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Report every mistake of a file, offline.
+
+    FILE is a path, the name of a shipped config such as `hetero18`, or `-` for standard input; several are checked one
+    after another. KEY=VALUE replaces a value of theirs, as in `actor.seed=7`, and ~KEY deletes one.
+    """
+    from rlinf_cli.files import load
+
+    files, overrides = split_files(arguments)
+    if not files:
+        raise typer.BadParameter("name a file to check, or `-` for standard input")
+    if files.count("-") > 1:
+        raise typer.BadParameter("standard input can be read once only")
+    reports = [(file, load(file, overrides, assume).diagnostics) for file in files]
+    _print(reports, output)
+    if any(not found.ok for _, found in reports):
+        raise typer.Exit(ExitCode.INVALID)
+
+
+app = command(validate, no_args_is_help=True)
+
+
+def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
+    found: list[Diagnostic] = [diagnostic for _, diagnostics in reports for diagnostic in diagnostics]
+    if form is ReportForm.JSON:
+        from rlinf_core.config.render import to_json
+
+        console.result_json(to_json(found) | {"files": [file for file, _ in reports]})
+        return
+    if found and form is ReportForm.GITHUB:
+        from rlinf_core.config.render import to_github
+
+        console.results(to_github(diagnostic) for diagnostic in found)
+    elif found:
+        from rlinf_cli.render.findings import finding_blocks
+
+        console.results(finding_blocks(found, color=console.colored()), gap=True)
+    for file, diagnostics in reports:
+        console.message(f"{_shown(file)}: {_summary(diagnostics)}")
+
+
+def _shown(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def _summary(found: Diagnostics) -> str:
+    """`no mistakes`, `2 errors, 1 warning`, `valid, with 1 warning, 2 notes`."""
+    from rlinf_core.config.diagnostics import Severity
+
+    counts = [(severity, found.count(severity)) for severity in Severity]
+    listed = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for severity, count in counts if count)
+    if not found.ok:
+        return listed
+    return f"valid, with {listed}" if listed else "valid"

@@ -1,0 +1,153 @@
+"""What the shell completes: shipped configs, files, recipes, codes, components, groups, and the keys of overrides.
+
+A shell puts a space behind the only candidate, so a folder or a section is never offered alone but with what is in it,
+and the one key left is offered together with an example of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+
+Complete = Callable[[typer.Context, str], list[str]]
+
+_YAML = (".yaml", ".yml")
+
+
+def _careful(complete: Complete) -> Complete:
+    """A completion that offers nothing where it cannot: a traceback would land in the line that is being typed."""
+
+    @wraps(complete)
+    def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return complete(ctx, incomplete)
+        except Exception:  # noqa: BLE001 - see above; the command itself will say what is wrong
+            return []
+
+    return wrapper
+
+
+def _starting(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+@_careful
+def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Installed recipes."""
+    from rlinf_core.job.registry import recipe_names
+
+    return _starting(recipe_names(), incomplete)
+
+
+@_careful
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Diagnostic codes, and the fields of the file section by section."""
+    from rlinf_cli.completion_keys import documented_fields
+    from rlinf_core.config.codes.registry import all_codes
+
+    fields = documented_fields(incomplete, ctx.params.get("recipe"))
+    return [*_starting(all_codes(), incomplete), *fields]
+
+
+@_careful
+def files(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Shipped configs by name, and YAML files."""
+    from rlinf_core.config.shipped import shipped_configs
+
+    return [*_starting(shipped_configs(), incomplete), *_paths(incomplete)]
+
+
+@_careful
+def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Keys that the file's model knows, and values behind them."""
+    job = _job(ctx)
+    if job is None:
+        return []
+    from rlinf_cli.completion_keys import override_candidates
+
+    return _values(ctx, job, incomplete) or override_candidates(job, incomplete)
+
+
+@_careful
+def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Files and, behind the first of them, overrides."""
+    job = _job(ctx)
+    values = _values(ctx, job, incomplete) if job is not None else []
+    return values or [*overrides(ctx, incomplete), *files(ctx, incomplete)]
+
+
+def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
+    """Values of the key before, where the shell has parted `key=value` into words.
+
+    Bash does, and Typer drops a `=` that is the last word.
+    """
+    from rlinf_cli.completion_keys import override_candidates
+
+    before = _words(ctx)
+    if len(before) < 2:
+        return []
+    key = before[-2] if before[-1] == "=" else before[-1]
+    return override_candidates(job, f"{key}={incomplete}", values_only=True)
+
+
+@_careful
+def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The node groups of the file, as `--assume` takes them."""
+    job = _job(ctx)
+    groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
+    found = [
+        f"{group.label}={count}" for group in groups if group.hardware is None for count in ("8", "4") if group.label
+    ]
+    return _starting(found, incomplete)
+
+
+@_careful
+def components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The components that the file places."""
+    job = _job(ctx)
+    placed = job.cluster.component_placement if job is not None and job.cluster is not None else ()
+    return _starting(placed, incomplete)
+
+
+def _words(ctx: typer.Context) -> list[str]:
+    """The positional arguments typed so far."""
+    words: list[str] = []
+    for name in ("file", "arguments", "overrides"):
+        given = ctx.params.get(name)
+        words.extend([given] if isinstance(given, str) else given or [])
+    # Behind an option that still wants its value, Typer has not told the arguments apart yet.
+    return words or [word for word in ctx.args if not word.startswith("-")]
+
+
+def _job(ctx: typer.Context) -> Job | None:
+    """What is known of the file on the command line; None without one."""
+    from rlinf_cli.options import is_override
+
+    named = next((word for word in _words(ctx) if word != "-" and not is_override(word)), None)
+    if named is None:
+        return None
+    from rlinf_core.job.load import load_job
+
+    return load_job(named)
+
+
+def _paths(incomplete: str) -> list[str]:
+    """YAML files and folders; the only folder is opened at once."""
+    import os
+
+    folder, stem = os.path.split(incomplete)
+    found: list[str] = []
+    with os.scandir(os.path.expanduser(folder) or ".") as entries:
+        for entry in entries:
+            hidden = entry.name.startswith(".") and not stem.startswith(".")
+            if entry.name.startswith(stem) and not hidden and (entry.is_dir() or entry.name.endswith(_YAML)):
+                found.append(os.path.join(folder, entry.name) + ("/" if entry.is_dir() else ""))
+    if len(found) == 1 and found[0].endswith("/"):
+        return [found[0], *_paths(found[0])]
+    return sorted(found)

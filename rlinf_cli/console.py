@@ -1,0 +1,155 @@
+"""What is printed, and where: results to standard output, everything else to standard error.
+
+Text reaches the streams as it is: never hard-wrapped in a pipe, coloured only on a terminal that wants colours.
+A reader that leaves early (`rlinf ... | head -1`) neither hurts nor changes the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+# Wide enough that no table is ever wrapped where a program reads it.
+_UNBOUNDED = 10_000
+_NARROWEST = 40
+
+# Control characters that JSON leaves as they are, and a terminal acts on.
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+_STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "cyan": "1;36"}
+
+
+class Verbosity:
+    """What the user asked for with `--quiet` and `--verbose`."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.verbose = False
+
+
+verbosity = Verbosity()
+
+
+def result(text: str) -> None:
+    """Prints a result, which is what a pipe receives."""
+    _write(sys.stdout, text)
+
+
+def results(texts: Iterable[str], *, gap: bool = False) -> None:
+    """Prints one result after another, with an empty line between them if there is to be a gap."""
+    for index, text in enumerate(texts):
+        result(f"\n{text}" if gap and index else text)
+
+
+def result_json(data: Any) -> None:
+    """Prints a result as JSON."""
+    import json
+
+    result(json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED))
+
+
+def message(text: str) -> None:
+    """Tells the person something beside the result; `--quiet` drops it."""
+    if not verbosity.quiet:
+        _write(sys.stderr, text)
+
+
+def error(text: str) -> None:
+    """Says why the command fails; nothing drops it."""
+    _write(sys.stderr, text)
+
+
+def error_block(what: str, *, where: str | None = None, why: str | None = None, do: str | None = None) -> None:
+    """One error: what happened, where, why, and what to do."""
+    lines = [f"{style('error', 'red', sys.stderr)}: {what}"]
+    for label, text in (("where", where), ("why", why), ("do", do)):
+        if text:
+            first, *rest = text.splitlines()
+            lines.append(f"  {style(label.rjust(5), 'dim', sys.stderr)}: {first}")
+            lines.extend(f"         {line}" for line in rest)
+    error("\n".join(lines))
+
+
+def colored(stream: TextIO | None = None) -> bool:
+    """True when `stream` (standard output by default) is a terminal that wants colours."""
+    terminal = (sys.stdout if stream is None else stream).isatty()
+    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, name: str, stream: TextIO | None = None) -> str:
+    """`text` in one of the few styles that we use, where the stream shows them."""
+    return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if colored(stream) else text
+
+
+def width() -> int:
+    """The columns that a result may take: those of the terminal, or as many as it likes elsewhere."""
+    if not sys.stdout.isatty():
+        return _UNBOUNDED
+    from shutil import get_terminal_size
+
+    return max(_NARROWEST, get_terminal_size().columns)
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keep: Sequence[int] = (0,)
+) -> str:
+    """A table without lines. On a terminal its cells are folded where it would be too wide, elsewhere nothing is.
+
+    Args:
+        right: indices of the columns that are aligned to the right.
+        keep: indices of the columns that are not folded, unless they alone would take half of the width.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = width()
+    rows = [tuple(row) for row in rows]
+    widest = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headers))
+    for index, header in enumerate(headers):
+        grid.add_column(
+            header,
+            justify="right" if index in right else "left",
+            no_wrap=columns == _UNBOUNDED or (index in keep and widest[index] <= columns // 2),
+            overflow="fold",
+        )
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
+    plain = not colored()
+    console = Console(
+        width=columns,
+        color_system=None if plain else "standard",
+        force_terminal=not plain,
+        no_color=plain,
+        highlight=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(f"{text}\n")
+        stream.flush()
+    except BrokenPipeError:
+        _to_nowhere(stream)
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Sends what else is written to a closed pipe away, the interpreter's own flush at its end included."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def close() -> None:
+    """Flushes both streams. A reader that has left is no error, and a full disk has been told."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _to_nowhere(stream)

@@ -1,0 +1,37 @@
+"""The exit codes of `rlinf`, all of them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from rlinf_core.errors import ClusterError, ConfigError, PlacementError, RLinfError
+
+
+class ExitCode(IntEnum):
+    """What the shell sees."""
+
+    OK = 0
+    """Done; warnings do not change that."""
+    FAILED = 1
+    """The job or the operation failed, or rlinf itself has a bug."""
+    INVALID = 2
+    """Wrong usage, or a file that is invalid, missing or unreadable."""
+    UNREACHABLE = 3
+    """The cluster is not reachable or not whole."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    TERMINATED = 143
+    """SIGTERM."""
+
+
+# The first class that an error is an instance of decides.
+_BY_ERROR: tuple[tuple[type[RLinfError], ExitCode], ...] = (
+    (ConfigError, ExitCode.INVALID),
+    (PlacementError, ExitCode.INVALID),
+    (ClusterError, ExitCode.UNREACHABLE),
+)
+
+
+def code_of(error: RLinfError) -> ExitCode:
+    """The exit code of a command that ends with `error`."""
+    return next((code for class_, code in _BY_ERROR if isinstance(error, class_)), ExitCode.FAILED)

@@ -1,0 +1,71 @@
+"""The job file that a command was given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from rlinf_cli import console
+from rlinf_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.config.tree import Mapping, Path
+    from rlinf_core.job.load import Job
+    from rlinf_core.topology import ClusterTopology
+
+
+def load(name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None) -> Job:
+    """The job of a file, with everything that was found in it."""
+    from rlinf_core.job.load import load_job
+
+    if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
+        console.message("reading standard input, end it with Ctrl-D")
+    return load_job(name, overrides or (), assume=assume or (), environ=os.environ)
+
+
+class SoundJob(NamedTuple):
+    """A file without errors, in parts that are all there.
+
+    Attributes:
+        name: as it is shown.
+        files: the file and its bases; empty for standard input without a base.
+        tree: the configuration in one piece, secrets included.
+        secret: the paths of values that must not be printed, besides those whose keys tell.
+        model: the recipe's model of the file or, without a recipe, one of its cluster section alone.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    tree: Mapping
+    secret: frozenset[Path]
+    model: BaseModel
+    cluster: ClusterConfig
+    topology: ClusterTopology
+
+
+def load_sound(name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None) -> SoundJob:
+    """A file that has no errors; its warnings and notes are for `rlinf validate` to tell.
+
+    Raises:
+        typer.Exit: it has errors, which are printed on standard error.
+    """
+    from rlinf_core.job.load import ClusterFile
+
+    job = load(name, overrides, assume)
+    if job.ok and job.tree is not None and job.cluster is not None and job.topology is not None:
+        model = job.config or ClusterFile.model_construct(cluster=job.cluster)
+        files = tuple(source.name for source in job.sources if source.kind == "file")
+        return SoundJob(job.name, files, job.tree, job.secret, model, job.cluster, job.topology)
+    from rlinf_cli.render.findings import finding_blocks
+    from rlinf_core.config.diagnostics import Severity
+
+    errors = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
+    console.error("\n\n".join(finding_blocks(errors, color=console.colored(sys.stderr))))
+    raise typer.Exit(ExitCode.INVALID)

@@ -1,0 +1,125 @@
+"""The `rlinf` command: one Typer app, one exit code for every way it can end."""
+
+from __future__ import annotations
+
+import errno
+import io
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from rlinf_cli import console
+from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.lazy import LazyGroup
+from rlinf_cli.options import Quiet, Verbose
+from rlinf_core.errors import RLinfError
+
+
+class _Commands(LazyGroup):
+    package = "rlinf_cli.commands"
+    names = ("validate", "inspect", "explain", "schema", "recipes")
+
+
+# Plain help: it is there at once, and reads the same in a terminal, a pipe and a log.
+app = typer.Typer(
+    name="rlinf",
+    cls=_Commands,
+    help="Distributed reinforcement learning on unlike machines, from one YAML file.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+# What writing to a stream can meet that is no bug: a full disk, a quota, a limit on sizes, a broken device.
+_OUTPUT_LOST = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from rlinf_core import __version__
+
+        console.result(f"rlinf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Options of every command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: runs the app on `arguments` (by default the command line's) and returns the exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets an escape instead of a crash.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(arguments)
+    finally:
+        console.close()
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    console.verbosity.quiet = console.verbosity.verbose = False
+    try:
+        app(arguments, prog_name="rlinf")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except RLinfError as error:
+        _show(error)
+        return code_of(error)
+    except OSError as error:
+        if error.errno not in _OUTPUT_LOST or error.filename is not None:
+            _show_bug(error)
+        else:
+            console.error_block("the output cannot be written", why=error.strerror)
+        return ExitCode.FAILED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
+        _show_bug(error)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+def _terminated(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(ExitCode.TERMINATED)
+
+
+def _show(error: RLinfError) -> None:
+    if console.verbosity.verbose:
+        import traceback
+
+        console.error("".join(traceback.format_exception(error)).rstrip())
+    else:
+        console.error_block(error.message, where=error.where, why=error.why, do=error.help)
+
+
+def _show_bug(error: Exception) -> None:
+    import traceback
+
+    if console.verbosity.verbose:
+        console.error("".join(traceback.format_exception(error)).rstrip())
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames else None
+    console.error_block(
+        "this is a bug in rlinf, not in what you gave it",
+        where=f"{last.filename}:{last.lineno} in {last.name}" if last else None,
+        why=f"{type(error).__name__}: {error}",
+        do="please report it with the traceback"
+        + (" above" if console.verbosity.verbose else ", which the same command with --verbose shows"),
+    )

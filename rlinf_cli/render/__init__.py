@@ -1,0 +1,1 @@
+"""How results look: plain strings in, plain strings out."""

@@ -1,0 +1,85 @@
+"""A diagnostic code as `rlinf explain` shows it: the meaning, a wrong example with its caret, a right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_cli import console
+from rlinf_cli.render.prose import paragraphs
+from rlinf_core.config.codes.entry import CLOSE, OPEN, Code, Example
+from rlinf_core.config.diagnostics import Severity
+
+_COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+def code_text(code: Code) -> str:
+    """The entry for people."""
+    color = _COLORS[code.severity]
+    blocks = [
+        f"{console.style(f'{code.severity}[{code.name}]', color)}\n{paragraphs(code.title)}",
+        paragraphs(code.meaning),
+        f"{console.style('Wrong', 'red')}\n{_example(code.wrong, color)}",
+        f"{console.style('Right', 'green')}\n{_example(code.right, color)}",
+    ]
+    return "\n\n".join(blocks)
+
+
+def code_record(code: Code) -> dict[str, Any]:
+    """The entry for programs; examples without their markers."""
+    return {
+        "name": code.name,
+        "severity": str(code.severity),
+        "title": code.title,
+        "meaning": code.meaning,
+        "wrong": _record(code.wrong),
+        "right": _record(code.right),
+    }
+
+
+def _record(example: Example) -> dict[str, Any]:
+    return {
+        "text": _unmarked(example.text),
+        "overrides": [_unmarked(override) for override in example.overrides],
+        "files": {name: _unmarked(text) for name, text in example.files},
+        "environ": dict(example.environ),
+        "assume": list(example.assume),
+    }
+
+
+def _example(example: Example, color: str) -> str:
+    blocks: list[str] = []
+    if example.text:
+        blocks.append(_numbered(example.text, color))
+    for name, text in example.files:
+        blocks.append(f"    {name}:\n{_numbered(text, color)}")
+    settings = [f"{name}={value}" for name, value in example.environ]
+    arguments = [*example.overrides, *(f"--assume {value}" for value in example.assume)]
+    if settings or arguments:
+        command = " ".join([*settings, "rlinf validate FILE", *arguments])
+        blocks.append("\n".join(f"    {line}" for line in _with_caret(f"$ {command}", color)))
+    return "\n".join(blocks)
+
+
+def _numbered(text: str, color: str) -> str:
+    lines: list[str] = []
+    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
+        shown, *caret = _with_caret(line, color)
+        lines.append(f"{console.style(f'{number:>5} |', 'dim')} {shown}".rstrip())
+        lines.extend(f"{console.style('      |', 'dim')} {mark}" for mark in caret)
+    return "\n".join(lines)
+
+
+def _with_caret(line: str, color: str) -> list[str]:
+    """The line without markers and, where it has them, a second line of carets beneath what they enclose."""
+    start = line.find(OPEN)
+    shown = _unmarked(line)
+    if start < 0:
+        return [shown]
+    end = line.find(CLOSE, start)
+    length = (end if end >= 0 else len(line)) - start - len(OPEN)
+    before = "".join(c if c == "\t" else " " for c in line[:start])
+    return [shown, before + console.style("^" * max(1, length), color)]
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(OPEN, "").replace(CLOSE, "")

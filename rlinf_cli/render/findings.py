@@ -1,0 +1,29 @@
+"""Findings as blocks for people: as many as anyone reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlinf_cli import console
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.render import render_text
+
+_MOST = 100
+
+
+def finding_blocks(found: Sequence[Diagnostic], *, color: bool) -> Iterator[str]:
+    """A block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the rest."""
+    shown = found if console.verbosity.verbose else _gravest(found)
+    for diagnostic in shown:
+        yield render_text(diagnostic, color=color)
+    if len(shown) < len(found):
+        yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
+
+
+def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
+    """The first hundred, errors before warnings before notes, in the order of `found`."""
+    if len(found) <= _MOST:
+        return found
+    grave = list(Severity)
+    kept = sorted(range(len(found)), key=lambda index: grave.index(found[index].severity))[:_MOST]
+    return [found[index] for index in sorted(kept)]

@@ -1,0 +1,135 @@
+"""What a picture of a placement shows, before anything is drawn: cards of nodes, cells of units, bands of users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from rlinf_core.config.ranks import format_ranks
+
+ACCELERATOR, NODE = "accelerator", "node"
+
+# Up to so many nodes, every one has its own card.
+_ALL_CARDS = 24
+# Of a longer run of like nodes so many are drawn, and one more card stands for the rest.
+_RUN_HEAD = 3
+# However unlike the nodes are, a section ends after so many cards.
+_MOST_CARDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Processes of one component on one unit."""
+
+    component: str
+    ranks: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return format_ranks(self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One unit of a node: an accelerator, a robot, or the node itself.
+
+    Attributes:
+        kind: `accelerator`, `node`, or a robot's type.
+        index: which of the node's units of that kind.
+    """
+
+    kind: str
+    index: int
+    users: tuple[User, ...]
+
+    @property
+    def name(self) -> str:
+        """`3` for an accelerator, `Franka 0` for a robot, `node`."""
+        if self.kind == ACCELERATOR:
+            return str(self.index)
+        return self.kind if self.kind == NODE else f"{self.kind} {self.index}"
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return tuple(user.component for user in self.users)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One node, or several alike.
+
+    Attributes:
+        ranks: the nodes' ranks; more than one for a card that stands for many.
+        host: the name that ssh knows it by, or None.
+        cells: its units.
+        loose: the processes that hold no unit.
+    """
+
+    ranks: tuple[int, ...]
+    host: str | None
+    cells: tuple[Cell, ...]
+    loose: tuple[User, ...]
+
+    @property
+    def pattern(self) -> object:
+        """Equal for two nodes that differ only in which ranks they run."""
+        cells = tuple((cell.kind, cell.components) for cell in self.cells)
+        return cells, tuple((user.component, len(user.ranks)) for user in self.loose)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The nodes of one group."""
+
+    title: str
+    subtitle: str
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The whole placement.
+
+    Attributes:
+        components: name and world size, in the order of the file, which is the order of the colours.
+    """
+
+    title: str
+    subtitle: str
+    components: tuple[tuple[str, int], ...]
+    sections: tuple[Section, ...]
+
+
+def summarised(picture: Picture) -> Picture:
+    """The same picture with long runs of like nodes drawn as a few."""
+    if sum(len(section.cards) for section in picture.sections) <= _ALL_CARDS:
+        return picture
+    return replace(
+        picture, sections=tuple(replace(section, cards=_shortened(section.cards)) for section in picture.sections)
+    )
+
+
+def _shortened(cards: Sequence[Card]) -> tuple[Card, ...]:
+    shown: list[Card] = []
+    for _, run in groupby(cards, key=lambda card: card.pattern):
+        like = list(run)
+        shown.extend(like[:_RUN_HEAD])
+        rest = like[_RUN_HEAD:]
+        if len(rest) == 1:
+            shown.append(rest[0])
+        elif rest:
+            shown.append(_merged(rest))
+    if len(shown) <= _MOST_CARDS:
+        return tuple(shown)
+    return (*shown[: _MOST_CARDS - 1], _merged(shown[_MOST_CARDS - 1 :]))
+
+
+def _merged(cards: Sequence[Card]) -> Card:
+    """One card for several: what runs on them altogether, as processes without a unit."""
+    ranks: dict[str, list[int]] = {}
+    for card in cards:
+        for user in [*(user for cell in card.cells for user in cell.users), *card.loose]:
+            ranks.setdefault(user.component, []).extend(user.ranks)
+    together = tuple(User(name, tuple(sorted(set(found)))) for name, found in ranks.items())
+    return Card(tuple(rank for card in cards for rank in card.ranks), None, (), together)

@@ -1,0 +1,102 @@
+"""From placements to what a picture and a tree show of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rlinf_cli.render.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section, User
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.placement.explain import UnitUse, unit_uses
+from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+
+def picture_of(
+    title: str,
+    cluster: ClusterConfig,
+    topology: ClusterTopology,
+    placements: Mapping[str, Sequence[Placement]],
+    mode: str,
+) -> Picture:
+    """The whole placement, node by node."""
+    uses: dict[int, list[UnitUse]] = {}
+    for use in unit_uses(topology, placements):
+        uses.setdefault(use.node_rank, []).append(use)
+    hosts = hosts_by_rank(cluster)
+    grouped: dict[tuple[str, ...], list[Card]] = {}
+    for node in topology.nodes:
+        card = _card(node, hosts.get(node.rank), uses.get(node.rank, []))
+        grouped.setdefault(topology.labels_of(node.rank), []).append(card)
+    sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
+    sizes = tuple((name, len(each)) for name, each in placements.items())
+    return Picture(title, headline(topology, sum(size for _, size in sizes), mode), sizes, sections)
+
+
+def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
+    """`18 nodes · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
+    accelerators = sum(node.num_accelerators or 0 for node in topology.nodes)
+    robots = sum(len(node.robots) for node in topology.nodes)
+    parts = [counted(topology.num_nodes, "node")]
+    if accelerators:
+        parts.append(counted(accelerators, "accelerator"))
+    if robots:
+        parts.append(counted(robots, "robot"))
+    return " · ".join([*parts, counted(processes, "process"), mode])
+
+
+def counted(count: int, name: str) -> str:
+    """`1 node`, `2 nodes`, `2 processes`."""
+    if count == 1:
+        return f"1 {name}"
+    return f"{count} {name}{'es' if name.endswith('s') else 's'}"
+
+
+def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
+    """The ssh destination of every node that has one."""
+    hosts = dict(enumerate(cluster.hosts))
+    for group in cluster.node_groups:
+        hosts.update(zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False))
+    return hosts
+
+
+def _card(node: NodeInfo, host: str | None, uses: Sequence[UnitUse]) -> Card:
+    """Processes on the node as a whole are a cell of a node that has nothing else, and loose beside hardware."""
+    robots = {robot.type for robot in node.robots}
+    cells: list[Cell] = []
+    loose: tuple[User, ...] = ()
+    for use in uses:
+        if use.hardware_type == NODE and len(uses) > 1:
+            loose = _users(use)
+        else:
+            kind = use.hardware_type if use.hardware_type in robots | {NODE} else ACCELERATOR
+            cells.append(Cell(kind, use.local_hardware_rank, _users(use)))
+    return Card((node.rank,), host, tuple(cells), loose)
+
+
+def _users(use: UnitUse) -> tuple[User, ...]:
+    ranks: dict[str, list[int]] = {}
+    for component, rank in use.users:
+        ranks.setdefault(component, []).append(rank)
+    return tuple(User(component, tuple(found)) for component, found in ranks.items())
+
+
+def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:
+    ranks = [rank for card in cards for rank in card.ranks]
+    nodes = f"node{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+    contents = dict.fromkeys(_content(topology.nodes[rank]) for rank in ranks)
+    content = f"{next(iter(contents))}{' each' if len(ranks) > 1 else ''}" if len(contents) == 1 else "unlike nodes"
+    return Section(" + ".join(labels) or "in no group", f"{nodes} · {content}", tuple(cards))
+
+
+def _content(node: NodeInfo) -> str:
+    """`8 × A800`, `1 Franka`, `no accelerators`."""
+    parts: list[str] = []
+    if node.num_accelerators:
+        model = node.accelerator_model
+        parts.append(f"{node.num_accelerators} × {model}" if model else counted(node.num_accelerators, "accelerator"))
+    robots = Counter(robot.type for robot in node.robots)
+    parts += [f"{count} {robot}" for robot, count in robots.items()]
+    unknown = node.num_accelerators is None
+    return ", ".join(parts) or ("accelerators unknown" if unknown else "no accelerators")

@@ -1,0 +1,134 @@
+"""A placement in a few lines: a row per component, who shares what, what is idle. Ranges, never a row per process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rlinf_cli import console
+from rlinf_cli.files import SoundJob
+from rlinf_cli.layout import Layout, masked, secret_texts
+from rlinf_cli.render.picture import NODE, Card, Picture
+from rlinf_cli.render.placement_picture import hosts_by_rank
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.render import visible
+from rlinf_core.placement.environment import node_environment
+from rlinf_core.placement.explain import Layer, process_environment
+from rlinf_core.placement.placement import Placement
+
+_HEADERS = ("component", "processes", "group", "nodes", "units", "per process")
+
+
+def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
+    """The whole summary."""
+    rows = [_row(name, each, layout.resources[name]) for name, each in layout.placements.items()]
+    lines = [console.style(picture.title, "bold"), picture.subtitle, ""]
+    lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
+    notes = [*sharing_lines(picture), *_environment_lines(job, layout)]
+    return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+def processes_table(job: SoundJob, layout: Layout) -> str:
+    """A row per process."""
+    interpreters = _interpreters(job, layout)
+    hosts = hosts_by_rank(job.cluster)
+    rows: list[tuple[str, ...]] = []
+    for name, placements in layout.placements.items():
+        for placement in placements:
+            node = placement.cluster_node_rank
+            units = f"{placement.hardware_type} {format_ranks(placement.local_hardware_ranks)}"
+            rows.append(
+                (
+                    f"{name}:{placement.rank}",
+                    f"{node} {hosts.get(node, '')}".strip(),
+                    units if placement.local_hardware_ranks else "-",
+                    f"{placement.local_rank} of {placement.local_world_size}",
+                    interpreters[node] or "the node's own",
+                )
+            )
+    return console.table(("process", "node", "unit", "on its node", "python"), rows)
+
+
+def _interpreters(job: SoundJob, layout: Layout) -> dict[int, str | None]:
+    """The interpreter of every node that is used, None for its own."""
+    nodes = sorted({each.cluster_node_rank for placements in layout.placements.values() for each in placements})
+    return {node: node_environment(job.cluster, node).interpreter for node in nodes}
+
+
+def _environment_lines(job: SoundJob, layout: Layout) -> list[str]:
+    """Interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
+    interpreters: dict[str, list[int]] = {}
+    variables: dict[tuple[str, str], list[int]] = {}
+    secrets = secret_texts(job)
+    any_process = {each.cluster_node_rank: each for placements in layout.placements.values() for each in placements}
+    for node, placement in sorted(any_process.items()):
+        environment = node_environment(job.cluster, node)
+        if environment.interpreter:
+            interpreters.setdefault(environment.interpreter, []).append(node)
+        for variable in process_environment(job.cluster, placement, environment=environment):
+            if variable.layer is not Layer.RUNTIME:
+                value = visible(masked(variable.name, variable.value, secrets)) or '""'
+                variables.setdefault((f"{variable.name}={value}", str(variable.layer)), []).append(node)
+    lines = [f"python: {path} on {_nodes(nodes)}" for path, nodes in interpreters.items()]
+    return lines + [f"{setting} on {_nodes(nodes)} ({layer})" for (setting, layer), nodes in variables.items()]
+
+
+def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[str, ...]:
+    groups = dict.fromkeys(placement.node_group_label for placement in placements)
+    nodes = sorted({placement.cluster_node_rank for placement in placements})
+    return name, str(len(placements)), ", ".join(groups), format_ranks(nodes), resources, _share(placements)
+
+
+def _share(placements: Sequence[Placement]) -> str:
+    """What one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
+    if not any(placement.local_hardware_ranks for placement in placements):
+        return "-"
+    users: dict[tuple[int, int], int] = {}
+    for placement in placements:
+        for index in placement.local_hardware_ranks:
+            key = (placement.cluster_node_rank, index)
+            users[key] = users.get(key, 0) + 1
+    shares: set[str] = set()
+    for placement in placements:
+        held = len(placement.local_hardware_ranks)
+        sharing = users[placement.cluster_node_rank, placement.local_hardware_ranks[0]]
+        shares.add(str(held) if sharing == 1 else f"{held}/{sharing}")
+    return ", ".join(sorted(shares))
+
+
+def sharing_lines(picture: Picture) -> list[str]:
+    """Which components share which units, and which units nobody uses; a line per distinct set of components."""
+    by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
+    for card in _cards(picture):
+        for components, kind, units in _units(card):
+            if len(components) != 1:
+                by_users.setdefault(components, {}).setdefault((kind, units), []).extend(card.ranks)
+    lines: list[str] = []
+    for components in sorted(by_users, key=lambda users: (not users, users)):
+        places = "; ".join(_place(kind, units, nodes) for (kind, units), nodes in by_users[components].items())
+        lines.append(f"{' + '.join(components)} share {places}" if components else f"idle: {places}")
+    empty = [rank for card in _cards(picture) if not card.cells and not card.loose for rank in card.ranks]
+    if empty:
+        lines.append(f"idle: {_nodes(empty)}, where nothing is placed")
+    return lines
+
+
+def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
+    """`accelerators 0-3 of nodes 0-7`, `nodes 0-7`."""
+    return _nodes(nodes) if kind == NODE else f"{kind}{'' if units.isdigit() else 's'} {units} of {_nodes(nodes)}"
+
+
+def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """The components on a node's units, the kind of those units, and which."""
+    indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for cell in card.cells:
+        indices.setdefault((cell.components, cell.kind), []).append(cell.index)
+    for (components, kind), found in indices.items():
+        yield components, kind, format_ranks(found)
+
+
+def _cards(picture: Picture) -> Iterable[Card]:
+    return (card for section in picture.sections for card in section.cards)
+
+
+def _nodes(ranks: Sequence[int]) -> str:
+    return f"node{'s' if len(ranks) > 1 else ''} {format_ranks(sorted(ranks))}"

@@ -1,0 +1,102 @@
+"""rlinf_core: configuration, placement and the worker runtime beneath the `rlinf` command.
+
+The public names are listed here once and imported on first use, so that reading a configuration
+never pays for ray or torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlinf_core.version import __version__
+
+if TYPE_CHECKING:
+    from rlinf_core.address import WorkerAddress as WorkerAddress
+    from rlinf_core.channel.channel import Channel as Channel
+    from rlinf_core.cluster.cluster import Cluster as Cluster
+    from rlinf_core.collective.work import Work as Work
+    from rlinf_core.errors import CancelledOperationError as CancelledOperationError
+    from rlinf_core.errors import ChannelClosed as ChannelClosed
+    from rlinf_core.errors import ChannelEmpty as ChannelEmpty
+    from rlinf_core.errors import ChannelFull as ChannelFull
+    from rlinf_core.errors import ClusterError as ClusterError
+    from rlinf_core.errors import CommunicationTimeoutError as CommunicationTimeoutError
+    from rlinf_core.errors import ConfigError as ConfigError
+    from rlinf_core.errors import DeadlockError as DeadlockError
+    from rlinf_core.errors import MismatchError as MismatchError
+    from rlinf_core.errors import PayloadError as PayloadError
+    from rlinf_core.errors import PeerNotFoundError as PeerNotFoundError
+    from rlinf_core.errors import PlacementError as PlacementError
+    from rlinf_core.errors import RemoteError as RemoteError
+    from rlinf_core.errors import RLinfError as RLinfError
+    from rlinf_core.errors import UnknownGroupError as UnknownGroupError
+    from rlinf_core.errors import WorkerDiedError as WorkerDiedError
+    from rlinf_core.failures import WorkerGroupError as WorkerGroupError
+    from rlinf_core.job.load import load_job as load_job
+    from rlinf_core.job.recipe import Recipe as Recipe
+    from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
+    from rlinf_core.placement.component import PlacementMode as PlacementMode
+    from rlinf_core.placement.flexible import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from rlinf_core.placement.hybrid import HybridComponentPlacement as HybridComponentPlacement
+    from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStrategy
+    from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
+    from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
+    from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
+    from rlinf_core.worker.worker import Worker as Worker
+    from rlinf_core.worker.worker import WorkerInfo as WorkerInfo
+    from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
+
+
+# Public name -> the module that defines it.
+_PUBLIC: dict[str, str] = {
+    "CancelledOperationError": "rlinf_core.errors",
+    "Channel": "rlinf_core.channel.channel",
+    "ChannelClosed": "rlinf_core.errors",
+    "ChannelEmpty": "rlinf_core.errors",
+    "ChannelFull": "rlinf_core.errors",
+    "Cluster": "rlinf_core.cluster.cluster",
+    "ClusterError": "rlinf_core.errors",
+    "CommunicationTimeoutError": "rlinf_core.errors",
+    "ComponentPlacement": "rlinf_core.placement.component",
+    "ConfigError": "rlinf_core.errors",
+    "DeadlockError": "rlinf_core.errors",
+    "FlexiblePlacementStrategy": "rlinf_core.placement.flexible",
+    "HybridComponentPlacement": "rlinf_core.placement.hybrid",
+    "MismatchError": "rlinf_core.errors",
+    "NodePlacementStrategy": "rlinf_core.placement.node",
+    "PackedPlacementStrategy": "rlinf_core.placement.packed",
+    "PayloadError": "rlinf_core.errors",
+    "PeerNotFoundError": "rlinf_core.errors",
+    "PlacementError": "rlinf_core.errors",
+    "PlacementMode": "rlinf_core.placement.component",
+    "PlacementStrategy": "rlinf_core.placement.strategy",
+    "RLinfError": "rlinf_core.errors",
+    "Recipe": "rlinf_core.job.recipe",
+    "RemoteError": "rlinf_core.errors",
+    "UnknownGroupError": "rlinf_core.errors",
+    "Work": "rlinf_core.collective.work",
+    "Worker": "rlinf_core.worker.worker",
+    "WorkerAddress": "rlinf_core.address",
+    "WorkerDiedError": "rlinf_core.errors",
+    "WorkerGroup": "rlinf_core.worker.worker_group",
+    "WorkerGroupError": "rlinf_core.failures",
+    "WorkerGroupHandle": "rlinf_core.worker.handle",
+    "WorkerInfo": "rlinf_core.worker.worker",
+    "load_job": "rlinf_core.job.load",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'rlinf_core' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,105 @@
+"""Where a worker stands: its group, and the ranks that lead to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlinf_core.errors import InvalidNameError
+
+_SEPARATOR = ":"
+
+
+@dataclass(frozen=True, order=True, slots=True, init=False, repr=False)
+class WorkerAddress:
+    """The name of one worker among all workers of a job: an immutable, ordered, hashable value.
+
+    `WorkerAddress("actor", 0)` is rank 0 of the group `actor`; a worker that this one launches is
+    `WorkerAddress("actor", (0, 1))`. Addresses order by group name, then by ranks as numbers.
+
+    An address without ranks names the group itself: the place that launched it, which is no worker.
+
+    Attributes:
+        root_group_name: the name of the outermost group.
+        ranks: the rank within each group from the outermost inwards.
+
+    Raises:
+        InvalidNameError: the group name is empty or holds a `:`, or a rank is negative.
+    """
+
+    root_group_name: str
+    ranks: tuple[int, ...]
+
+    def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
+        check_group_name(root_group_name)
+        path = (ranks,) if isinstance(ranks, int) else tuple(ranks)
+        for rank in path:
+            if isinstance(rank, bool) or rank < 0:
+                raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks count from 0")
+        object.__setattr__(self, "root_group_name", root_group_name)
+        object.__setattr__(self, "ranks", path)
+
+    @classmethod
+    def from_name(cls, name: str) -> WorkerAddress:
+        """The address that `get_name` wrote as `name`.
+
+        Raises:
+            InvalidNameError: `name` is not a group name followed by ranks, as in `actor:0:1`.
+        """
+        group, *parts = name.split(_SEPARATOR)
+        for part in parts:
+            # Only what get_name writes: no signs, spaces, underscores or leading zeros.
+            if not (part.isascii() and part.isdigit()) or (part != "0" and part.startswith("0")):
+                raise InvalidNameError(
+                    f"`{name}` is not the address of a worker: `{part}` is not a rank",
+                    help="an address is a group name and ranks, as in `actor:0` or `actor:0:1`",
+                )
+        return cls(group, [int(part) for part in parts])
+
+    def get_name(self) -> str:
+        """The address as text, as in `actor:0:1`."""
+        return _SEPARATOR.join((self.root_group_name, *map(str, self.ranks)))
+
+    @property
+    def rank(self) -> int:
+        """The worker's rank in its own group.
+
+        Raises:
+            InvalidNameError: the address names a group, which has no rank.
+        """
+        if not self.ranks:
+            raise InvalidNameError(f"`{self.root_group_name}` is a group, not a worker: it has no rank")
+        return self.ranks[-1]
+
+    def get_parent_rank(self) -> int | None:
+        """The rank of the worker that launched this one, or None when no worker did (the driver launched it)."""
+        return self.ranks[-2] if len(self.ranks) > 1 else None
+
+    def get_parent_address(self) -> WorkerAddress | None:
+        """The address that this one is a child of: a worker, or the group itself; None for a group."""
+        return WorkerAddress(self.root_group_name, self.ranks[:-1]) if self.ranks else None
+
+    def get_child_address(self, rank: int) -> WorkerAddress:
+        """The address of rank `rank` in a group that this worker launches."""
+        return WorkerAddress(self.root_group_name, (*self.ranks, rank))
+
+    def __str__(self) -> str:
+        return self.get_name()
+
+    def __repr__(self) -> str:
+        return f"WorkerAddress({self.get_name()!r})"
+
+    def __reduce__(self) -> tuple[type[WorkerAddress], tuple[str, tuple[int, ...]]]:
+        return WorkerAddress, (self.root_group_name, self.ranks)
+
+
+def check_group_name(name: str) -> None:
+    """Whether `name` can be the name of a group.
+
+    Raises:
+        InvalidNameError: it is empty, or holds a `:`, which separates ranks.
+    """
+    if not name or _SEPARATOR in name:
+        raise InvalidNameError(
+            f"`{name}` cannot be the name of a group", help="a group's name is not empty and holds no `:`"
+        )

@@ -1,0 +1,217 @@
+"""Advantages: how much better an action was than what was expected.
+
+The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`; beneath them are plain
+functions of tensors. Time comes first, as in `returns.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from rlinf_core.algorithms.aggregation import expand_mask
+from rlinf_core.algorithms.returns import discounted_returns
+
+GROUP_EPSILON = 1e-6
+NORMALIZE_EPSILON = 1e-8
+
+
+def _identity(value: Tensor) -> Tensor:
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectories:
+    """What advantages are computed from: T steps of B trajectories. Members of a group are neighbours in B.
+
+    Attributes:
+        rewards: float [T, B].
+        dones: bool [T, B], the episode ended with this step.
+        values: float [T + 1, B], of the observation before each step and of the one after the last; None without a
+            value head.
+        mask: bool [T, B], which steps count; None: all.
+        kl: float [T, B], divergence from the reference at each step, to be taken off the rewards; None where there is
+            no reference, or where the loss has that term.
+    """
+
+    rewards: Tensor
+    dones: Tensor
+    values: Tensor | None = None
+    mask: Tensor | None = None
+    kl: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSettings:
+    """The keys of `algorithm` that advantages depend on, and how sums over all ranks are made.
+
+    Attributes:
+        reduce_sum: adds a tensor up over the ranks that share a step, such as an all-reduce; the identity for one rank.
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    group_size: int = 1
+    normalize_advantages: bool = True
+    kl_beta: float = 0.0
+    reduce_sum: Callable[[Tensor], Tensor] = _identity
+
+    @classmethod
+    def of(cls, config: object, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> AdvantageSettings:
+        """From a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        names = [field.name for field in fields(cls) if hasattr(config, field.name)]
+        return cls(**{name: getattr(config, name) for name in names}, reduce_sum=reduce_sum)
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Both float [T, B]; returns are what values learn, None where no values are learned."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+
+def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Generalized advantage estimation; returns are advantages + values, before advantages are normalized.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if trajectories.values is None:
+        raise ValueError("`adv_type: gae` needs values: the model has no value head")
+    advantages = gae_advantages(
+        trajectories.rewards, trajectories.values, trajectories.dones, settings.gamma, settings.gae_lambda
+    )
+    returns = advantages + trajectories.values[:-1]
+    if settings.normalize_advantages:
+        advantages = normalize(advantages, trajectories.mask, settings.reduce_sum)
+    return Advantages(advantages, returns)
+
+
+def grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Group-relative advantages of the total rewards of trajectories, the same for every step that counts, else 0."""
+    mask = expand_mask(trajectories.mask, trajectories.rewards)
+    scores = torch.where(mask, trajectories.rewards, 0).sum(dim=0)
+    return Advantages(torch.where(mask, group_advantages(scores, settings.group_size), 0))
+
+
+def reinpp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """REINFORCE++ (arXiv 2501.03262): discounted returns, less the divergence, normalized over the whole step."""
+    return _reinforce(trajectories, settings, trajectories.rewards)
+
+
+def reinpp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """REINFORCE++ with the mean total reward of the group as baseline, instead of none.
+
+    The baseline is taken off once, with the last step of a trajectory that counts, so that every step's return lacks
+    it (discounted like the rewards of that step).
+    """
+    rewards = trajectories.rewards
+    mask = expand_mask(trajectories.mask, rewards)
+    scores = torch.where(mask, rewards, 0).sum(dim=0)
+    means = _groups(scores, settings.group_size).mean(dim=1, keepdim=True)
+    baseline = means.expand(-1, settings.group_size).reshape(scores.shape)
+    steps = torch.arange(len(rewards), device=rewards.device)[:, None]
+    last = torch.where(mask, steps, -1).amax(dim=0)
+    return _reinforce(trajectories, settings, torch.where(steps == last, rewards - baseline, rewards))
+
+
+def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:
+    mask = expand_mask(trajectories.mask, rewards)
+    if trajectories.kl is not None:
+        rewards = rewards - settings.kl_beta * trajectories.kl
+    returns = discounted_returns(torch.where(mask, rewards, 0), trajectories.dones, settings.gamma)
+    if settings.normalize_advantages:
+        returns = normalize(returns, mask, settings.reduce_sum)
+    return Advantages(torch.where(mask, returns, 0))
+
+
+def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, gae_lambda: float) -> Tensor:
+    """A_t = delta_t + gamma lambda (1 - d_{t+1}) A_{t+1}, delta_t = r_t + gamma V_{t+1} (1 - d_{t+1}) - V_t.
+
+    Schulman et al., "High-dimensional continuous control using generalized advantage estimation", arXiv 1506.02438,
+    eq. 16. Values of cut off episodes are part of the rewards (`bootstrap_rewards`).
+
+    Args:
+        rewards: float [T, ...].
+        values: float [T + 1, ...].
+        dones: bool [T, ...].
+        gamma: discount by step.
+        gae_lambda: decay of later differences.
+
+    Returns:
+        float [T, ...].
+    """
+    goes_on = 1 - dones.to(values.dtype)
+    deltas = rewards + gamma * values[1:] * goes_on - values[:-1]
+    decay = gamma * gae_lambda * goes_on
+    advantages = torch.empty_like(deltas)
+    after = torch.zeros_like(deltas[0])
+    for step in range(len(deltas) - 1, -1, -1):
+        after = deltas[step] + decay[step] * after
+        advantages[step] = after
+    return advantages
+
+
+def group_advantages(scores: Tensor, group_size: int) -> Tensor:
+    """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
+
+    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one.
+
+    Args:
+        scores: float [B], members of a group next to each other.
+        group_size: at least 2, divides B.
+
+    Returns:
+        float [B].
+
+    Raises:
+        ValueError: there are no whole groups, or groups of one.
+    """
+    if group_size < 2:
+        raise ValueError(f"a group needs two members to be compared, `group_size` is {group_size}")
+    groups = _groups(scores, group_size)
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    relative = centered / (groups.std(dim=1, keepdim=True, correction=1) + GROUP_EPSILON)
+    # Rounding of the mean leaves a trace in equal scores, which the tiny deviation would blow up.
+    return torch.where(_varies(groups)[:, None], relative, 0).reshape(scores.shape)
+
+
+def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
+    """Which trajectories are in a group whose scores are not all equal, bool [B]: `filter_rewards` keeps those.
+
+    Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). Arguments as for `group_advantages`.
+    """
+    return _varies(_groups(scores, group_size)).repeat_interleave(group_size)
+
+
+def normalize(values: Tensor, mask: Tensor | None, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> Tensor:
+    """(value - mean) / (standard deviation + 1e-8) over everything that counts, on all ranks together.
+
+    Args:
+        values: float, any shape.
+        mask: bool of that shape; what it leaves out has no part in mean and deviation. None: everything counts.
+        reduce_sum: adds a tensor up over ranks.
+
+    Returns:
+        The shape and dtype of `values`; unchanged but for the mean when fewer than two count.
+    """
+    counted = values.double() if mask is None else values.double()[mask.bool()]
+    total = reduce_sum(torch.stack((counted.new_tensor(counted.numel()), counted.sum())))
+    count, mean = total[0], total[1] / total[0].clamp(min=1)
+    squares = reduce_sum((counted - mean).square().sum())
+    deviation = torch.where(count > 1, (squares / (count - 1).clamp(min=1)).sqrt(), torch.ones_like(squares))
+    return ((values - mean) / (deviation + NORMALIZE_EPSILON)).to(values.dtype)
+
+
+def _groups(scores: Tensor, group_size: int) -> Tensor:
+    if scores.numel() % group_size:
+        raise ValueError(f"{scores.numel()} trajectories are no whole groups of {group_size}")
+    return scores.reshape(-1, group_size)
+
+
+def _varies(groups: Tensor) -> Tensor:
+    return groups.amax(dim=1) != groups.amin(dim=1)

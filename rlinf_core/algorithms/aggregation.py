@@ -1,0 +1,96 @@
+"""How the losses of many tokens become one number, over one batch or in parts of it.
+
+Losses have the shape [sequences, ...]: the first dimension counts sequences (samples, answers), all others together are
+the tokens of a sequence. A mask of the same shape, or of its leading dimensions, tells which tokens count.
+
+    token-mean           sum of all tokens / number of tokens                (DAPO, arXiv 2503.14476, eq. 8)
+    seq-mean-token-sum   mean over sequences of the sum over their tokens    (Dr. GRPO, arXiv 2503.20783)
+    seq-mean-token-mean  mean over sequences of the mean over their tokens   (GRPO, arXiv 2402.03300, eq. 3)
+
+Sequences of which no token counts are left out of every mean.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from rlinf_core.config.fragments.algorithm import LossAggregation
+from rlinf_core.suggest import quoted
+
+AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)
+
+
+def expand_mask(mask: Tensor | None, like: Tensor) -> Tensor:
+    """`mask` as bool of the shape of `like`: missing trailing dimensions are repeated, None means everything counts."""
+    if mask is None:
+        return torch.ones_like(like, dtype=torch.bool)
+    return expand_trailing(mask.bool(), like.shape)
+
+
+def expand_trailing(values: Tensor, shape: torch.Size) -> Tensor:
+    """`values` repeated over the trailing dimensions that `shape` has and they lack.
+
+    Raises:
+        ValueError: the dimensions they have are not the leading ones of `shape`.
+    """
+    if values.shape != shape[: values.dim()]:
+        raise ValueError(f"shape {list(values.shape)} is not the beginning of {list(shape)}")
+    return values.reshape(*values.shape, *[1] * (len(shape) - values.dim())).expand(shape)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean of the values that count, a scalar; 0 when none does."""
+    if mask is None:
+        return values.mean()
+    counted = expand_trailing(mask.bool(), values.shape)
+    return torch.where(counted, values, 0).sum() / counted.sum().clamp(min=1)
+
+
+def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation) -> Tensor:
+    """What `aggregate` divides by: the number of tokens, or of sequences, that count. At least 1; float32, a scalar.
+
+    To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
+    `aggregate` of each part: the losses of the parts then add up to the loss of the whole.
+    """
+    if mask is None:
+        count = shape.numel() if how == "token-mean" else shape[0]
+        return torch.tensor(float(max(count, 1)))
+    counted = expand_trailing(mask.bool(), shape).reshape(shape[0], -1)
+    number = counted.sum() if how == "token-mean" else counted.any(dim=1).sum()
+    return number.clamp(min=1).float()
+
+
+def aggregate(
+    losses: Tensor,
+    mask: Tensor | None = None,
+    how: LossAggregation = "token-mean",
+    total: Tensor | float | None = None,
+) -> Tensor:
+    """One loss out of many.
+
+    Args:
+        losses: float [sequences, ...].
+        mask: bool, the shape of `losses` or its leading dimensions; None: everything counts.
+        how: see the module.
+        total: the denominator of the whole batch when `losses` is a part of it, see `denominator`.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: `how` is none of the three.
+    """
+    if how not in AGGREGATIONS:
+        raise ValueError(f"unknown aggregation `{how}`, known: {quoted(AGGREGATIONS)}")
+    if mask is None and total is None and how != "seq-mean-token-sum":
+        return losses.mean()  # sequences of equal length: the two means are the same
+    whole = denominator(mask, losses.shape, how) if total is None else total
+    rows = losses.reshape(losses.shape[0], -1)
+    counted = expand_mask(mask, losses).reshape(rows.shape)
+    rows = torch.where(counted, rows, 0)
+    if how == "seq-mean-token-mean":
+        return (rows.sum(dim=1) / counted.sum(dim=1).clamp(min=1)).sum() / whole
+    return rows.sum() / whole

@@ -1,0 +1,65 @@
+"""Tokens, actions and chunks: what a probability ratio, an entropy or a reward is taken of.
+
+A policy answers one observation with a chunk of C actions of D tokens each (the dimensions of a continuous action, or
+the tokens that a language model spells it with). Probabilities of independent tokens multiply, so their logarithms add.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlinf_core.config.fragments.algorithm import Level
+
+
+def sum_to_level(values: Tensor, level: Level) -> Tensor:
+    """Log-probabilities or entropies by token, summed to a level.
+
+    Args:
+        values: float [..., C, D].
+        level: `token_level` keeps [..., C, D], `action_level` gives [..., C], `chunk_level` gives [...].
+    """
+    if level == "token_level":
+        return values
+    return values.sum(dim=-1) if level == "action_level" else values.sum(dim=(-2, -1))
+
+
+def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """Rewards and ends of episodes by action, [T, B, C], as the steps of the level.
+
+    Args:
+        rewards: float [T, B, C].
+        dones: bool [T, B, C], whether the episode ended with that action.
+        level: `chunk_level` sums the rewards of a chunk, which ends when any of its actions does: [T, B].
+            `action_level` makes every action a step of its own: [T * C, B].
+    """
+    if level == "chunk_level":
+        return rewards.sum(dim=-1), dones.any(dim=-1)
+    return unfold_chunks(rewards), unfold_chunks(dones)
+
+
+def unfold_chunks(values: Tensor) -> Tensor:
+    """[T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
+    steps, batch, chunk = values.shape
+    return values.transpose(1, 2).reshape(steps * chunk, batch)
+
+
+def fold_chunks(values: Tensor, chunk: int) -> Tensor:
+    """[T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
+    steps, batch = values.shape
+    return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)
+
+
+def until_done(dones: Tensor) -> Tensor:
+    """Which steps belong to the first episode of a trajectory: all up to and with the one that ends it.
+
+    Args:
+        dones: bool [T, B].
+
+    Returns:
+        bool [T, B].
+    """
+    ended = torch.cumsum(dones.int(), dim=0) > 0
+    before = torch.zeros_like(ended)
+    before[1:] = ended[:-1]
+    return ~before

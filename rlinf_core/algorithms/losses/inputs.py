@@ -1,0 +1,79 @@
+"""What a loss is computed from, what it depends on, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from rlinf_core.algorithms.kl import KlEstimator
+from rlinf_core.config.fragments.algorithm import LossAggregation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """A batch of n samples. `logprobs` has the shape [n, ...] of the level that ratios are taken of.
+
+    Attributes:
+        logprobs: float [n, ...], of the policy that learns, with gradients.
+        old_logprobs: float [n, ...], of the policy that acted.
+        advantages: float, the shape of `logprobs` or its leading dimensions.
+        entropy: float [n, ...], with gradients; None when it is not asked for.
+        ref_logprobs: float [n, ...], of the reference model; None: no divergence in the loss.
+        mask: bool, the shape of `logprobs` or its leading dimensions; None: everything counts.
+        values: float [n, ...], of the critic that learns, with gradients; None for a policy alone.
+        old_values: float, the shape of `values`, when the samples were made.
+        returns: float, the shape of `values`.
+        value_mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
+        total: the denominator of the whole batch when this is a part of it (`aggregation.denominator`).
+        entropy_total: the same for `entropy`, needed where its shape is not that of `logprobs`.
+        value_total: how many values count in the whole batch.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    entropy: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    mask: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
+    value_mask: Tensor | None = None
+    total: Tensor | float | None = None
+    entropy_total: Tensor | float | None = None
+    value_total: Tensor | float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """The keys of `algorithm` that losses depend on."""
+
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    clip_ratio_c: float | None = 3.0
+    loss_agg_func: LossAggregation = "token-mean"
+    entropy_bonus: float = 0.0
+    kl_beta: float = 0.0
+    kl_penalty: KlEstimator = "k3"
+    value_clip: float | None = 0.2
+    huber_delta: float = 10.0
+
+    @classmethod
+    def of(cls, config: object) -> LossSettings:
+        """From a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        names = [field.name for field in fields(cls) if hasattr(config, field.name)]
+        return cls(**{name: getattr(config, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss to descend, and figures of the batch.
+
+    Attributes:
+        loss: scalar, with gradients.
+        metrics: scalars without gradients, by name, as in `actor/policy_loss`. Reports put `train/` before.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]

@@ -1,0 +1,38 @@
+"""The loss of a value function."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def huber(errors: Tensor, delta: float) -> Tensor:
+    """e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond. The shape of `errors`."""
+    size = errors.abs()
+    return torch.where(size <= delta, errors.square() / 2, delta * (size - delta / 2))
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, huber_delta: float
+) -> tuple[Tensor, Tensor]:
+    """The larger of the loss of the value, and of the value moved at most `value_clip` from where it was.
+
+    As in the implementation that came with the PPO paper (OpenAI baselines, `ppo2`), with the Huber loss in the place
+    of the square.
+
+    Args:
+        values: float [...], with gradients.
+        old_values: float [...], when the samples were made.
+        returns: float [...], what values learn.
+        value_clip: largest change of a value; None: any.
+        huber_delta: error from which the loss grows linearly.
+
+    Returns:
+        The losses, and whether the clipped one was the larger; each [...].
+    """
+    plain = huber(returns - values, huber_delta)
+    if value_clip is None:
+        return plain, torch.zeros_like(plain, dtype=torch.bool)
+    near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    clipped = huber(returns - near, huber_delta)
+    return torch.maximum(plain, clipped), clipped > plain

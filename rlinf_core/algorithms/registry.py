@@ -1,0 +1,56 @@
+"""Advantages, losses and rewards by the names that a configuration gives them.
+
+    @register_advantage("leave_one_out")
+    def leave_one_out(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages: ...
+
+and `algorithm.adv_type: package.module:leave_one_out`. The functions that look up, `get_advantage` and its siblings,
+take a registered name or `package.module:name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from rlinf_core.named import Registry
+
+if TYPE_CHECKING:
+    from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories
+    from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+
+    AdvantageFunction: TypeAlias = Callable[[Trajectories, AdvantageSettings], Advantages]
+    PolicyLossFunction: TypeAlias = Callable[[LossInputs, LossSettings], Loss]
+
+
+class RewardFunction(Protocol):
+    """Scores an answer by rule."""
+
+    def __call__(self, completion: str, answer: str) -> float:
+        """How good `completion` is, where `answer` is right. 1 is right, 0 is wrong, between them is allowed."""
+        ...
+
+
+_ADVANTAGES: Registry[AdvantageFunction] = Registry(
+    "advantage",
+    {
+        "gae": "rlinf_core.algorithms.advantages:gae",
+        "grpo": "rlinf_core.algorithms.advantages:grpo",
+        "reinpp": "rlinf_core.algorithms.advantages:reinpp",
+        "reinpp_baseline": "rlinf_core.algorithms.advantages:reinpp_baseline",
+    },
+)
+_POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
+    "policy loss",
+    {
+        "actor_critic": "rlinf_core.algorithms.losses.policy_loss:actor_critic",
+        "actor": "rlinf_core.algorithms.losses.policy_loss:actor",
+    },
+)
+_REWARDS: Registry[RewardFunction] = Registry("reward", {})
+
+register_advantage = _ADVANTAGES.register
+get_advantage = _ADVANTAGES.get
+register_policy_loss = _POLICY_LOSSES.register
+get_policy_loss = _POLICY_LOSSES.get
+register_reward = _REWARDS.register
+get_reward = _REWARDS.get

@@ -1,0 +1,78 @@
+"""Returns, and what the end of an episode does to them.
+
+Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` tells that the episode ended with step t
+(the d_{t+1} of the formulas), so that what follows belongs to another episode.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+BootstrapType = Literal["standard", "always"]
+
+
+def bootstrap_rewards(
+    rewards: Tensor,
+    terminations: Tensor,
+    truncations: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    bootstrap_type: BootstrapType = "standard",
+) -> Tensor:
+    """Rewards with the value of what an episode would still have brought, where it was cut off.
+
+    An episode that reaches its limit of steps is not over for the value function: r_t + gamma V(final observation)
+    stands for the rest (Pardo et al., "Time limits in reinforcement learning", arXiv 1712.00378).
+
+    Args:
+        rewards: float [T, ...].
+        terminations: bool [T, ...], the task ended with this step.
+        truncations: bool [T, ...], the episode was cut off after this step.
+        final_values: float [T, ...], value of the observation in which the episode ended; anything elsewhere.
+        gamma: discount by step.
+        bootstrap_type: `standard` adds the value where an episode was cut off and had not ended by itself; `always` at
+            every end, for tasks that end on success and would otherwise reward delay.
+
+    Returns:
+        float [T, ...].
+    """
+    at = truncations & ~terminations if bootstrap_type == "standard" else truncations | terminations
+    # torch.where and not a product: what stands elsewhere may be NaN.
+    return rewards + gamma * torch.where(at, final_values, 0)
+
+
+def discounted_returns(rewards: Tensor, dones: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma (1 - d_{t+1}) G_{t+1}, with nothing after the last step.
+
+    Args:
+        rewards: float [T, ...].
+        dones: bool [T, ...].
+        gamma: discount by step.
+
+    Returns:
+        float [T, ...].
+    """
+    returns = torch.empty_like(rewards)
+    after = torch.zeros_like(rewards[0])
+    for step in range(len(rewards) - 1, -1, -1):
+        after = rewards[step] + gamma * torch.where(dones[step], 0, after)
+        returns[step] = after
+    return returns
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor | None = None) -> Tensor:
+    """1 - Var(returns - values) / Var(returns), a scalar: 1 for perfect values, 0 for constant ones, below for worse.
+
+    0 when the returns do not vary. Only the entries that `mask` marks count.
+    """
+    values, returns = values.detach(), returns.detach()
+    if mask is not None:
+        values, returns = values[mask.bool()], returns[mask.bool()]
+    if returns.numel() < 2:
+        return torch.zeros(())
+    variance = returns.var(correction=0)
+    unexplained = (returns - values).var(correction=0)
+    return torch.where(variance > 0, 1 - unexplained / variance, torch.zeros_like(variance))

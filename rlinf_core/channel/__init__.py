@@ -1,0 +1,1 @@
+"""Channels: weighted queues between many producers and many consumers."""

@@ -1,0 +1,51 @@
+"""The seam between what users call and where the queues are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from rlinf_core.channel.request import Request
+from rlinf_core.channel.wire import Question
+
+
+class Backend(ABC):
+    """The queues of one channel.
+
+    Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
+
+    Attributes:
+        name: of the channel.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    @abstractmethod
+    def maxsize(self) -> int:
+        """How many items each key holds; 0 means any number."""
+
+    @abstractmethod
+    def connect(self, timeout: float | None = None) -> None:
+        """Returns when the channel is there."""
+
+    @abstractmethod
+    def put(
+        self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
+    ) -> Request[None]:
+        """Issues a put; with `wait` it waits for room. `detached`: its caller goes on meanwhile."""
+
+    @abstractmethod
+    def get(
+        self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
+    ) -> Request[Any]:
+        """Issues a get of one item, or of a batch of a weight."""
+
+    @abstractmethod
+    def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
+        """The answer to a question."""
+
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> None:
+        """Closes the channel."""

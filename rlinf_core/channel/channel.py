@@ -1,0 +1,311 @@
+"""What users hold: a queue with a name, between any processes of a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal, overload
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.statistics import KeyStatistics
+from rlinf_core.channel.wire import DEFAULT_KEY, Question
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import ChannelClosed, ChannelError
+
+
+class Channel:
+    """A queue of weighted items between many producers and many consumers.
+
+    Made by `Channel.create` or `Channel.connect`, in the driver or in a worker. It may be passed to workers as an
+    argument of a call, and used by several threads and tasks at once.
+
+    Items with the same `key` are a queue of their own: they leave in the order in which they were accepted, and those
+    who wait for them are served first come. What one process puts under one key is accepted in the order of its calls.
+
+    Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
+
+    * `CommunicationTimeoutError` when it passes, saying what it found and who waits for whom; the operation is undone,
+    * `ChannelClosed` once the channel is closed: a put was not accepted, or nothing is left to get,
+    * `DeadlockError` as soon as it is sure that nobody will ever wake it,
+    * `WorkerDiedError` when the channel's process is gone, or, for a get, all that ever put into it,
+    * `PayloadError` when an item does not pickle, or cannot be rebuilt where it is got.
+
+    With `async_op=True` an operation returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(f)`;
+    what is put must not change before the handle's `wait`.
+
+    Attributes:
+        name: of the channel; its process has the address `name:0`.
+    """
+
+    def __init__(self, name: str, backend: Backend | None = None) -> None:
+        """Not for users: see `create` and `connect`. Without a backend it is found when it is first used."""
+        self.name = name
+        self._found = backend
+
+    @classmethod
+    def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, local: bool = False) -> Channel:
+        """A new channel. It lives until the job ends, whoever created it.
+
+        Args:
+            name: what others connect to; no running group or channel of the job may have it.
+            maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
+            node_rank: the node of its process: what is put moves there once.
+            local: whether it stays within this process, for its threads and tasks; items are then handed over as they
+                are, and there is no name to connect to.
+
+        Raises:
+            InvalidNameError: the name cannot be one, or is taken.
+            ClusterError: there is no such node, or its process does not start.
+            ValueError: `maxsize` is negative.
+        """
+        _checked_bound(maxsize)
+        if local:
+            from rlinf_core.channel.local import LocalBackend
+
+            return cls(name, LocalBackend(name, maxsize))
+        from rlinf_core.channel import launch
+
+        return cls(name, launch.create(name, maxsize, node_rank))
+
+    @classmethod
+    def create_here(cls, name: str, maxsize: int, node_rank: int, ip: str) -> Channel:
+        """As `create`, on this process's own node, whose rank and address it knows."""
+        from rlinf_core.channel import launch
+
+        return cls(name, launch.create(name, _checked_bound(maxsize), launch.own_node(node_rank, ip)))
+
+    @classmethod
+    def create_beside(cls, name: str, maxsize: int, worker: WorkerAddress) -> Channel:
+        """As `create`, on the node of a worker, waiting while that one may still be launching."""
+        from rlinf_core.channel import launch
+
+        return cls(name, launch.create(name, _checked_bound(maxsize), launch.rank_of(worker)))
+
+    @classmethod
+    def connect(cls, name: str, timeout: float | None = None) -> Channel:
+        """The channel of this name, waiting while it may still be created.
+
+        Args:
+            name: of the channel.
+            timeout: seconds; by default `RLINF_CONNECT_TIMEOUT`.
+
+        Raises:
+            UnknownGroupError: the job declared its groups and channels, and this is none of them.
+            PeerNotFoundError: it was not created in time.
+        """
+        from rlinf_core.channel import launch
+
+        backend = launch.clients().client(name)
+        backend.connect(timeout)
+        return cls(name, backend)
+
+    # Putting
+
+    @overload
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT_KEY,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT_KEY,
+        *,
+        async_op: Literal[True],
+        timeout: float | None = None,
+    ) -> Work[None]: ...
+    @overload
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Work[None] | None: ...
+    def put(
+        self,
+        item: object,
+        weight: float = 0,
+        key: str = DEFAULT_KEY,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Work[None] | None:
+        """Puts any picklable object; returns when it is accepted: from then on it survives this process.
+
+        A full queue holds the caller back. The handle of an asynchronous put finishes when the item is accepted.
+
+        Args:
+            item: what to put; tensors and arrays in it are not copied by pickle, wherever they are nested.
+            weight: what it adds to a batch: a finite number from 0.
+            key: the queue.
+            async_op: whether to return a handle at once.
+            timeout: seconds.
+        """
+        _check_weight(weight)
+        work = self._backend.put(item, weight, _checked(key), wait=True, timeout=timeout, detached=async_op)
+        return work if async_op else work.wait()
+
+    def put_nowait(self, item: object, weight: float = 0, key: str = DEFAULT_KEY) -> None:
+        """As `put`, but never waits for room.
+
+        Raises:
+            ChannelFull: there is none.
+        """
+        _check_weight(weight)
+        self._backend.put(item, weight, _checked(key), wait=False, timeout=None, detached=False).wait()
+
+    # Getting
+
+    @overload
+    def get(self, key: str = DEFAULT_KEY, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
+    @overload
+    def get(self, key: str = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None) -> Work[Any]: ...
+    @overload
+    def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any: ...
+    def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
+        """The next item of a key, waiting for one."""
+        work = self._backend.get(_checked(key), None, wait=True, timeout=timeout, detached=async_op)
+        return work if async_op else work.wait()
+
+    def get_nowait(self, key: str = DEFAULT_KEY) -> Any:
+        """The next item of a key.
+
+        Raises:
+            ChannelEmpty: there is none.
+        """
+        return self._backend.get(_checked(key), None, wait=False, timeout=None, detached=False).wait()
+
+    @overload
+    def get_batch(
+        self,
+        batch_weight: float,
+        key: str = DEFAULT_KEY,
+        async_op: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> list[Any]: ...
+    @overload
+    def get_batch(
+        self, batch_weight: float, key: str = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None
+    ) -> Work[list[Any]]: ...
+    @overload
+    def get_batch(
+        self, batch_weight: float, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+    ) -> Any: ...
+    def get_batch(
+        self, batch_weight: float, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """The next items of a key until their weights reach or exceed `batch_weight`, as a list.
+
+        Nobody else gets an item in between. Items of weight 0 come along and add nothing. Once the channel is closed,
+        what is left is a batch although it weighs less.
+
+        Raises:
+            ValueError: `batch_weight` is not a finite number above 0.
+        """
+        if not 0 < batch_weight < math.inf:
+            raise ValueError(f"`batch_weight` is {batch_weight}, expected a finite number above 0")
+        work = self._backend.get(_checked(key), batch_weight, wait=True, timeout=timeout, detached=async_op)
+        return work if async_op else work.wait()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items of the default key until the channel is closed and drained."""
+        while True:
+            try:
+                item = self.get()
+            except ChannelClosed:
+                return
+            yield item
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """As iterating, without blocking the event loop."""
+        while True:
+            try:
+                item = await self.get(async_op=True).async_wait()
+            except ChannelClosed:
+                return
+            yield item
+
+    # Looking
+
+    @property
+    def maxsize(self) -> int:
+        """How many items each key holds; 0 means any number."""
+        return self._backend.maxsize
+
+    def qsize(self, key: str = DEFAULT_KEY) -> int:
+        """How many items of a key nobody has taken or reserved."""
+        return self._backend.ask(Question.DEPTH, _checked(key))
+
+    def empty(self, key: str = DEFAULT_KEY) -> bool:
+        """Whether `qsize` is 0."""
+        return self.qsize(key) == 0
+
+    def full(self, key: str = DEFAULT_KEY) -> bool:
+        """Whether a put would wait."""
+        return self._backend.ask(Question.FULL, _checked(key))
+
+    def peek_all(self, key: str = DEFAULT_KEY) -> list[Any]:
+        """Copies of the items of a key that nobody has taken or reserved, in order; they stay."""
+        return self._backend.ask(Question.PEEK, _checked(key))
+
+    def statistics(self) -> dict[str, KeyStatistics]:
+        """What has gone through each key."""
+        return self._backend.ask(Question.STATISTICS, DEFAULT_KEY)
+
+    def losses(self) -> list[Any]:
+        """Items that were on their way into the channel when their producer died; the last thousand, as `Loss`."""
+        return self._backend.ask(Question.LOSSES, DEFAULT_KEY)
+
+    # The end
+
+    def close(self, timeout: float | None = None) -> None:
+        """Takes no more items: what is there can still be got, then gets raise `ChannelClosed`. Safe to call twice."""
+        self._backend.close(timeout)
+
+    @property
+    def _backend(self) -> Backend:
+        if self._found is None:
+            from rlinf_core.channel import launch
+
+            self._found = launch.clients().client(self.name)
+        return self._found
+
+    def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
+        from rlinf_core.channel.local import LocalBackend
+
+        if isinstance(self._found, LocalBackend):
+            raise ChannelError(
+                self.name,
+                f"channel `{self.name}` is local and cannot leave its process",
+                help="create it without `local=True`",
+            )
+        return Channel, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"Channel({self.name!r})"
+
+
+def _checked_bound(maxsize: int) -> int:
+    if maxsize < 0:
+        raise ValueError(f"`maxsize` is {maxsize}, expected a whole number from 0 (0 means no bound)")
+    return maxsize
+
+
+def _checked(key: str) -> str:
+    # A key of another type would be a queue that nobody finds again.
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise TypeError(f"a key is a string, not {key!r}")
+    return key
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"`weight` is {weight}, expected a finite number from 0")

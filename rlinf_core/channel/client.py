@@ -1,0 +1,303 @@
+"""A channel as one process uses it, on whatever node it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel import wire
+from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.lane import Lane, Outgoing
+from rlinf_core.channel.pending import AnyRequest, Pending
+from rlinf_core.channel.receipts import SIZE, ReceiptPage
+from rlinf_core.channel.request import Request, Shape
+from rlinf_core.channel.wire import Ask, Question
+from rlinf_core.collective.connector import Connector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.payload import Encoded
+from rlinf_core.collective.transports.base import Message
+from rlinf_core.collective.work import Work
+from rlinf_core.waiting import OperationKind
+
+# From this size on a put is announced, so that it is known to be lost if its producer dies before it is there.
+_ANNOUNCED = 4 << 20
+
+
+class ChannelClient(Backend):
+    """One channel, as one process uses it.
+
+    Attributes:
+        address: of the channel's process.
+        link: to it.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, me: WorkerAddress, connector: Connector, pending: Pending, name: str
+    ) -> None:
+        super().__init__(name)
+        self.address = WorkerAddress(name).get_child_address(0)
+        self._endpoint = endpoint
+        self._pending = pending
+        self.link = endpoint.link(me, self.address, connector)
+        self._greeting = threading.Lock()
+        # The connection that the broker was greeted on.
+        self._greeted: object = None
+        self._facts = wire.Facts(0)
+        self._lanes: dict[str, Lane] = {}
+        # Large puts that a thread still sends: what is put after them goes after them.
+        self._under_way = 0
+        self._lock = threading.Lock()
+
+    @property
+    def maxsize(self) -> int:
+        self.connect()
+        return self._facts.maxsize
+
+    def connect(self, timeout: float | None = None) -> None:
+        if self._is_greeted():
+            return
+        with self._greeting:
+            if self._is_greeted():
+                return
+            hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
+            self._greet(hello)
+            self._facts = cast("wire.Facts", hello.wait())
+            self._greeted = self.link.outgoing.connection
+
+    def _greet(self, hello: AnyRequest) -> None:
+        message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(Ask.HELLO, hello.ticket))
+        work: Work[object] = Work(hello.kind, self.name, hello.seconds, self._endpoint.board)
+        try:
+            page = self._endpoint.share(self.link, message, SIZE, work)
+        except BaseException as error:
+            hello.fail(error)
+            raise
+        if page is not None:
+            self._pending.pages[self.link] = ReceiptPage(page)
+
+    def _is_greeted(self) -> bool:
+        connection = self.link.outgoing.connection
+        return connection is not None and self._greeted is connection and not connection.closed
+
+    # Operations
+
+    def put(
+        self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
+    ) -> Request[None]:
+        encoded = self._endpoint.encode(item)
+        self.connect(timeout)
+        request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached)
+        if detached:
+            self._put_in_lane(request, encoded, weight, key)
+        else:
+            lane = self._lanes.get(key)
+            if lane is not None:
+                lane.flush()
+            if encoded.nbytes <= wire.SMALL:
+                self._send_small(request, encoded, weight, wait=wait)
+            else:
+                self._send_large(request, encoded, weight, wait=wait, detached=False)
+        request.driver = self.link.outgoing.connection
+        return request
+
+    def get(
+        self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
+    ) -> Request[Any]:
+        self.connect(timeout)
+        if batch_weight is None:
+            request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached)
+            self._ask(Ask.GET, request, wait=wait)
+        else:
+            request = self._request(OperationKind.GET_BATCH, key, timeout, Shape.LIST, detached=detached)
+            self._ask(Ask.GET_BATCH, request, batch_weight, wait=wait)
+        return request
+
+    def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
+        self.connect(timeout)
+        shape = Shape.LIST if question is Question.PEEK else Shape.ANSWER
+        request = self._request(OperationKind.GET, key, timeout, shape, detached=False)
+        self._ask(Ask.QUESTION, request, question)
+        return request.wait()
+
+    def close(self, timeout: float | None = None) -> None:
+        self.connect(timeout)
+        request = self._request(OperationKind.PUT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
+        self._ask(Ask.CLOSE, request)
+        request.wait()
+
+    # Ends
+
+    def lost(self, reason: str) -> None:
+        """The channel's process is gone."""
+        for lane in list(self._lanes.values()):
+            lane.drop()
+        requests = self._pending.take_all(self.name)
+        if requests:
+            # Not in this thread, which reads for everybody: the explanation may take a moment.
+            threading.Thread(target=self._mourn, args=(reason, requests), name="rlinf-lost", daemon=True).start()
+
+    def _mourn(self, reason: str, requests: list[AnyRequest]) -> None:
+        error = self._endpoint.explain(self.link, reason)
+        for request in requests:
+            request.fail(error)
+
+    def _withdraw(self, request: Request[object]) -> None:
+        if self._pending.withdraw(request):
+            key = (request.key or wire.DEFAULT_KEY).encode()
+            words = wire.pack_request(Ask.CANCEL, request.ticket, key)
+            if not self._endpoint.post(self.link, wire.REQUESTS, words):
+                self._pending.forget(request)
+
+    # Sending
+
+    def _request(
+        self, kind: OperationKind, key: str, timeout: float | None, shape: Shape, *, detached: bool
+    ) -> AnyRequest:
+        request: AnyRequest = Request(
+            self._pending.next_ticket(),
+            kind,
+            self.name,
+            key,
+            self._endpoint.seconds(timeout),
+            shape,
+            self._withdraw,
+            self._endpoint.board,
+            # A lane publishes all of its puts as one.
+            detached=detached and kind is not OperationKind.PUT,
+        )
+        self._pending.add(request, detached=detached)
+        return request
+
+    def _ask(self, ask: Ask, request: AnyRequest, weight: float = 0.0, *, wait: bool = True) -> None:
+        key = (request.key or wire.DEFAULT_KEY).encode()
+        words = wire.pack_request(ask, request.ticket, key, wait)
+        if not self._endpoint.post(self.link, wire.REQUESTS, words, b"", weight):
+            self._send(request, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
+        request.driver = self.link.outgoing.connection
+
+    def _send_small(self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool) -> None:
+        key = (request.key or wire.DEFAULT_KEY).encode()
+        words, head = wire.pack_request(Ask.PUT, request.ticket, key, wait), _packed(encoded)
+        if self._under_way or not self._endpoint.post(self.link, wire.REQUESTS, words, head, weight):
+            self._send(request, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+
+    def _send_large(
+        self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
+    ) -> None:
+        key = (request.key or wire.DEFAULT_KEY).encode()
+        # Its stream is a part of the body too where there is nothing else, for a body tells a large item.
+        limit = self._endpoint.settings.inline_limit if encoded.parts else 0
+        words = wire.pack_request(Ask.PUT, request.ticket, key, wait)
+        message = Message.of(encoded, limit, tag=wire.REQUESTS, key=words, weight=weight)
+        if message.body_size >= _ANNOUNCED:
+            self._endpoint.post(self.link, wire.REQUESTS, wire.pack_request(Ask.ANNOUNCE, request.ticket, key))
+        if detached:
+            self._send_in_background(request, message)
+        else:
+            self._send(request, message)
+
+    def _send(self, request: AnyRequest, message: Message) -> None:
+        """Sends in the order of the link."""
+        work: Work[object] = Work(request.kind, self.name, request.seconds, self._endpoint.board, key=request.key)
+        try:
+            self._endpoint.send(self.link, message, work)
+        except BaseException as error:
+            request.fail(error)
+            raise
+
+    def _send_in_background(self, request: AnyRequest, message: Message) -> None:
+        """As `_send`; a failure is that of the request."""
+        work: Work[object] = Work(request.kind, self.name, request.seconds, key=request.key)
+        request.sending = work
+        with self._lock:
+            self._under_way += 1
+
+        def sent() -> None:
+            with self._lock:
+                self._under_way -= 1
+            error = work.exception()
+            if error is not None:
+                request.fail(error)
+
+        work.add_done_callback(sent)
+        self._endpoint.send_async(self.link, message, work)
+
+    # Asynchronous puts
+
+    def _put_in_lane(self, request: AnyRequest, encoded: Encoded, weight: float, key: str) -> None:
+        item = _packed(encoded) if encoded.nbytes <= wire.SMALL else encoded
+        put = Outgoing(request, item, weight, encoded.nbytes)
+        while True:
+            lane = self._lanes.get(key)
+            if lane is None:
+                with self._lock:
+                    lane = self._lanes.get(key) or self._open_lane(key)
+            request.lane = lane
+            if lane.add(put):
+                return
+
+    def _open_lane(self, key: str) -> Lane:
+        operations = self._endpoint.board.operations
+        serial = operations.begin(OperationKind.PUT, self.name, key, detached=True)
+
+        def idle() -> None:
+            operations.end(serial)
+            self._lanes.pop(key, None)
+
+        lane = self._lanes[key] = Lane(self._send_run, idle)
+        return lane
+
+    def _send_run(self, run: Sequence[Outgoing]) -> None:
+        first = run[0]
+        request = first.request
+        if isinstance(first.item, Encoded):
+            self._send_large(request, first.item, first.weight, detached=True)
+            return
+        key = (request.key or wire.DEFAULT_KEY).encode()
+        if len(run) == 1:
+            words, head, weight = wire.pack_request(Ask.PUT, request.ticket, key), first.item, first.weight
+        else:
+            words, weight = wire.pack_request(Ask.PUT_MANY, request.ticket, key), 0.0
+            head = wire.pack_puts([(put.request.ticket, put.weight, cast("bytes", put.item)) for put in run])
+        if self._under_way or not self._endpoint.post(self.link, wire.REQUESTS, words, head, weight):
+            self._send_in_background(request, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+
+
+def _packed(encoded: Encoded) -> bytes:
+    return wire.pack_item(encoded.head, encoded.parts)
+
+
+class ChannelClients:
+    """All channels of one process, by name.
+
+    Args:
+        endpoint: of this process.
+        me: the address of the worker that this process is, or of the driver.
+        connector: finds the processes of channels.
+    """
+
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, connector: Connector) -> None:
+        self._endpoint = endpoint
+        self._me = me
+        self._connector = connector
+        self._pending = Pending(endpoint)
+        self._lock = threading.Lock()
+        self._clients: dict[str, ChannelClient] = {}
+        self._by_address: dict[str, ChannelClient] = {}
+        endpoint.on_peer_lost(self._lost)
+
+    def client(self, name: str) -> ChannelClient:
+        """The channel of this name, which need not exist yet."""
+        with self._lock:
+            client = self._clients.get(name)
+            if client is None:
+                client = ChannelClient(self._endpoint, self._me, self._connector, self._pending, name)
+                self._clients[name] = self._by_address[client.address.get_name()] = client
+            return client
+
+    def _lost(self, address: str, reason: str) -> None:
+        client = self._by_address.get(address)
+        if client is not None:
+            client.lost(reason)

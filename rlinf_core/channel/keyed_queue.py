@@ -1,0 +1,422 @@
+"""The queues of one channel, as a state machine: commands in, effects out, no clock, no thread, no I/O.
+
+Each key has its own queue. Per key:
+
+* items leave in the order in which they were accepted, and waiting gets are served first come;
+* while a get waits, nothing else is in the queue: every item goes to the get at the head, which for a batch reserves
+  items until their weights reach what it asked for, so two batches never interleave;
+* `maxsize` bounds the items that nobody has reserved; a put beyond it waits, and holds back nothing but itself;
+* while the queues are held back, as for want of memory, a put waits until somebody asks for it.
+
+A delivered item stays known until its consumer says `taken`: if the consumer dies before, the item goes back to its
+place. On a closed channel the last gets therefore wait for deliveries under way before they are told that it is closed.
+
+Every operation takes constant time, amortised, whatever the number of keys, waiters and items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+from rlinf_core.channel.effects import (
+    Accepted,
+    Delivered,
+    Effect,
+    Item,
+    Lost,
+    Party,
+    Reason,
+    Refused,
+    Taken,
+    Ticket,
+)
+from rlinf_core.channel.queue_state import Announced, Delivery, Entry, Get, Put, Queue
+from rlinf_core.channel.statistics import KeyStatistics, Tally
+
+T = TypeVar("T")
+
+DEFAULT_KEY = "default"
+# How many keys in which nothing is left keep their statistics apart; those used least recently are added up.
+_REMEMBERED_KEYS = 10_000
+
+
+class KeyedQueue(Generic[T]):
+    """All queues of one channel.
+
+    Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds; it
+    serves the statistics only. Deadlines are the caller's: it calls `cancel` when one has passed.
+
+    Args:
+        maxsize: how many unreserved items each key holds; 0 means any number.
+
+    Raises:
+        ValueError: `maxsize` is negative.
+    """
+
+    def __init__(self, maxsize: int = 0) -> None:
+        if maxsize < 0:
+            raise ValueError(f"`maxsize` is {maxsize}, expected a whole number from 0 (0 means no bound)")
+        self.maxsize = maxsize
+        self.closed = False
+        self.held_back = False
+        self._queues: dict[str, Queue[T]] = {}
+        # The keys in which nothing is left, the longest unused first.
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._forgotten = Tally()
+        self._entries: dict[Ticket, Entry[T]] = {}
+        # Insertion-ordered sets, so that what a death sets off does not depend on hashes.
+        self._owned: dict[Party, dict[Ticket, None]] = {}
+
+    # Commands of producers
+
+    def announce(self, ticket: Ticket, *, key: str = DEFAULT_KEY, producer: Party = None) -> None:
+        """Says that a put is under way, so that it is reported should its producer die before it arrives."""
+        self._enter(ticket, producer, Announced(key, producer))
+
+    def put(
+        self,
+        ticket: Ticket,
+        payload: T,
+        *,
+        weight: float = 0,
+        key: str = DEFAULT_KEY,
+        size: int = 0,
+        producer: Party = None,
+        now: float = 0.0,
+        wait: bool = True,
+    ) -> list[Effect[T]]:
+        """Puts an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`.
+
+        Raises:
+            ValueError: the weight is negative or not finite.
+        """
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
+        if isinstance(announced := self._entries.get(ticket), Announced):
+            self._leave(ticket, announced.producer)
+        if self.closed:
+            return [Refused(ticket, Reason.CLOSED, payload)]
+        queue = self._queue(key)
+        self._idle.pop(key, None)
+        item = Item(payload, weight, size, producer, -1)
+        effects: list[Effect[T]] = []
+        if self._has_room(queue):
+            self._accept(queue, ticket, item, effects)
+            if queue.gets:
+                self._serve(queue, now, effects)
+        elif wait:
+            put = Put(queue, item, now)
+            self._enter(ticket, producer, put)
+            queue.blocked[ticket] = put
+        else:
+            effects.append(Refused(ticket, Reason.FULL, payload))
+        return effects
+
+    # Commands of consumers
+
+    def get(
+        self,
+        ticket: Ticket,
+        *,
+        key: str = DEFAULT_KEY,
+        consumer: Party = None,
+        now: float = 0.0,
+        wait: bool = True,
+    ) -> list[Effect[T]]:
+        """Asks for one item: `Delivered` at once or later, or `Refused`."""
+        return self._ask(ticket, None, key, consumer, now, wait)
+
+    def get_batch(
+        self,
+        ticket: Ticket,
+        batch_weight: float,
+        *,
+        key: str = DEFAULT_KEY,
+        consumer: Party = None,
+        now: float = 0.0,
+        wait: bool = True,
+    ) -> list[Effect[T]]:
+        """Asks for items until their weights reach or exceed `batch_weight`.
+
+        Once the channel is closed, what is left is delivered although it weighs less.
+
+        Raises:
+            ValueError: `batch_weight` is not a finite number above 0.
+        """
+        if not 0 < batch_weight < math.inf:
+            raise ValueError(f"`batch_weight` is {batch_weight}, expected a finite number above 0")
+        return self._ask(ticket, batch_weight, key, consumer, now, wait)
+
+    def taken(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
+        """The consumer of the get `ticket` has its items. Unknown tickets mean nothing: the get was cancelled before.
+
+        Say it as soon as the consumer has them: on a closed channel, others wait for it.
+        """
+        delivery = self._entries.get(ticket)
+        if not isinstance(delivery, Delivery):
+            return []
+        self._leave(ticket, delivery.consumer)
+        queue = delivery.queue
+        queue.delivering -= 1
+        effects: list[Effect[T]] = [Taken(ticket, delivery.items)]
+        self._settle(queue, now, effects)
+        return effects
+
+    # Ends of waiting
+
+    def cancel(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
+        """Ends a waiting put or get, or takes back a delivery that its consumer will not use.
+
+        Items that were reserved or delivered go back to their place. A put that was accepted stays accepted, and
+        an unknown ticket means nothing: it has ended already.
+        """
+        entry = self._entries.get(ticket)
+        if entry is None:
+            return []
+        effects: list[Effect[T]] = []
+        if isinstance(entry, Announced):
+            self._leave(ticket, entry.producer)
+            effects.append(Refused(ticket, Reason.CANCELLED))
+        elif isinstance(entry, Put):
+            self._unblock(ticket, entry, now)
+            effects.append(Refused(ticket, Reason.CANCELLED, entry.item.payload))
+            self._settle(entry.queue, now, effects)
+        else:
+            why = entry.shortfall() if isinstance(entry, Get) else ""
+            returned = self._withdraw(ticket, entry, now)
+            effects.append(Refused(ticket, Reason.CANCELLED, None, why))
+            self._give_back(entry.queue, returned, now, effects)
+        return effects
+
+    def remove(self, party: Party, now: float = 0.0) -> list[Effect[T]]:
+        """A producer or consumer died: drops what it had not finished.
+
+        Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
+        its accepted items stay.
+        """
+        effects: list[Effect[T]] = []
+        # All of its gets leave first, so that what one of them returns is not handed to another one.
+        touched: dict[str, tuple[Queue[T], list[Item[T]]]] = {}
+        for ticket in list(self._owned.get(party, ())):
+            entry = self._entries[ticket]
+            if isinstance(entry, Announced):
+                self._leave(ticket, party)
+                effects.append(Lost(ticket, entry.key, party, None))
+                continue
+            returned = touched.setdefault(entry.queue.key, (entry.queue, []))[1]
+            if isinstance(entry, Put):
+                self._unblock(ticket, entry, now)
+                effects.append(Lost(ticket, entry.queue.key, party, entry.item.payload))
+            else:
+                returned.extend(self._withdraw(ticket, entry, now))
+        for queue, returned in touched.values():
+            self._give_back(queue, returned, now, effects)
+        return effects
+
+    def hold_back(self, on: bool, now: float = 0.0) -> list[Effect[T]]:
+        """Lets puts wait although there is room, all but those that somebody waits for; or lets them go on."""
+        self.held_back = on
+        effects: list[Effect[T]] = []
+        if not on:
+            for queue in list(self._queues.values()):
+                if queue.blocked:
+                    self._settle(queue, now, effects)
+        return effects
+
+    def close(self, now: float = 0.0) -> list[Effect[T]]:
+        """Closes the channel: waiting puts are refused, what is in the queues can still be taken.
+
+        Waiting batches get what they have reserved. A second time does nothing.
+        """
+        effects: list[Effect[T]] = []
+        if self.closed:
+            return effects
+        self.closed = True
+        for queue in list(self._queues.values()):
+            for ticket, put in list(queue.blocked.items()):
+                self._unblock(ticket, put, now)
+                effects.append(Refused(ticket, Reason.CLOSED, put.item.payload))
+            self._settle(queue, now, effects)
+        return effects
+
+    # Questions
+
+    def depth(self, key: str = DEFAULT_KEY) -> int:
+        """How many items of `key` nobody has taken or reserved."""
+        queue = self._queues.get(key)
+        return len(queue.items) if queue else 0
+
+    def full(self, key: str = DEFAULT_KEY) -> bool:
+        """Whether a put to `key` would wait."""
+        return not self._has_room(self._queues.get(key) or Queue(key))
+
+    def peek_all(self, key: str = DEFAULT_KEY) -> list[Item[T]]:
+        """The items of `key` that nobody has taken or reserved, in order; they stay."""
+        queue = self._queues.get(key)
+        return list(queue.items) if queue else []
+
+    @property
+    def drained(self) -> bool:
+        """Whether the channel is closed and nothing can come out of it any more."""
+        return self.closed and len(self._idle) == len(self._queues)
+
+    def waiting(self, ticket: Ticket) -> str | None:
+        """What the get `ticket` still lacks, in words (empty for a single item); None when it does not wait."""
+        entry = self._entries.get(ticket)
+        return entry.shortfall() if isinstance(entry, Get) else None
+
+    def waiting_gets(self) -> list[Ticket]:
+        """The gets that wait, by key and first come."""
+        return [ticket for queue in self._queues.values() for ticket in queue.gets]
+
+    def statistics(self) -> dict[str, KeyStatistics]:
+        """What went through each key, without the keys that `forgotten` adds up."""
+        return {key: self._statistics(queue) for key, queue in self._queues.items()}
+
+    def forgotten(self) -> KeyStatistics:
+        """The sum over keys in which nothing was left for so long that they are not told apart any more."""
+        return self._forgotten.snapshot(0, 0, 0)
+
+    # Inside
+
+    def _statistics(self, queue: Queue[T]) -> KeyStatistics:
+        return queue.tally.snapshot(len(queue.items), len(queue.blocked), len(queue.gets))
+
+    def _queue(self, key: str) -> Queue[T]:
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = Queue(key)
+        return queue
+
+    def _has_room(self, queue: Queue[T]) -> bool:
+        room = not self.maxsize or len(queue.items) < self.maxsize
+        return room and (not self.held_back or bool(queue.gets and not queue.items))
+
+    def _enter(self, ticket: Ticket, party: Party, entry: Entry[T]) -> None:
+        if ticket in self._entries:
+            raise ValueError(f"the ticket {ticket!r} is in use")
+        self._entries[ticket] = entry
+        owned = self._owned.get(party)
+        if owned is None:
+            owned = self._owned[party] = {}
+        owned[ticket] = None
+
+    def _leave(self, ticket: Ticket, party: Party) -> None:
+        del self._entries[ticket]
+        owned = self._owned[party]
+        del owned[ticket]
+        if not owned:
+            del self._owned[party]
+
+    def _accept(self, queue: Queue[T], ticket: Ticket, item: Item[T], effects: list[Effect[T]]) -> None:
+        item.sequence = queue.sequence
+        queue.sequence += 1
+        queue.items.append(item)
+        queue.tally.puts += 1
+        queue.tally.bytes += item.size
+        effects.append(Accepted(ticket))
+
+    def _ask(
+        self, ticket: Ticket, need: float | None, key: str, consumer: Party, now: float, wait: bool
+    ) -> list[Effect[T]]:
+        queue = self._queue(key)
+        get: Get[T] = Get(queue, consumer, need, now, [])
+        self._enter(ticket, consumer, get)
+        queue.gets[ticket] = get
+        effects: list[Effect[T]] = []
+        self._settle(queue, now, effects)
+        if not wait and self._entries.get(ticket) is get:
+            why = get.shortfall()
+            returned = self._withdraw(ticket, get, now)
+            effects.append(Refused(ticket, Reason.EMPTY, None, why))
+            self._give_back(queue, returned, now, effects)
+        return effects
+
+    def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
+        """Does all that the queue's state allows: serves gets, lets puts in, ends what cannot go on."""
+        self._serve(queue, now, effects)
+        if self.closed:
+            while queue.gets:
+                ticket, get = next(iter(queue.gets.items()))
+                if get.reserved:
+                    self._deliver(ticket, get, now, effects)
+                elif queue.delivering:
+                    break
+                else:
+                    self._withdraw(ticket, get, now)
+                    effects.append(Refused(ticket, Reason.CLOSED))
+        self._remember(queue)
+
+    def _serve(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
+        items, gets, blocked = queue.items, queue.gets, queue.blocked
+        while True:
+            while blocked and self._has_room(queue):
+                ticket, put = next(iter(blocked.items()))
+                self._unblock(ticket, put, now)
+                self._accept(queue, ticket, put.item, effects)
+            if not gets or not items:
+                return
+            ticket, get = next(iter(gets.items()))
+            while items and not get.satisfied:
+                item = items.popleft()
+                get.reserved.append(item)
+                get.weight += item.weight
+            if get.satisfied:
+                self._deliver(ticket, get, now, effects)
+
+    def _deliver(self, ticket: Ticket, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
+        """Hands a get what it has reserved."""
+        queue = get.queue
+        del queue.gets[ticket]
+        queue.tally.gets += len(get.reserved)
+        queue.tally.get_wait += now - get.since
+        queue.delivering += 1
+        self._entries[ticket] = Delivery(queue, get.consumer, get.reserved)
+        effects.append(Delivered(ticket, get.reserved))
+
+    def _unblock(self, ticket: Ticket, put: Put[T], now: float) -> None:
+        """Ends the wait of a put, for better or worse."""
+        del put.queue.blocked[ticket]
+        put.queue.tally.put_wait += now - put.since
+        self._leave(ticket, put.item.producer)
+
+    def _withdraw(self, ticket: Ticket, entry: Get[T] | Delivery[T], now: float) -> list[Item[T]]:
+        """Ends a get or takes back a delivery; returns the items that it held."""
+        queue = entry.queue
+        self._leave(ticket, entry.consumer)
+        if isinstance(entry, Get):
+            del queue.gets[ticket]
+            queue.tally.get_wait += now - entry.since
+            return entry.reserved
+        queue.delivering -= 1
+        queue.tally.gets -= len(entry.items)
+        return entry.items
+
+    def _give_back(self, queue: Queue[T], returned: list[Item[T]], now: float, effects: list[Effect[T]]) -> None:
+        """Puts items back to their places at the head, and lets the next ones have them."""
+        if returned:
+            back = list(returned)
+            if queue.gets:
+                # What the get at the head has reserved may be younger than what comes back: it chooses anew.
+                head = next(iter(queue.gets.values()))
+                back += head.reserved
+                head.reserved, head.weight = [], 0
+            last = max(item.sequence for item in back)
+            while queue.items and queue.items[0].sequence < last:
+                back.append(queue.items.popleft())
+            back.sort(key=lambda item: item.sequence, reverse=True)
+            queue.items.extendleft(back)
+        self._settle(queue, now, effects)
+
+    def _remember(self, queue: Queue[T]) -> None:
+        """Bounds the memory that keys take in which nothing is left."""
+        if not queue.idle:
+            self._idle.pop(queue.key, None)
+            return
+        self._idle[queue.key] = None
+        self._idle.move_to_end(queue.key)
+        if len(self._idle) > _REMEMBERED_KEYS:
+            key, _ = self._idle.popitem(last=False)
+            self._forgotten.add(self._queues.pop(key).tally)

@@ -1,0 +1,155 @@
+"""Handing items of unlike weight to data-parallel ranks, one at a time as they come.
+
+    balancer = LeastLoaded(num_ranks=4)
+    async for trajectory in channel:
+        rank = balancer.assign(trajectory.length)
+
+Both ways are pure bookkeeping: what an item is and how it gets to its rank is the caller's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Balancer(ABC):
+    """Chooses the rank that gets the next item.
+
+    Args:
+        num_ranks: how many ranks there are.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        if num_ranks < 1:
+            raise ValueError(f"`num_ranks` is {num_ranks}, expected a whole number from 1")
+        self.num_ranks = num_ranks
+        self._loads: list[float] = [0] * num_ranks
+        self._counts = [0] * num_ranks
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """The weight that each rank has been given."""
+        return tuple(self._loads)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many items each rank has been given."""
+        return tuple(self._counts)
+
+    @property
+    def imbalance(self) -> float:
+        """The heaviest rank's load over the mean load; 1 is perfect, and the answer before anything was given."""
+        total = math.fsum(self._loads)
+        return max(self._loads) * self.num_ranks / total if total else 1.0
+
+    def assign(self, weight: float = 1) -> int:
+        """The rank that gets an item of this weight.
+
+        Raises:
+            ValueError: the weight is negative or not finite.
+        """
+        _check_weight(weight)
+        rank = self._choose()
+        self._loads[rank] += weight
+        self._counts[rank] += 1
+        self._given(rank)
+        return rank
+
+    @abstractmethod
+    def _choose(self) -> int:
+        """The rank for the next item."""
+
+    def _given(self, rank: int) -> None:
+        """Takes note that `rank` got an item."""
+        del rank
+
+
+class RoundRobin(Balancer):
+    """Each rank in turn.
+
+    Rollouts finish in about the order of their length, so a queue that they are put into as they finish holds ever
+    longer ones: dealt in turn, each rank gets as many short and long ones as the others.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self._next = 0
+
+    def _choose(self) -> int:
+        rank = self._next
+        self._next = (rank + 1) % self.num_ranks
+        return rank
+
+
+class LeastLoaded(Balancer):
+    """The rank with the least weight so far; of several, the one with fewest items, then the lowest.
+
+    Greedy list scheduling: whatever the order of items, the heaviest load is at most the mean plus one item, thus at
+    most `2 - 1/num_ranks` times the best possible (Graham, Bounds on Multiprocessing Timing Anomalies, 1969).
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(num_ranks)
+        self._heap: list[tuple[float, int, int]] = [(0, 0, rank) for rank in range(num_ranks)]
+
+    def _choose(self) -> int:
+        return self._heap[0][2]
+
+    def _given(self, rank: int) -> None:
+        heapq.heapreplace(self._heap, (self._loads[rank], self._counts[rank], rank))
+
+
+def _check_weight(weight: float) -> None:
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
+
+
+def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[tuple[int, T]]:
+    """The rank of each item and the item, as the pairs of item and weight come."""
+    for item, weight in items:
+        yield balancer.assign(weight), item
+
+
+def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = False) -> list[list[int]]:
+    """Divides items that are all there already, heaviest first (longest processing time).
+
+    Args:
+        weights: the weight of each item.
+        num_ranks: how many ranks there are.
+        equal_counts: whether no rank may get over one item more than another, as data-parallel steps of a fixed
+            number of samples need it; an item then goes to the lightest rank that still has room.
+
+    Returns:
+        For each rank the indices of its items, ascending. Without `equal_counts` the heaviest load is at most
+        `4/3 - 1/(3 * num_ranks)` times the best possible (Graham, 1969).
+
+    Raises:
+        ValueError: there is no rank, or a weight is negative or not finite.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"`num_ranks` is {num_ranks}, expected a whole number from 1")
+    for weight in weights:
+        _check_weight(weight)
+    parts: list[list[int]] = [[] for _ in range(num_ranks)]
+    # With equal counts each rank gets `least` items, and `extra` ranks get one more.
+    least, extra = divmod(len(weights), num_ranks)
+    open_ranks = [(0.0, 0, rank) for rank in range(num_ranks)]
+    for index in sorted(range(len(weights)), key=lambda index: -weights[index]):
+        # A rank that is full stays full, so it never comes back.
+        while equal_counts and open_ranks[0][1] >= least + (extra > 0):
+            heapq.heappop(open_ranks)
+        load, count, rank = open_ranks[0]
+        parts[rank].append(index)
+        if count == least:
+            extra -= 1
+        heapq.heapreplace(open_ranks, (load + weights[index], count + 1, rank))
+    return [sorted(part) for part in parts]

@@ -1,0 +1,236 @@
+"""One operation on a channel, as whoever called it holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
+
+from rlinf_core.channel import wire
+from rlinf_core.channel.effects import Reason
+from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.work import Board, Work
+from rlinf_core.errors import (
+    CancelledOperationError,
+    ChannelClosed,
+    ChannelEmpty,
+    ChannelFull,
+    CommunicationTimeoutError,
+)
+from rlinf_core.waiting import OperationKind
+
+if TYPE_CHECKING:
+    from rlinf_core.channel.lane import Lane
+
+T = TypeVar("T")
+# A packed item, a parcel, or what is `Here`.
+Piece: TypeAlias = object
+# How long after its deadline an operation still waits to hear what became of it.
+_GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """An item that never left this process."""
+
+    item: object
+
+
+class Shape(Enum):
+    """What the result of an operation is made of."""
+
+    NOTHING = 0
+    ONE = 1  # the one item
+    LIST = 2  # the items
+    ANSWER = 3  # a pickled value
+
+
+class Request(Work[T], Generic[T]):
+    """A put, a get or a question that was issued. Items are unpickled by the first who asks for the result.
+
+    Attributes:
+        ticket: names it among all of this process.
+        pieces: what has come of its result.
+        missing: how many items of its result are still to come.
+        sending: what sends it in the background, if that takes time.
+        lane: the asynchronous puts that it is one of, if it is.
+    """
+
+    __slots__ = (
+        "_late",
+        "_opened",
+        "_opening",
+        "_shape",
+        "_withdraw",
+        "lane",
+        "missing",
+        "pieces",
+        "sending",
+        "ticket",
+    )
+
+    def __init__(
+        self,
+        ticket: int,
+        kind: OperationKind,
+        channel: str,
+        key: str,
+        seconds: float,
+        shape: Shape,
+        withdraw: Callable[[Request[object]], object],
+        board: Board | None = None,
+        *,
+        detached: bool = False,
+    ) -> None:
+        """`withdraw` ends it on the other side."""
+        super().__init__(kind, channel, seconds, board, key=key, detached=detached)
+        self.ticket = ticket
+        self.pieces: list[Piece] = []
+        self.missing = -1
+        self.sending: Work[object] | None = None
+        self.lane: Lane | None = None
+        self._late: CommunicationTimeoutError | None = None
+        self._shape = shape
+        self._withdraw = withdraw
+        self._opened = shape is Shape.NOTHING
+        self._opening: threading.Lock | None = None if shape is Shape.NOTHING else threading.Lock()
+
+    # What the other side says
+
+    def arrive(self, pieces: Sequence[Piece]) -> bool:
+        """All of the result is here."""
+        return self._settle(pieces, None)
+
+    def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
+        """Some of the items are here; tells whether all are."""
+        if self.missing < 0:
+            self.missing = total
+            self.pieces = [None] * total
+        self.pieces[place : place + len(pieces)] = pieces
+        self.missing -= len(pieces)
+        return self.missing == 0
+
+    def refuse(self, reason: Reason, why: str) -> bool:
+        """It ends with nothing done."""
+        return self._settle(None, self._refusal(reason, why))
+
+    def _refusal(self, reason: Reason, why: str) -> Exception:
+        channel, key = self.target, self.key
+        of_key = f", key `{key}`" if key != wire.DEFAULT_KEY else ""
+        if reason is Reason.CLOSED:
+            done = "the item was not accepted" if self.kind is OperationKind.PUT else "and nothing is left in it"
+            return ChannelClosed(channel, f"channel `{channel}`{of_key} is closed, {done}", key=key)
+        if reason is Reason.FULL:
+            return ChannelFull(channel, f"channel `{channel}`{of_key} is full", key=key)
+        if reason is Reason.EMPTY:
+            return ChannelEmpty(channel, f"channel `{channel}`{of_key} is empty", key=key, why=why or None)
+        picture = self._late.picture if self._late is not None else None
+        words = "; ".join(part for part in (why, picture) if part)
+        return CommunicationTimeoutError(self.operation, self.seconds, picture=words or None, help=_hint(why))
+
+    def fail(self, error: BaseException) -> bool:
+        failed = super().fail(error)
+        if failed:
+            self._withdraw(cast("Request[object]", self))
+            if self.sending is not None:
+                self.sending.fail(error)
+        return failed
+
+    # What its caller does
+
+    def wait(self, timeout: float | None = None) -> T:
+        if not self._done:
+            if timeout is not None and time.monotonic() + timeout < self.deadline:
+                return super().wait(timeout)
+            try:
+                if not self.wait_until(self.deadline):
+                    self.expire(self._too_late(self.seconds))
+            except BaseException:
+                # Interrupted: nobody will take what comes for it.
+                self.abandon()
+                raise
+        return self.result()
+
+    async def async_wait(self) -> T:
+        try:
+            return await super().async_wait()
+        except CommunicationTimeoutError as late:
+            if not self._done:
+                await asyncio.to_thread(self.expire, late)
+            return self.result()
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Ends it, for nobody waits for it any more."""
+        if not self._done:
+            self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
+
+    def give_up(self, late: CommunicationTimeoutError) -> None:
+        """Its time is up, and nobody waits for it: it fails as soon as the other side has let go of it."""
+        self._late = late
+        self._withdraw(cast("Request[object]", self))
+
+    def expire(self, late: CommunicationTimeoutError) -> None:
+        """Its time is up: what came at the last moment counts, else it is withdrawn, and fails with the reason."""
+        self._late = late
+        if not self._done:
+            self._withdraw(cast("Request[object]", self))
+            self.wait_until(time.monotonic() + _GRACE)
+        if not self._done:
+            self.fail(late)
+
+    def done(self) -> bool:
+        if self._done:
+            self._open_once()
+        return self._done
+
+    def result(self) -> T:
+        self._open_once()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        if self._done:
+            self._open_once()
+        return self._error
+
+    def _open_once(self) -> None:
+        if self._opened or self._opening is None:
+            return
+        with self._opening:
+            if self._opened:
+                return
+            if self._error is None:
+                try:
+                    self._value = self._open(cast("Sequence[Piece]", self._value))
+                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                    self._value, self._error = None, error
+            self.pieces = []
+            self._opened = True
+
+    def _open(self, pieces: Sequence[Piece]) -> object:
+        if self._shape is Shape.ANSWER:
+            return pickle.loads(cast("bytes", pieces[0]))  # noqa: S301 - the peer is authenticated
+        if self._shape is Shape.ONE:
+            return _object(pieces[0])
+        return [_object(piece) for piece in pieces]
+
+
+def _object(piece: Piece) -> object:
+    if isinstance(piece, Parcel):
+        return piece.load()
+    if isinstance(piece, Here):
+        return piece.item
+    return wire.unpack_item(cast("bytes", piece))
+
+
+def _hint(why: str) -> str | None:
+    if "weight 0" in why:
+        return "give the items a weight when they are put, or take them one by one with `get`"
+    return None

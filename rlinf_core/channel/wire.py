@@ -1,0 +1,220 @@
+"""What clients and brokers of channels say to each other.
+
+Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
+a large one is its body, so that it lies in shared memory wherever two processes share some.
+
+A ticket names one operation of one client for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.receipts import NO_SLOT
+from rlinf_core.collective.codec import decode
+from rlinf_core.collective.payload import Part
+
+# The endpoint's services: tags of its messages.
+REQUESTS = 1
+REPLIES = 2
+DEFAULT_KEY = "default"
+# Up to this size an item is packed; beyond it, it is a message of its own.
+SMALL = 32 << 10
+REASONS = tuple(Reason)
+_REQUEST = struct.Struct("<BBQ")
+_REQUEST_SIZE = _REQUEST.size
+_REPLY = struct.Struct("<BQIIH")
+_COUNT = struct.Struct("<I")
+_PUT = struct.Struct("<QdI")
+_PACKED = struct.Struct("<II")
+
+
+class Ask(IntEnum):
+    """What a client wants."""
+
+    HELLO = 1  # body: where items are signed for, on the same host; answered with what the channel is
+    PUT = 2  # head: a packed item, or the body is the item; weight: the item's
+    PUT_MANY = 3  # head: packed items with their tickets and weights
+    ANNOUNCE = 4  # a put of this ticket is under way
+    GET = 5
+    GET_BATCH = 6  # weight: what the batch shall weigh
+    TAKEN = 7  # the items of this ticket are here, for which there was no place to sign
+    CANCEL = 8  # the operation of this ticket shall end
+    CLOSE = 9
+    QUESTION = 10  # weight: which
+
+
+class Say(IntEnum):
+    """What a broker answers."""
+
+    WELCOME = 1  # head: what the channel is
+    ACCEPTED = 2  # head: the tickets of puts, where there are several
+    ITEM = 3  # head: the one item, packed
+    ITEMS = 4  # head: several packed items
+    LARGE = 5  # the body is an item
+    REFUSED = 6  # place: the reason, head: why
+    ANSWER = 7  # head: a pickled answer
+    FAILED = 8  # head: a pickled exception
+
+
+class Question(IntEnum):
+    """What a client can ask about a channel."""
+
+    DEPTH = 1
+    FULL = 2
+    PEEK = 3  # answered with the items
+    STATISTICS = 4
+    LOSSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a client learns of a channel when it connects.
+
+    Attributes:
+        maxsize: how many items each key holds; 0 means any number.
+    """
+
+    maxsize: int
+
+
+class Request(NamedTuple):
+    """What the key of a client's frame says.
+
+    Attributes:
+        ask: what it wants.
+        wait: whether it may wait.
+        ticket: of the operation.
+        key: of the queue.
+    """
+
+    ask: int
+    wait: bool
+    ticket: int
+    key: str
+
+
+class Reply(NamedTuple):
+    """What the key of a broker's frame says.
+
+    Attributes:
+        say: what it answers.
+        ticket: of the operation.
+        place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
+        total: how many items the operation has.
+        slot: where to sign for them, or NO_SLOT.
+    """
+
+    say: int
+    ticket: int
+    place: int
+    total: int
+    slot: int
+
+
+def pack_request(ask: int, ticket: int, key: bytes = b"", wait: bool = True) -> bytes:
+    return _REQUEST.pack(ask, wait, ticket) + key
+
+
+def unpack_request(data: bytes) -> Request:
+    ask, wait, ticket = _REQUEST.unpack_from(data)
+    return Request(ask, wait == 1, ticket, data[_REQUEST_SIZE:].decode())
+
+
+def pack_reply(say: int, ticket: int, place: int = 0, total: int = 1, slot: int = NO_SLOT) -> bytes:
+    return _REPLY.pack(say, ticket, place, total, slot)
+
+
+def unpack_reply(data: bytes) -> Reply:
+    return Reply(*_REPLY.unpack(data))
+
+
+def pack_tickets(tickets: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(tickets)}Q", *tickets)
+
+
+def unpack_tickets(data: bytes | bytearray) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}Q", data)
+
+
+def pack_puts(puts: Sequence[tuple[int, float, bytes]]) -> bytes:
+    """Tickets, weights and packed items as one piece."""
+    pieces: list[bytes] = []
+    for ticket, weight, item in puts:
+        pieces.append(_PUT.pack(ticket, weight, len(item)))
+        pieces.append(item)
+    return b"".join(pieces)
+
+
+def unpack_puts(data: bytes | bytearray) -> list[tuple[int, float, bytes]]:
+    puts: list[tuple[int, float, bytes]] = []
+    at, end = 0, len(data)
+    while at < end:
+        ticket, weight, size = _PUT.unpack_from(data, at)
+        at += _PUT.size
+        puts.append((ticket, weight, bytes(data[at : at + size])))
+        at += size
+    return puts
+
+
+def pack_items(items: Sequence[bytes | bytearray]) -> bytes:
+    """Packed items as one piece."""
+    sizes = [len(item) for item in items]
+    return b"".join((_COUNT.pack(len(items)), struct.pack(f"<{len(items)}I", *sizes), *items))
+
+
+def unpack_items(data: bytes | bytearray) -> list[bytes]:
+    (count,) = _COUNT.unpack_from(data)
+    sizes: tuple[int, ...] = struct.unpack_from(f"<{count}I", data, _COUNT.size)
+    at = _COUNT.size * (count + 1)
+    items: list[bytes] = []
+    for size in sizes:
+        items.append(bytes(data[at : at + size]))
+        at += size
+    return items
+
+
+def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
+    """A small object, pickled as `head` and `parts`, as one piece."""
+    if not parts:
+        return _PACKED.pack(0, len(head)) + head
+    sizes = [part.nbytes for part in parts]
+    pieces: list[bytes | bytearray | memoryview] = [
+        _PACKED.pack(len(parts), len(head)),
+        struct.pack(f"<{len(sizes)}Q", *sizes),
+        head,
+    ]
+    for part in parts:
+        view = part.view()
+        if view is None:
+            view = memoryview(bytearray(part.nbytes))
+            part.copy_into(view)
+        pieces.append(view)
+    return b"".join(pieces)
+
+
+def unpack_item(data: bytes | bytearray) -> object:
+    """The object; its arrays and tensors have memory of their own.
+
+    Raises:
+        PayloadError: it cannot be rebuilt in this process.
+    """
+    parts, size = _PACKED.unpack_from(data)
+    at = _PACKED.size
+    if not parts:
+        return decode(memoryview(data)[at:], ())
+    sizes: tuple[int, ...] = struct.unpack_from(f"<{parts}Q", data, at)
+    at += 8 * parts
+    view = memoryview(data)
+    head = view[at : at + size]
+    at += size
+    buffers: list[memoryview] = []
+    for length in sizes:
+        buffers.append(memoryview(bytearray(view[at : at + length])))
+        at += length
+    return decode(head, buffers)

@@ -1,0 +1,292 @@
+"""The machines of a job, as one object."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from rlinf_core import env_vars
+from rlinf_core.cluster import engine, job
+from rlinf_core.cluster.allocation import check_interpreter, runtime_env
+from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
+from rlinf_core.cluster.probe import probe
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.context import Session, current_session, enter_session
+from rlinf_core.errors import ClusterError, ConfigError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.messages import Declare
+from rlinf_core.placement.environment import node_environment
+from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
+
+_JOIN_POLL_SECONDS = 0.25
+
+
+class Cluster:
+    """The nodes that a job runs on.
+
+    `Cluster()` and `Cluster(num_nodes=1)` start an embedded Ray on this machine when none is known; for more nodes, or
+    where an address is known, they join, and never start a second one. Within a worker it is the worker's own cluster.
+
+    Args:
+        num_nodes: how many nodes the job needs; by default what the configuration says, else all that are there.
+        cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
+            and the environment of the nodes come from it.
+        address: the head to join, `HOST:PORT`; by default `RLINF_ADDRESS`.
+
+    Raises:
+        ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
+        PlacementError: the nodes are not what the configuration declares.
+    """
+
+    def __init__(self, num_nodes: int | None = None, *, cluster_cfg: Any = None, address: str | None = None) -> None:
+        self.config = _cluster_config(cluster_cfg)
+        wanted = num_nodes if num_nodes is not None else (self.config.num_nodes if self.config else None)
+        if wanted is not None and wanted < 1:
+            raise ClusterError(f"a cluster of {wanted} nodes was asked for", help="ask for one node or more")
+        if self.config and num_nodes is not None and num_nodes != self.config.num_nodes:
+            raise ClusterError(
+                f"`num_nodes` is {num_nodes}, the configuration says {self.config.num_nodes}",
+                help="leave one of them out",
+            )
+        self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
+        self._engine = engine.connect(address, self.session.job, may_start=wanted in (None, 1))
+        if self._engine.embedded and self.session.folder is None:
+            self.session = replace(self.session, folder=str(self._engine.folder))
+        self._members = self._join(wanted)
+        nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
+        self.topology = ClusterTopology.from_nodes(nodes, self.config)
+        self._checked_interpreters: set[tuple[int, str]] = set()
+        enter_session(self.session)
+        if self.session.member is None:
+            driver = self._members[self._driver_rank]
+            job.start_manager(self.session, driver.ip, _on(driver))
+
+    @property
+    def client(self) -> ManagerClient:
+        """This process's line to the manager of its job.
+
+        Raises:
+            ClusterError: the manager does not start.
+        """
+        rank = self._driver_rank
+        ip = self.get_node_ip(rank)
+        return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
+
+    def declare_groups(self, *names: str) -> None:
+        """Says which worker groups the job will have, besides those that workers launch themselves.
+
+        From then on a worker that sends to another group fails at once, instead of waiting for its launch. Declaring
+        again adds names.
+        """
+        self.client.tell(Declare(names))
+
+    @cached_property
+    def _driver_rank(self) -> int:
+        """The rank of this process's own node."""
+        own = ray_api().get_runtime_context().get_node_id()
+        return self.node_ranks.get(own, 0)
+
+    def _join(self, wanted: int | None) -> list[Member]:
+        ray = ray_api()
+
+        deadline = time.monotonic() + env_vars.CONNECT_TIMEOUT.get()
+        joined = members(ray.nodes())
+        while wanted is not None and len(joined) < wanted:
+            if self._engine.embedded:
+                raise ClusterError(
+                    f"{wanted} nodes are asked for, and the embedded Ray of this process has one",
+                    help='start Ray on the nodes and pass `address="HOST:PORT"`',
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{len(joined)} of {wanted} nodes joined within {env_vars.CONNECT_TIMEOUT.get():g} s",
+                    where=self._engine.address,
+                    why=missing_ranks(joined, wanted),
+                    help=f"start the missing ones, or allow more time by `{env_vars.CONNECT_TIMEOUT.name}`",
+                )
+            time.sleep(_JOIN_POLL_SECONDS)
+            joined = members(ray.nodes())
+        if wanted is not None and len(joined) > wanted:
+            raise ClusterError(
+                f"{wanted} nodes are asked for, and the cluster has {len(joined)}",
+                where=self._engine.address,
+                help="correct `num_nodes`, or take the others down",
+            )
+        driver_id = ray.get_runtime_context().get_node_id()
+        ip_of_driver = next((member.ip for member in joined if member.ray_id == driver_id), "")
+        return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
+
+    def _with_facts(self, joined: list[Member], driver_id: str) -> list[Member]:
+        """Asks every node once: the driver's own here, the others each by a task on it."""
+        pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != driver_id}
+        return [
+            replace(member, facts=self._answer(pending[member.ray_id], member) if member.ray_id in pending else probe())
+            for member in joined
+        ]
+
+    def _answer(self, reference: Any, member: Member) -> Any:
+        ray = ray_api()
+
+        try:
+            return ray.get(reference, timeout=env_vars.CONNECT_TIMEOUT.get())
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            cause = getattr(error, "cause", None) or error
+            raise ClusterError(
+                f"the node at {member.ip} joined, but cannot run rlinf",
+                why=(str(cause).strip().splitlines() or [type(cause).__name__])[-1],
+                help="install the same rlinf in the interpreter that Ray was started with there",
+            ) from None
+
+    @staticmethod
+    def run_on(member: Member, function: Any, *args: Any) -> Any:
+        """A reference to what `function(*args)` returns on a node."""
+        ray = ray_api()
+
+        return (
+            ray.remote(function)
+            .options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=_on(member),
+                # Without it Ray hides accelerators from a task that asks for none.
+                runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
+            )
+            .remote(*args)
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.topology.num_nodes
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators all nodes have together."""
+        return self.topology.num_accelerators or 0
+
+    @cached_property
+    def node_ranks(self) -> Mapping[str, int]:
+        """The rank of each node by Ray's id of it."""
+        return {member.ray_id: rank for rank, member in enumerate(self._members)}
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """What node `node_rank` has.
+
+        Raises:
+            ClusterError: there is no such node.
+        """
+        if not 0 <= node_rank < self.num_nodes:
+            raise ClusterError(f"there is no node {node_rank}", help=f"the nodes are 0 to {self.num_nodes - 1}")
+        return self.topology.nodes[node_rank]
+
+    def get_node_ip(self, node_rank: int) -> str:
+        """The address under which other nodes reach node `node_rank`.
+
+        Raises:
+            ClusterError: there is no such node.
+        """
+        return self.get_node_info(node_rank).ip or "127.0.0.1"
+
+    def get_node_group(self, label: str) -> NodeGroupInfo:
+        """The node group of this label.
+
+        Raises:
+            PlacementError: there is none.
+        """
+        return self.topology.group(label)
+
+    def allocate(
+        self,
+        actor_class: type,
+        *,
+        node_rank: int,
+        name: str | None = None,
+        max_concurrency: int | None = None,
+        args: Iterable[Any] = (),
+    ) -> Any:
+        """A Ray actor of `actor_class(*args)` on a node, with the interpreter and the variables of that node.
+
+        Its construction is not waited for. It takes no share of Ray's CPUs: placement has decided already.
+
+        Raises:
+            ClusterError: there is no such node, its interpreter cannot run workers, or its variables are too large.
+        """
+        ray = ray_api()
+
+        self.get_node_info(node_rank)
+        member = self._members[node_rank]
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": _on(member)}
+        if name is not None:
+            options |= {"name": name, "namespace": self.session.job}
+        if max_concurrency is not None:
+            options["max_concurrency"] = max_concurrency
+        environment = self._runtime_env(node_rank)
+        if environment:
+            options["runtime_env"] = environment
+        return ray.remote(actor_class).options(**options).remote(*args)
+
+    def _runtime_env(self, node_rank: int) -> dict[str, Any] | None:
+        if self.config is None:
+            return None
+        environment = node_environment(self.config, node_rank)
+        where = f"node {node_rank}"
+        if environment.interpreter:
+            self._check_interpreter(node_rank, environment.interpreter)
+        return runtime_env(environment.for_ray(), environment.interpreter, where)
+
+    def _check_interpreter(self, node_rank: int, path: str) -> None:
+        if (node_rank, path) in self._checked_interpreters:
+            return
+        member = self._members[node_rank]
+        fault = self._answer(self.run_on(member, check_interpreter, path), member)
+        if fault:
+            raise ClusterError(
+                f"the interpreter `{path}` cannot run workers",
+                where=f"node {node_rank} ({member.ip})",
+                why=fault,
+                help="`python_interpreter_path` must be a Python with the cluster's ray and this rlinf installed",
+            )
+        self._checked_interpreters.add((node_rank, path))
+
+    def shutdown(self) -> None:
+        """Ends the groups that this process launched, and leaves the cluster; an embedded one ends. Safe to call twice.
+
+        Raises:
+            WorkerGroupError: a call that nobody waited for had failed.
+        """
+        unseen = engine.disconnect()
+        enter_session(None)
+        if unseen:
+            raise unseen[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.shutdown()
+        except WorkerGroupError:
+            if error is None:
+                raise
+
+
+def _on(member: Member) -> Any:
+    return ray_api().util.scheduling_strategies.NodeAffinitySchedulingStrategy(member.ray_id, soft=False)
+
+
+def _cluster_config(given: Any) -> ClusterConfig | None:
+    config = getattr(given, "cluster", given)
+    if config is None or isinstance(config, ClusterConfig):
+        return config
+    raise ConfigError(
+        f"`cluster_cfg` is a {type(given).__name__}, not a `ClusterConfig` or an object with one as `.cluster`",
+        help="load the file with `rlinf_core.load_job`, and pass its `config`",
+    )

@@ -1,0 +1,195 @@
+"""Starting the embedded Ray of one machine, or joining one that runs.
+
+A Ray that we start is private: its own folder, its own token, loopback only. What a killed driver leaves in that
+folder is removed by the next start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_core import env_vars
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.errors import ClusterError
+from rlinf_core.manager.folders import MARK, new_folder
+
+LOGGER = logging.getLogger("rlinf")
+
+# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
+_OBJECT_STORE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The Ray that this process is connected to.
+
+    Attributes:
+        address: GCS address, as in `10.0.0.1:6379`.
+        embedded: whether this process started it, and so ends it.
+        folder: this process's private folder, or None where Ray was joined by other means than ours.
+    """
+
+    address: str
+    embedded: bool
+    folder: Path | None = None
+
+
+_engine: Engine | None = None
+_ends: list[Callable[[], Sequence[Exception]]] = []
+_exits_with_failure = False
+
+
+def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
+    """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
+
+    Args:
+        address: where Ray's head listens; None means `RLINF_ADDRESS`, else none.
+        namespace: the Ray namespace of this process's actors.
+        may_start: whether an embedded Ray may be started where no address is known.
+
+    Raises:
+        ClusterError: no cluster is known and none may be started, or the one at `address` does not answer.
+    """
+    global _engine
+    # Not imported here: an embedded Ray is told how to authenticate before it is.
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        if _engine is None:
+            _engine = Engine(str(ray.get_runtime_context().gcs_address), embedded=False)
+        return _engine
+    address = address or env_vars.ADDRESS.get()
+    if address:
+        _engine = _join(address, namespace)
+    elif may_start:
+        _engine = _start(namespace)
+    else:
+        raise ClusterError(
+            "no cluster is running that could be joined",
+            why="more than one node is asked for, and neither an address nor `RLINF_ADDRESS` is given",
+            help='start Ray on the nodes and pass `address="HOST:PORT"`, or ask for one node',
+        )
+    return _engine
+
+
+def current() -> Engine | None:
+    """The Ray that this process is connected to, if it is."""
+    return _engine
+
+
+def on_disconnect(end: Callable[[], Sequence[Exception]]) -> None:
+    """Before this process leaves its cluster, `end` is called, and returns the failures that nobody has seen.
+
+    Who registered last is called first; registering again changes nothing.
+    """
+    if end not in _ends:
+        _ends.append(end)
+
+
+def disconnect() -> list[Exception]:
+    """Leave the cluster; an embedded Ray ends, and its folder goes. Safe to call twice.
+
+    Returns:
+        The failures of the job that nobody has seen.
+    """
+    global _engine
+    engine, _engine = _engine, None
+    unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
+    ray_api().shutdown()
+    if engine and engine.folder:
+        shutil.rmtree(engine.folder, ignore_errors=True)
+    return unseen
+
+
+def _disconnect_at_exit() -> None:
+    global _exits_with_failure
+    for error in disconnect():
+        _exits_with_failure = True
+        LOGGER.error(
+            "a call failed, and nobody waited for it:\n%s", "".join(traceback.format_exception(error)).rstrip()
+        )
+
+
+def _tell_the_truth() -> None:
+    """The last thing that this process does: where a failure came to light in its exit handlers, its status tells."""
+    if _exits_with_failure:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
+
+
+# Handlers run in the reverse order of their registration, so those of the users' code come before this one.
+atexit.register(_tell_the_truth)
+
+
+def _join(address: str, namespace: str) -> Engine:
+    ray = ray_api()
+
+    try:
+        ray.init(address=address, namespace=namespace, **_quiet())
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ClusterError(
+            f"the cluster at {address} does not answer",
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            help="check that its head is up and that this machine has its token (`RAY_AUTH_TOKEN_PATH`)",
+        ) from None
+    # An interpreter that ends without `disconnect` leaves the folder to us.
+    atexit.register(_disconnect_at_exit)
+    return Engine(address, embedded=False, folder=new_folder())
+
+
+def _start(namespace: str) -> Engine:
+    folder = new_folder()
+    _set_up_authentication(folder)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ[MARK] = str(folder)
+    ray = ray_api()
+
+    ray.init(
+        address="local",
+        namespace=namespace,
+        include_dashboard=False,
+        object_store_memory=_object_store_bytes(),
+        _temp_dir=str(folder),
+        _node_ip_address="127.0.0.1",
+        **_quiet(),
+    )
+    # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
+    atexit.register(_disconnect_at_exit)
+    return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder)
+
+
+def _set_up_authentication(folder: Path) -> None:
+    """A token of our own. Ray reads the mode once, when it is imported: later it makes a token of its own, unless
+    whoever imported it has chosen otherwise."""
+    if "ray" in sys.modules or "RAY_AUTH_MODE" in os.environ:
+        return
+    token = folder / "token"
+    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32))
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+
+
+def _quiet() -> dict[str, Any]:
+    return {"logging_level": logging.ERROR, "log_to_driver": True}
+
+
+def _object_store_bytes() -> int:
+    """No more than half of /dev/shm: containers often have 64 MB of it."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return _OBJECT_STORE_BYTES
+    return max(80 * 2**20, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))

@@ -1,0 +1,95 @@
+"""The job that this process belongs to: its manager, started or joined, and this process's line to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
+from rlinf_core.cluster.job_record import JobRecord
+from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
+from rlinf_core.context import Session
+from rlinf_core.errors import ClusterError
+from rlinf_core.manager.actor import ManagerProcess
+from rlinf_core.manager.client import ManagerClient, current_client, enter_job
+from rlinf_core.manager.messages import DRIVER, MANAGER
+
+# The driver's handle: Ray ends an actor when the last handle of its owner is gone.
+_manager: Any = None
+
+
+def start_manager(session: Session, ip: str, scheduling: Any) -> None:
+    """Starts the job's manager without waiting for it, once.
+
+    Args:
+        session: the job.
+        ip: the address under which other nodes reach the one that it runs on.
+        scheduling: Ray's strategy that puts it there.
+    """
+    global _manager
+    if _manager is not None or current_client() is not None:
+        return
+    engine.on_disconnect(_leave)
+    options = {"name": MANAGER, "namespace": session.job, "num_cpus": 0, "scheduling_strategy": scheduling}
+    _manager = (
+        ray_api()
+        .remote(ManagerProcess)
+        .options(**options)
+        .remote(session.job, session.secret, advertised(ip), session.folder)
+    )
+
+
+def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
+    """This process's line to its job's manager, made when it is first needed.
+
+    Args:
+        session: the job.
+        ip: the address under which other nodes reach this process.
+        node: where it runs, in words.
+        node_rank: the rank of that node.
+
+    Raises:
+        ClusterError: the manager does not start.
+    """
+    client = current_client()
+    if client is not None:
+        return client
+    ray = ray_api()
+    seconds = env_vars.CONNECT_TIMEOUT.get()
+    try:
+        card = ray.get(_manager.card.remote(), timeout=seconds)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise ClusterError(
+            f"the job's manager did not start within {seconds:g} s",
+            where=node,
+            why=(str(error).strip().splitlines() or [type(error).__name__])[0],
+        ) from None
+    client = ManagerClient(
+        session, card, WorkerAddress(DRIVER), ip=advertised(ip), has_main=True, fallback=pickle_by_value
+    )
+    client.announce(0, node, node_rank)
+    enter_job(client)
+    running = engine.current()
+    if running is not None and running.folder is not None:
+        record = JobRecord(session.job, session.secret.hex(), card, running.address, os.getpid(), time.time())
+        record.write(running.folder)
+    return client
+
+
+def _leave() -> tuple[()]:
+    """Ends this process's part in the job."""
+    global _manager
+    client = current_client()
+    enter_job(None)
+    _manager = None
+    if client is not None:
+        client.close(linger=0.0)
+    return ()
+
+
+def advertised(ip: str) -> str | None:
+    """What an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
+    return None if env_vars.NET_IF.get() else ip

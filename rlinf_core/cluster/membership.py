@@ -1,0 +1,110 @@
+"""Which nodes are there, and which rank each has. Decided purely from what Ray and the probes say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from rlinf_core.cluster.probe import NodeFacts
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.errors import ClusterError
+from rlinf_core.topology import NodeInfo
+
+RANK_LABEL = "rlinf.io/rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that joined Ray.
+
+    Attributes:
+        ray_id: Ray's id of the node, in hex.
+        ip: its address as Ray knows it.
+        label_rank: the rank that `rlinf up` gave it, or None.
+        facts: what it says about itself, or None before it was asked.
+    """
+
+    ray_id: str
+    ip: str
+    label_rank: int | None = None
+    facts: NodeFacts | None = None
+
+
+def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
+    """The living nodes among what `ray.nodes()` lists."""
+    found: list[Member] = []
+    for node in nodes:
+        if node["Alive"]:
+            label = str(node.get("Labels", {}).get(RANK_LABEL, ""))
+            found.append(Member(node["NodeID"], node["NodeManagerAddress"], int(label) if label.isdigit() else None))
+    return found
+
+
+def rank_members(joined: Sequence[Member], driver_ip: str) -> list[Member]:
+    """The nodes in the order of their ranks.
+
+    Ranks are the labels that `rlinf up` set, else every node's `RLINF_NODE_RANK`, else by numeric address with the
+    driver's node first.
+
+    Raises:
+        ClusterError: some nodes have a rank and others none, a rank is given twice, or one is missing.
+    """
+    for source, ranks in (
+        ("the label of `rlinf up`", [member.label_rank for member in joined]),
+        ("`RLINF_NODE_RANK`", [member.facts.declared_rank if member.facts else None for member in joined]),
+    ):
+        if any(rank is not None for rank in ranks):
+            return _by_given_rank(joined, ranks, source)
+    return sorted(joined, key=lambda member: (member.ip != driver_ip, int(ip_address(member.ip)), member.ray_id))
+
+
+def _by_given_rank(joined: Sequence[Member], ranks: Sequence[int | None], source: str) -> list[Member]:
+    by_rank: dict[int, Member] = {}
+    for member, rank in zip(joined, ranks, strict=True):
+        if rank is None:
+            raise ClusterError(
+                f"the node at {member.ip} has no rank, others have one",
+                why=f"ranks come from {source}, which must be given on all nodes or on none",
+            )
+        if rank in by_rank:
+            raise ClusterError(
+                f"the nodes at {by_rank[rank].ip} and {member.ip} both have rank {rank}",
+                why=f"ranks come from {source}",
+            )
+        by_rank[rank] = member
+    missing = [rank for rank in range(len(joined)) if rank not in by_rank]
+    if missing:
+        extra = sorted(rank for rank in by_rank if rank >= len(joined))
+        raise ClusterError(
+            f"{len(joined)} nodes have the ranks {format_ranks(sorted(by_rank))}: {format_ranks(missing)} is missing",
+            why=f"ranks come from {source}",
+            help=f"ranks run from 0 to {len(joined) - 1} without gaps; correct rank {extra[0]}" if extra else None,
+        )
+    return [by_rank[rank] for rank in range(len(joined))]
+
+
+def missing_ranks(joined: Sequence[Member], num_nodes: int) -> str:
+    """Which ranks have not joined, as far as labels tell, for a message."""
+    present = {member.label_rank for member in joined if member.label_rank is not None}
+    if len(present) == len(joined):
+        return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"
+    return "joined: " + (", ".join(member.ip for member in joined) or "none")
+
+
+def node_info(rank: int, member: Member) -> NodeInfo:
+    """The node as the rest of rlinf knows it."""
+    info = NodeInfo(rank, ip=member.ip)
+    facts = member.facts
+    if facts is None:
+        return info
+    return info._replace(
+        num_accelerators=facts.num_accelerators,
+        accelerator_type=facts.accelerator_type,
+        accelerator_model=facts.accelerator_model,
+        accelerator_ids=facts.accelerator_ids,
+        hostname=facts.hostname,
+        python=facts.python,
+        versions=facts.versions,
+    )

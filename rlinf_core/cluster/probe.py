@@ -1,0 +1,62 @@
+"""What a node has, asked on the node itself."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+from dataclasses import dataclass
+
+from rlinf_core import env_vars
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.hardware.accelerators.registry import find_accelerators
+from rlinf_core.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What one node says about itself.
+
+    Attributes:
+        declared_rank: the `RLINF_NODE_RANK` of the environment that Ray was started in, or None.
+        python: the path of the interpreter that Ray runs there.
+        versions: pairs such as `("python", "3.11.7")`.
+        accelerator_type: the vendor as in `NVIDIA`, or None without accelerators.
+        accelerator_model: the first device's model, or None.
+        accelerator_ids: what the visibility variable calls the devices; empty when that is `0`, `1`, ...
+    """
+
+    declared_rank: int | None
+    hostname: str
+    python: str
+    versions: tuple[tuple[str, str], ...]
+    num_accelerators: int
+    accelerator_type: str | None
+    accelerator_model: str | None
+    accelerator_ids: tuple[str, ...]
+
+
+def probe() -> NodeFacts:
+    """The facts of the machine that this runs on."""
+    ray = ray_api()
+
+    found = find_accelerators()
+    devices = found.devices
+    ids = tuple(str(device.index) for device in devices)
+    return NodeFacts(
+        declared_rank=env_vars.NODE_RANK.get(),
+        hostname=socket.gethostname(),
+        python=sys.executable,
+        versions=(("python", platform.python_version()), ("ray", ray.__version__), ("rlinf", __version__)),
+        num_accelerators=len(devices),
+        accelerator_type=found.accelerator.name if devices else None,
+        accelerator_model=devices[0].model if devices else None,
+        accelerator_ids=() if ids == tuple(map(str, range(len(ids)))) else ids,
+    )
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,87 @@
+"""How much memory this process may still take, by its control group and by the machine.
+
+Shared memory past a control group's limit is no error that could be caught: the kernel kills. So we look first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_RESERVE = 64 << 20
+_UNLIMITED = 1 << 60
+_LARGEST_DEFAULT = 2 << 30
+
+
+def default_arena_bytes(root: Path = Path("/")) -> int:
+    """An eighth of the memory that this process is allowed, at most 2 GiB and at least 64 MiB."""
+    return max(64 << 20, min(_LARGEST_DEFAULT, allowed_bytes(root) // 8)) & ~0xFFF
+
+
+def allowed_bytes(root: Path = Path("/")) -> int:
+    """The memory of the machine, or the tightest limit of the control groups that this process is in."""
+    machine = _meminfo(root).get("MemTotal", _UNLIMITED)
+    return min([machine, *(limit for limit, _ in _groups(root))])
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """What may be taken now: the least of what the machine and each control group have left, less a reserve."""
+    machine = _meminfo(root).get("MemAvailable", _UNLIMITED)
+    return max(0, min([machine, *(limit - used for limit, used in _groups(root))]) - _RESERVE)
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    try:
+        text = (root / "proc/meminfo").read_text()
+    except OSError:
+        return sizes
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if len(fields) == 2:
+            sizes[name] = int(fields[0]) << 10
+    return sizes
+
+
+def _groups(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used without what can be dropped) of every limited memory control group above this process."""
+    try:
+        entries = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    base = root / "sys/fs/cgroup"
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if not controllers:
+            yield from _ancestors(base, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _ancestors(base / "memory", path, *files)
+
+
+def _ancestors(base: Path, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
+    group = base / path.lstrip("/")
+    # Inside a container the path may be the host's: its own group is then mounted at the base.
+    if not group.is_dir():
+        group = base
+    while True:
+        pair = _limit_and_use(group, limit, used, cache)
+        if pair is not None:
+            yield pair
+        if group == base:
+            return
+        group = group.parent
+
+
+def _limit_and_use(group: Path, limit: str, used: str, cache: str) -> tuple[int, int] | None:
+    try:
+        most = int((group / limit).read_text())
+        now = int((group / used).read_text())
+        statistics = (group / "memory.stat").read_text()
+    except (OSError, ValueError):
+        return None  # no such group, or "max"
+    if most >= _UNLIMITED:
+        return None
+    droppable = next((int(line.split()[1]) for line in statistics.splitlines() if line.startswith(f"{cache} ")), 0)
+    return most, max(0, now - droppable)

@@ -1,0 +1,102 @@
+"""From an object to a pickle stream and out-of-band parts, and back."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from rlinf_core.collective.payload import DeviceExport, Encoded, HostPart, Part
+from rlinf_core.errors import PayloadError
+
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+_FEW = 16
+# (object, buffer callback) -> stream; for what plain pickle cannot name, such as classes of the main script.
+FallbackDumps = Callable[[object, Callable[[pickle.PickleBuffer], object]], bytes]
+
+
+def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExport | None = None) -> Encoded:
+    """`obj` as a stream and parts; the parts are the object's own memory, nothing large is copied.
+
+    `fallback` pickles what plain pickle cannot, or what it would only name as part of `__main__`, which is another
+    script in another process. `export` may offer another way than host memory to a tensor on an accelerator.
+
+    Raises:
+        PayloadError: the object does not pickle.
+    """
+    parts: list[Part] = []
+    try:
+        head = _dump(obj, parts, export)
+    except Exception as error:
+        if fallback is None:
+            raise _unpicklable(obj, error) from error
+    else:
+        if fallback is None or b"__main__" not in head:
+            return Encoded(head, parts)
+    parts = []
+    try:
+        head = fallback(obj, lambda buffer: parts.append(HostPart(buffer.raw())))
+    except Exception as error:
+        raise _unpicklable(obj, error) from error
+    return Encoded(head, parts)
+
+
+def _dump(obj: object, parts: list[Part], export: DeviceExport | None) -> bytes:
+    if "torch" not in sys.modules or _is_plain(obj):
+        return pickle.dumps(obj, protocol=5, buffer_callback=lambda buffer: parts.append(HostPart(buffer.raw())))
+    from rlinf_core.collective.torch_payload import TorchPickler
+
+    stream = io.BytesIO()
+    TorchPickler(stream, parts, export).dump(obj)
+    return stream.getvalue()
+
+
+def _is_plain(obj: object) -> bool:
+    """Whether it certainly holds no tensor, by a look that costs less than a pickler that knows tensors."""
+    kind = type(obj)
+    if kind is tuple or kind is list:
+        items = cast("Sequence[object]", obj)
+        return len(items) <= _FEW and _PLAIN.issuperset(map(type, items))
+    if kind is dict:
+        values = cast("dict[object, object]", obj)
+        return (
+            len(values) <= _FEW
+            and _PLAIN.issuperset(map(type, values))
+            and _PLAIN.issuperset(map(type, values.values()))
+        )
+    return kind in _PLAIN
+
+
+def _unpicklable(obj: object, error: Exception) -> PayloadError:
+    kind = type(obj)
+    return PayloadError(
+        f"an object of type `{kind.__module__}.{kind.__qualname__}` cannot be sent",
+        why=f"it does not pickle: {type(error).__name__}: {error}",
+        help="send plain data: tensors, arrays, numbers, text, and containers or dataclasses of them",
+    )
+
+
+def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> object:
+    """The object that `encode` took apart; its arrays and tensors are built on `buffers`.
+
+    Only for bytes of an authenticated peer: unpickling runs what the sender says.
+
+    Raises:
+        PayloadError: the object cannot be rebuilt in this process.
+    """
+    try:
+        return _loads(head, buffers)
+    except PayloadError:
+        raise
+    except Exception as error:
+        raise PayloadError(
+            "a received object cannot be rebuilt",
+            why=f"{type(error).__name__}: {error}",
+            help=f"the types that it holds must be importable by `{sys.executable}`",
+        ) from error
+
+
+def _loads(head: Any, buffers: Any) -> object:
+    return pickle.loads(head, buffers=buffers)  # noqa: S301 - the peer is authenticated

@@ -1,0 +1,261 @@
+"""What a worker calls: point-to-point transfer and broadcast among addresses, whatever lies between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.connector import Connector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.frame import Flag
+from rlinf_core.collective.link import AnyReceipt, Link
+from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.torch_payload import TensorTarget, tensor_parts
+from rlinf_core.collective.transports.base import Message
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core.waiting import OperationKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Tensor = torch.Tensor | np.ndarray[Any, Any]
+
+
+class CollectiveGroup:
+    """A set of addresses, one of which is here.
+
+    All operations between two addresses in one direction match in the order of issue, synchronous or not.
+
+    Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
+
+    * `CommunicationTimeoutError` when it passes,
+    * `WorkerDiedError` when the peer is gone,
+    * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer, at the first contact,
+    * `MismatchError` when the two sides do not fit,
+    * `PayloadError` when the object does not pickle, or cannot be rebuilt on the receiving side.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, me: WorkerAddress, members: Sequence[WorkerAddress], connector: Connector
+    ) -> None:
+        """
+        Args:
+            endpoint: of this process.
+            me: the address that lives here.
+            members: all addresses of the group; with or without `me`.
+            connector: finds the endpoints of the others.
+        """
+        self._endpoint = endpoint
+        self.me = me
+        self.members = tuple(sorted({me, *members}))
+        self._connector = connector
+        self._links: dict[WorkerAddress, Link] = {}
+
+    # Objects
+
+    @overload
+    def send(
+        self, obj: object, dst: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None
+    ) -> None: ...
+    @overload
+    def send(
+        self, obj: object, dst: WorkerAddress, *, async_op: bool, timeout: float | None = None
+    ) -> Work[None] | None: ...
+    def send(
+        self, obj: object, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
+    ) -> Work[None] | None:
+        """Sends any picklable object; tensors in it travel without being copied by pickle, wherever they are nested.
+
+        Returns when what was sent may be changed, which is before it is received. Tensors arrive detached.
+
+        With `async_op`, returns a handle at once; what was sent must not change before its `wait`.
+        """
+        link = self._link(dst)
+        link.outgoing.raise_refusal()
+        message = self._endpoint.message(obj, link=link)
+        return self._send(link, message, OperationKind.SEND, async_op, timeout)
+
+    @overload
+    def recv(self, src: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
+    @overload
+    def recv(self, src: WorkerAddress, *, async_op: bool, timeout: float | None = None) -> Any: ...
+    def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
+        """The next object that `src` sends here, or with `async_op` a handle of it."""
+        link = self._link(src)
+        receipt = self._receipt(OperationKind.RECV, src, async_op, timeout, None)
+        return self._receive(link, receipt, async_op)
+
+    # One tensor
+
+    def send_tensor(
+        self, tensor: Tensor, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
+    ) -> Work[None] | None:
+        """Sends one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
+
+        Returns when the tensor may be changed, which is before it is received; if it turns out that it did not fit,
+        the next operation to `dst` raises `MismatchError`, as does `settle`. With `async_op`, the handle finishes
+        when the receiver has taken it, and carries a mismatch.
+        """
+        link = self._link(dst)
+        link.outgoing.raise_refusal()
+        words, part = tensor_parts(tensor, self._endpoint.device_export(link))
+        message = Message(words, [part], Flag.TENSOR)
+        fitted: Work[None] = Work(
+            OperationKind.SEND_TENSOR,
+            link.peer,
+            self._endpoint.seconds(timeout),
+            self._endpoint.board,
+            detached=async_op,
+        )
+        if not async_op:
+            self._endpoint.send(link, message, cast("Work[object]", fitted), fitted)
+            return None
+        sent = self._endpoint.work(OperationKind.SEND_TENSOR, link.peer, timeout)
+
+        def hand_down() -> None:
+            error = sent.exception()
+            if error is not None:
+                fitted.fail(error)
+
+        sent.add_done_callback(hand_down)
+        self._endpoint.send_async(link, message, sent, fitted)
+        return fitted
+
+    def recv_tensor(
+        self, tensor: Tensor, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Fills `tensor` in place with the next tensor that `src` sends here, and returns it (or a handle)."""
+        link = self._link(src)
+        receipt = self._receipt(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
+        return self._receive(link, receipt, async_op)
+
+    # All members
+
+    def broadcast(
+        self, obj: object, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Gives every member the object that `src` holds, and returns it; others pass anything.
+
+        Those on one host share one copy of its tensors until they write to them.
+
+        Raises:
+            ExceptionGroup: several members could not be reached; if it was one, its own error.
+        """
+        if src != self.me:
+            return self.recv(src, async_op=async_op, timeout=timeout)
+        links = [self._link(member) for member in self.members if member != self.me]
+        message = self._endpoint.message(obj)
+        done: Work[object] = self._endpoint.work(OperationKind.BROADCAST, _names(links), timeout, detached=async_op)
+        works = [self._endpoint.work(OperationKind.BROADCAST, link.peer, timeout) for link in links]
+        if async_op:
+            threading.Thread(
+                target=self._broadcast, args=(links, message, works, obj, done), name="rlinf-broadcast", daemon=True
+            ).start()
+            return done
+        self._broadcast(links, message, works, obj, done)
+        return done.result()
+
+    # The end of a call
+
+    def settle(self, timeout: float) -> bool:
+        """Waits until what `send_tensor` sent has been taken, at most `timeout` seconds; tells whether all was.
+
+        Raises:
+            MismatchError: something did not fit where it was received.
+        """
+        deadline = time.monotonic() + timeout
+        for link in list(self._links.values()):
+            for work in list(link.outgoing.unacknowledged.values()):
+                if not work.wait_until(deadline):
+                    return False
+            link.outgoing.raise_refusal()
+        return True
+
+    # Parts
+
+    def _link(self, peer: WorkerAddress) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            if peer not in self.members:
+                raise ValueError(f"`{peer}` is no member of this group")
+            link = self._links[peer] = self._endpoint.link(self.me, peer, self._connector)
+        return link
+
+    def _send(
+        self, link: Link, message: Message, kind: OperationKind, async_op: bool, timeout: float | None
+    ) -> Work[None] | None:
+        work = self._endpoint.work(kind, link.peer, timeout, detached=async_op)
+        if not async_op:
+            self._endpoint.send(link, message, work)
+            return None
+        self._endpoint.send_async(link, message, work)
+        return cast("Work[None]", work)
+
+    def _receipt(
+        self,
+        kind: OperationKind,
+        src: WorkerAddress,
+        detached: bool,
+        timeout: float | None,
+        target: TensorTarget | None,
+    ) -> AnyReceipt:
+        adopt = self._endpoint.devices.adopt
+
+        def open_parcel(parcel: Parcel, filled: bool) -> object:
+            if target is None:
+                return parcel.load(adopt)
+            if not filled:
+                parcel.fill(target, adopt)
+            return target.buffer
+
+        return Receipt(
+            kind,
+            src.get_name(),
+            self._endpoint.seconds(timeout),
+            open_parcel,
+            self._endpoint.board,
+            detached=detached,
+            target=target,
+        )
+
+    def _receive(self, link: Link, receipt: AnyReceipt, async_op: bool) -> object:
+        self._endpoint.receive(link, receipt)
+        if async_op:
+            return receipt
+        try:
+            return receipt.wait()
+        except BaseException as error:
+            # Nobody will take what comes for it: the next receive shall.
+            if not receipt.settled or isinstance(error, CommunicationTimeoutError):
+                link.incoming.withdraw(receipt)
+            raise
+
+    def _broadcast(
+        self, links: Sequence[Link], message: Message, works: Sequence[Work[object]], obj: object, done: Work[object]
+    ) -> None:
+        try:
+            self._endpoint.broadcast(links, message, works)
+        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+            done.fail(error)
+            return
+        errors: list[Exception] = []
+        for work in works:
+            error = work.exception() if work.settled else CommunicationTimeoutError(work.operation, work.seconds)
+            if isinstance(error, Exception):
+                errors.append(error)
+        if not errors:
+            done.finish(obj)
+        elif len(errors) == 1:
+            done.fail(errors[0])
+        else:
+            done.fail(ExceptionGroup(f"the broadcast failed for {len(errors)} of {len(works)} members", errors))
+
+
+def _names(links: Sequence[Link]) -> str:
+    return ", ".join(link.peer for link in links)

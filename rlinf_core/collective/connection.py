@@ -1,0 +1,389 @@
+"""One connection to another process: frames out by whoever sends, frames in by whoever waits for them.
+
+A thread that waits for a message reads the socket itself: handing a message from a reading thread to a waiting one
+would cost more than the message. While nobody waits, the endpoint's own thread reads. `_role` says who may.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rlinf_core.collective.frame import Frame
+from rlinf_core.collective.handshake import Identity
+from rlinf_core.collective.listener import peer_credentials
+from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
+from rlinf_core.collective.reader import FrameReader
+from rlinf_core.collective.segment import Segment
+from rlinf_core.collective.spin import spin
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
+
+_SLICE = 0.1
+_BUFFERS_PER_CALL = 512
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+Bytes = bytes | bytearray | memoryview
+
+
+class ConnectionLostError(RuntimeFailure):
+    """The connection broke under an operation; the endpoint turns it into what happened to the peer."""
+
+
+class Watcher(ABC):
+    """What a connection needs from its endpoint."""
+
+    spin: float
+
+    @abstractmethod
+    def place(self, connection: Connection, frame: Frame) -> memoryview | None:
+        """Where the body of an arriving frame shall go; None: nowhere yet."""
+
+    @abstractmethod
+    def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
+        """A frame is complete. Must not block."""
+
+    @abstractmethod
+    def lost(self, connection: Connection, reason: str) -> None:
+        """The connection is over."""
+
+
+class Connection:
+    """A proven connection.
+
+    Attributes:
+        name: the same on both sides.
+        peer: who is on the other side.
+        sock: the socket, non-blocking.
+        shares_memory: whether file descriptors pass, so that large parts go through shared memory.
+        segments: the other side's shared memory, by its identity.
+        passed: identities of the shared memory whose descriptors the other side has.
+        farewell: whether the other side said goodbye.
+        paused: whether reading stands still because too much waits to be received.
+        backlog: messages that came through it and wait to be received.
+        process: the process on the other side, where it is on this host.
+        watch: says what the endpoint's thread shall look for: reading, writing.
+    """
+
+    def __init__(self, name: str, sock: socket.socket, peer: Identity, watcher: Watcher) -> None:
+        sock.setblocking(False)
+        self.name = name
+        self.peer = peer
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.shares_memory = sock.family == socket.AF_UNIX
+        self.segments: dict[int, Segment] = {}
+        self.passed: set[int] = set()
+        self.farewell = False
+        self.paused = False
+        self.backlog = 0
+        self.process = ProcessIdentity.of(peer_credentials(sock)[0]) if self.shares_memory else NO_PROCESS
+        self.watch: Callable[[Connection, bool, bool], None] = _not_watched
+        self._watcher = watcher
+        self._deliver = partial(watcher.arrived, self)
+        self._reader = FrameReader(sock, lambda frame: watcher.place(self, frame))
+        self._role = threading.Lock()
+        self._driver: int | None = None
+        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._kick_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._arming = threading.Lock()
+        self._armed = (True, False)
+        self._outbox: deque[tuple[Bytes, Sequence[int]]] = deque()
+        self._closed = False
+        self._routes = 0
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+        self._poll.register(self._kick, select.POLLIN)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def stalled(self) -> bool:
+        """Whether reading stands still because a body has no place."""
+        return self._reader.stalled is not None
+
+    def take_fd(self) -> int:
+        return self._reader.take_fd()
+
+    def next_route(self) -> int:
+        """A number for a new pair of addresses that sends through this connection."""
+        with self._kick_lock:
+            self._routes += 1
+            return self._routes
+
+    # Reading
+
+    def drive(self, work: Work[object], deadline: float) -> None:
+        """Receives until `work` is done or the deadline passes; returns at once when another thread receives."""
+        if self._closed or not self._role.acquire(blocking=False):
+            return
+        try:
+            self._driver = threading.get_ident()
+            self.arm()
+            self._drive(work, deadline)
+        finally:
+            self._driver = None
+            self._role.release()
+            self.arm()
+
+    def _drive(self, work: Work[object], deadline: float) -> None:
+        spin_until = time.monotonic() + self._watcher.spin
+        look = False
+        while not work.settled and not self._closed:
+            if look and self.pump():
+                continue
+            if self._reader.stalled is not None:
+                return  # the endpoint's thread tries again, when there may be room
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            look = False
+            # One very long wait overflows the platform's clock.
+            events = spin(self._poll.poll, spin_until) or self._poll.poll(min(deadline - now, 1e6) * 1000)
+            for fd, _ in events:
+                if fd == self._kick:
+                    os.eventfd_read(self._kick)
+                else:
+                    look = True
+
+    def kick(self) -> None:
+        """Ends `drive` in whichever other thread is in it, so that it looks again."""
+        driver = self._driver
+        if driver is not None and driver != threading.get_ident():
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._kick_lock:
+            if self._kick >= 0:
+                os.eventfd_write(self._kick, 1)
+
+    def ready(self) -> None:
+        """The endpoint's thread saw that the socket is readable: reads, unless a waiting thread does."""
+        if not self._role.acquire(blocking=False):
+            return
+        try:
+            # Several turns: whoever sends many messages at once is served in one go, yet not for ever.
+            for _ in range(16):
+                if self._closed or self.paused or not self.pump() or self._reader.drained:
+                    break
+        finally:
+            self._role.release()
+            self.arm()
+
+    def arm(self) -> None:
+        """Says what the endpoint's thread shall look for next. The last one to change anything of it says it last."""
+        if not self._closed:
+            with self._arming:
+                reading = self._driver is None and not self.paused and not self.stalled
+                writing = bool(self._outbox)
+                if (reading, writing) != self._armed:
+                    self._armed = (reading, writing)
+                    self.watch(self, reading, writing)
+
+    def pump(self) -> bool:
+        """Reads once; tells whether anything was there. The caller holds the role."""
+        try:
+            return self._reader.pump(self._deliver)
+        except EOFError:
+            self._watcher.lost(self, "it closed the connection")
+        except OSError as error:
+            self._watcher.lost(self, f"the connection broke: {error.strerror or error}")
+        except RuntimeFailure as error:
+            self._watcher.lost(self, str(error))
+        return False
+
+    # Writing
+
+    def write(self, buffers: Sequence[Bytes], fds: Sequence[int], work: Work[object]) -> None:
+        """Sends the buffers as they are, blocking until the kernel has them all.
+
+        Raises:
+            ConnectionLostError: the connection is over.
+            CommunicationTimeoutError: the other side did not take them before `work`'s deadline.
+            Exception: what `work` was failed with meanwhile.
+        """
+        if not self._write_lock.acquire(timeout=max(0.0, min(work.deadline - time.monotonic(), 1e6))):
+            raise CommunicationTimeoutError(work.operation, work.seconds)
+        try:
+            while self._outbox:
+                self._flush()
+                if self._outbox:
+                    self._await_room(work, started=False)
+            self._write_all(list(buffers), fds, work)
+        finally:
+            self._write_lock.release()
+        self._flush_leftovers()
+
+    def try_write(self, data: bytes, fds: Sequence[int] = ()) -> bool:
+        """Sends `data` if that needs no waiting, and tells whether it did.
+
+        Raises:
+            ConnectionLostError: the connection is over.
+        """
+        if not self._write_lock.acquire(blocking=False):
+            return False
+        try:
+            if self._outbox:
+                return False
+            sent = self._send([data], fds)
+            if not sent:
+                return False
+            if sent < len(data):
+                self._outbox.append((memoryview(data)[sent:], ()))
+        finally:
+            self._write_lock.release()
+        self._flush_leftovers()
+        return True
+
+    def post(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Sends `data` now or as soon as there is room; never blocks, and raises nothing on a lost connection."""
+        if fds or self._outbox or not self._write_lock.acquire(blocking=False):
+            self._outbox.append((data, fds))
+        else:
+            try:
+                self._post(data)
+            finally:
+                self._write_lock.release()
+        if self._outbox:
+            self._flush_leftovers()
+
+    def _post(self, data: bytes) -> None:
+        """Sends what goes at once, and keeps the rest. The caller holds the lock for writing."""
+        sent = 0
+        # Another thread may have come in between: then it is its turn first.
+        if not self._outbox and not self._closed:
+            try:
+                sent = self.sock.send(data, _FLAGS)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # whoever reads sees the end of the connection, and tells
+        if sent == len(data):
+            return
+        if sent:
+            self._outbox.appendleft((memoryview(data)[sent:], ()))
+        else:
+            self._outbox.append((data, ()))
+
+    def writable(self) -> None:
+        """The endpoint's thread saw that there is room."""
+        self._flush_leftovers()
+        self.arm()
+
+    def _flush_leftovers(self) -> None:
+        while self._outbox and not self._closed and self._write_lock.acquire(blocking=False):
+            try:
+                self._flush()
+            except ConnectionLostError:
+                return  # whoever reads sees the end of the connection, and tells
+            finally:
+                self._write_lock.release()
+            if self._outbox:
+                self.arm()
+                return
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, fds = self._outbox[0]
+            sent = self._send([data], fds)
+            if sent == len(data):
+                self._outbox.popleft()
+                continue
+            if sent:
+                self._outbox[0] = (memoryview(data)[sent:], ())
+            return
+
+    def _write_all(self, buffers: list[Bytes], fds: Sequence[int], work: Work[object]) -> None:
+        started = False
+        while buffers:
+            batch = buffers[:_BUFFERS_PER_CALL]
+            sent = self._send(batch, fds)
+            if not sent:
+                self._await_room(work, started=started)
+                continue
+            started, fds = True, ()
+            done = 0
+            while done < len(batch) and sent >= len(batch[done]):
+                sent -= len(batch[done])
+                done += 1
+            del buffers[:done]
+            if sent:
+                buffers[0] = memoryview(buffers[0])[sent:]
+
+    def _send(self, buffers: Sequence[Bytes], fds: Sequence[int]) -> int:
+        if self._closed:
+            raise ConnectionLostError("the connection is closed")
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else ()
+        try:
+            return self.sock.sendmsg(buffers, ancillary, _FLAGS)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConnectionLostError(f"the connection broke: {error.strerror or error}") from error
+
+    def _await_room(self, work: Work[object], *, started: bool) -> None:
+        """Waits until the socket takes more. Half a frame cannot be taken back: giving up then ends the connection."""
+        poller = select.poll()
+        poller.register(self.fd, select.POLLOUT)
+        while True:
+            error = work.exception()
+            left = work.deadline - time.monotonic()
+            if error is None and left <= 0:
+                error = CommunicationTimeoutError(
+                    work.operation, work.seconds, picture="the other side takes nothing more: its process hangs"
+                )
+            if error is None and self._closed:
+                error = ConnectionLostError("the connection is closed")
+            if error is not None:
+                if started:
+                    self._watcher.lost(self, "a message to it was given up halfway")
+                raise error
+            if poller.poll(min(left, _SLICE) * 1000):
+                return
+
+    # The end
+
+    def shut(self) -> None:
+        """Ends the traffic at once; descriptors are closed by `close`, when no thread uses them."""
+        self._closed = True
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it was over already
+        finally:
+            self._wake()
+
+    def close(self) -> None:
+        """Ends the connection and frees what it holds, once no thread is in it."""
+        self.shut()
+        with self._role, self._write_lock, self._kick_lock:
+            if self._kick < 0:
+                return
+            self.sock.close()
+            os.close(self._kick)
+            self._kick = -1
+            self._reader.close()
+            self.segments.clear()
+            self._outbox.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the descriptors without a word to the other side."""
+        self._closed = True
+        self.sock.close()
+        if self._kick >= 0:
+            os.close(self._kick)
+            self._kick = -1
+
+
+def _not_watched(connection: Connection, reading: bool, writing: bool) -> None:
+    """Before the endpoint's thread knows the connection, and where there is none."""

@@ -1,0 +1,440 @@
+"""The outgoing half of an endpoint: from a message to a frame on the right connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+
+from rlinf_core.collective.arena import Arena, spill
+from rlinf_core.collective.connection import Connection, ConnectionLostError
+from rlinf_core.collective.forwards import Forwards
+from rlinf_core.collective.frame import Flag, Frame, Kind, SharedPlace, pack_message
+from rlinf_core.collective.link import Link
+from rlinf_core.collective.parcel import Parcel, private_memory
+from rlinf_core.collective.payload import HostPart, PartKind
+from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.transports.base import Bytes, Cargo, HostTransport, Message, inline
+from rlinf_core.collective.transports.shared_memory import SharedMemoryTransport, descriptors, shared_cargo
+from rlinf_core.collective.transports.stream import StreamTransport
+from rlinf_core.collective.work import Board, Work
+
+# What of a parcel's flags is still true when it travels on.
+_LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
+# Below this, one buffer is cheaper than two.
+_JOIN = 16 << 10
+Loading = Callable[[Connection], Cargo]
+
+
+class Courier:
+    """Sends messages: by the calling thread where it may block, else by the link's own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        arena: Arena,
+        board: Board,
+        connect: Callable[[Link, Work[object]], Connection | None],
+        hand_over: Callable[[Link, Parcel], None],
+        explain: Callable[[Link, str], Exception],
+    ) -> None:
+        """
+        Args:
+            settings: sizes and times.
+            arena: shared memory for large bodies.
+            board: where blocked operations are published.
+            connect: the connection of a link, made when needed; None when the peer lives in this process.
+            hand_over: delivers within this process.
+            explain: the error for a lost peer.
+        """
+        self._settings = settings
+        self._arena = arena
+        self._board = board
+        self._connect = connect
+        self._hand_over = hand_over
+        self._explain = explain
+        self._stream = StreamTransport()
+        self.forwards = Forwards()
+
+    def send(self, link: Link, message: Message, work: Work[object], *, acknowledgement: Work[None] | None) -> None:
+        """Sends and returns when the message's memory may be changed.
+
+        Raises:
+            Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
+        """
+        if link.outgoing.run_at_once(lambda: self._try(link, message, acknowledgement)):
+            return
+        with self._board.during(work):
+            link.outgoing.run(lambda: self._send(link, message, work, acknowledgement), work)
+
+    def send_async(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
+        """Sends in the background; `work` finishes when the message's memory may be changed."""
+        if message.body_size <= self._settings.direct_limit:
+            try:
+                done = link.outgoing.run_at_once(lambda: self._try(link, message, acknowledgement))
+            except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+                work.fail(error)
+                return
+            if done:
+                work.finish(None)
+                return
+        link.outgoing.queue(lambda: self._send(link, message, work, acknowledgement), work)
+
+    def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
+        """Sends one message to several peers: those on this host share one copy of the body.
+
+        Each link's outcome is that of its work; returns when the message's memory may be changed.
+        """
+        sharers: list[tuple[Link, Work[object], Connection]] = []
+        for link, work in zip(links, works, strict=True):
+            connection = self._connection_or_fail(link, work) if message.body_size > self._limit else None
+            # Two members in one process share its mapping, so the second gets a copy of its own.
+            taken = any(connection is other for _, _, other in sharers)
+            if connection is not None and connection.shares_memory and not taken:
+                sharers.append((link, work, connection))
+            elif not work.settled:
+                link.outgoing.queue(lambda link=link, work=work: self._send(link, message, work, None), work)
+        if sharers:
+            self._share(message, sharers)
+        for work in works:
+            work.wait_until(work.deadline)
+
+    def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray, weight: float) -> bool:
+        """Sends a few bytes past whatever waits for its turn on the link; False when the link was not used before."""
+        connection = link.outgoing.connection
+        if connection is None or connection.closed or link.outgoing.routed is not connection:
+            return False
+        connection.post(pack_message(tag, link.outgoing.route, key, head, weight))
+        return True
+
+    def forward_async(
+        self, link: Link, parcel: Parcel, message: Message, work: Work[object], handover: Handover
+    ) -> None:
+        """Passes on what has arrived, in the background; where both sides share memory, without a copy."""
+
+        def at_once() -> bool:
+            connection = self._ready_connection(link)
+            cargo = None if connection is None else self._pass_on(parcel, connection, message, handover)
+            if connection is None or cargo is None:
+                return False
+            with self._handing_over(parcel, connection, cargo, handover) as handed:
+                handed.done = self._write_now(link, connection, message, cargo, None)
+            return handed.done
+
+        try:
+            if link.outgoing.run_at_once(at_once):
+                work.finish(None)
+                return
+        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+            work.fail(error)
+            return
+        link.outgoing.queue(lambda: self._forward(link, parcel, message, work, handover), work)
+
+    def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
+        """Sends a message whose body is fresh memory that both sides keep; None where they share none: it has none."""
+        connection = self._connect(link, work)
+        block = spill(size, 1) if connection is not None and connection.shares_memory else None
+        if connection is None or block is None:
+            self.send(link, message, work, acknowledgement=None)
+            return None
+        message.parts = [_Announced(size, PartKind.HOST)]
+        cargo = shared_cargo(block, 0, _keep)
+        link.outgoing.run(lambda: self._write(link, connection, message, cargo, work, None), work)
+        return block.memory()
+
+    def concede(self, link: Link, parcel: Parcel) -> None:
+        """The other side has taken what was lent to it: the parcel is its own now, and nothing of it remains here."""
+        lease = parcel.take_lease()
+        connection = link.outgoing.connection
+        if lease is None or connection is None:
+            return
+        if lease.forwarded:
+            self.forwards.remember(lease, connection)
+        else:
+            lease.release()
+
+    @property
+    def _limit(self) -> int:
+        return self._settings.inline_limit
+
+    # One message at its turn
+
+    def _try(self, link: Link, message: Message, acknowledgement: Work[None] | None) -> bool:
+        """Sends if that needs no waiting for anybody, and tells whether it did."""
+        connection = self._ready_connection(link)
+        if connection is None:
+            return False
+        size = message.body_size
+        if size <= self._limit:
+            return self._write_now(link, connection, message, inline(message), acknowledgement)
+        if not connection.shares_memory:
+            return False
+        block = self._arena.try_allocate(size, (connection.peer.incarnation,))
+        if block is None:
+            return False
+        cargo = shared_cargo(block, 0, lambda: self._arena.cancel(block))
+        done = False
+        try:
+            message.gather(block.memory())
+            done = self._write_now(link, connection, message, cargo, acknowledgement)
+        finally:
+            if not done:
+                cargo.undo()
+        return done
+
+    def _send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
+        connection = self._connect(link, work)
+        if connection is None:
+            self._deliver_here(link, message, acknowledgement)
+            return
+        cargo = self._load(message, connection, work)
+        try:
+            self._write(link, connection, message, cargo, work, acknowledgement)
+        except BaseException:
+            cargo.undo()
+            raise
+
+    def _load(self, message: Message, connection: Connection, work: Work[object]) -> Cargo:
+        if message.body_size <= self._limit:
+            return inline(message)
+        transport: HostTransport = self._stream
+        if connection.shares_memory:
+            owners = (connection.peer.incarnation,)
+            transport = SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
+        return transport.load(message, work)
+
+    def _ready_connection(self, link: Link) -> Connection | None:
+        connection = link.outgoing.connection
+        return None if connection is None or connection.closed else connection
+
+    def _write_now(
+        self,
+        link: Link,
+        connection: Connection,
+        message: Message,
+        cargo: Cargo,
+        acknowledgement: Work[None] | None,
+    ) -> bool:
+        data, fds = self._frame(link, connection, message, cargo, acknowledgement)
+        if cargo.body:
+            data = b"".join((data, *cargo.body))
+        try:
+            written = connection.try_write(data, fds)
+        except ConnectionLostError as error:
+            link.outgoing.unacknowledged.pop(link.outgoing.sequence + 1, None)
+            raise self._explain(link, str(error)) from error
+        if written:
+            self._written(link, connection, cargo)
+        return written
+
+    def _write(
+        self,
+        link: Link,
+        connection: Connection,
+        message: Message,
+        cargo: Cargo,
+        work: Work[object],
+        acknowledgement: Work[None] | None,
+    ) -> None:
+        data, fds = self._frame(link, connection, message, cargo, acknowledgement)
+        buffers: list[Bytes] = [data, *cargo.body]
+        if cargo.body_size <= _JOIN:
+            buffers = [b"".join(buffers)]
+        try:
+            connection.write(buffers, fds, work)
+        except ConnectionLostError as error:
+            raise self._explain(link, str(error)) from error
+        self._written(link, connection, cargo)
+
+    def _frame(
+        self,
+        link: Link,
+        connection: Connection,
+        message: Message,
+        cargo: Cargo,
+        acknowledgement: Work[None] | None,
+    ) -> tuple[bytes, Sequence[int]]:
+        """The bytes of the frame, and of the one that names its route where that is new."""
+        outgoing = link.outgoing
+        opening = b""
+        if outgoing.routed is not connection:
+            outgoing.route = connection.next_route()
+            names = json.dumps([link.me, link.peer]).encode()
+            opening = Frame(Kind.ROUTE, route=outgoing.route, head=names).pack()
+        fds: Sequence[int] = ()
+        if cargo.fds and (cargo.flags & Flag.ONE_SHOT or _segment(cargo) not in connection.passed):
+            fds = cargo.fds
+        frame = message.frame(Kind.MESSAGE, outgoing.route, outgoing.sequence + 1, cargo)
+        if fds:
+            frame.flags |= Flag.DESCRIPTOR_FOLLOWS
+        if acknowledgement is not None:
+            frame.flags |= Flag.ACKNOWLEDGE
+            outgoing.unacknowledged[outgoing.sequence + 1] = acknowledgement
+        return opening + frame.pack(), fds
+
+    def _written(self, link: Link, connection: Connection, cargo: Cargo) -> None:
+        link.outgoing.sequence += 1
+        link.outgoing.routed = connection
+        if cargo.place is not None and not cargo.flags & Flag.ONE_SHOT:
+            connection.passed.add(_segment(cargo))
+
+    # Several receivers
+
+    def _connection_or_fail(self, link: Link, work: Work[object]) -> Connection | None:
+        try:
+            return self._connect(link, work)
+        except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
+            work.fail(error)
+            return None
+
+    def _share(self, message: Message, sharers: Sequence[tuple[Link, Work[object], Connection]]) -> None:
+        owners = [connection.peer.incarnation for _, _, connection in sharers]
+        works = [work for _, work, _ in sharers]
+        try:
+            transport = SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
+            block = transport.fill(message, works[0])
+        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+            for work in works:
+                work.fail(error)
+            return
+        for place, (link, work, connection) in enumerate(sharers):
+            cargo = shared_cargo(block, place, lambda place=place: self._arena.cancel_lease(block, place))
+            if len(sharers) > 1:
+                cargo.flags |= Flag.PRIVATE_COPY
+
+            self._write_share(link, message, work, connection, cargo)
+
+    def _write_share(
+        self, link: Link, message: Message, work: Work[object], connection: Connection, cargo: Cargo
+    ) -> None:
+        """One peer's frame: at once where it need not wait, as a few words seldom do."""
+
+        def write() -> None:
+            try:
+                self._write(link, connection, message, cargo, work, None)
+            except BaseException:
+                cargo.undo()
+                raise
+
+        try:
+            done = link.outgoing.run_at_once(lambda: self._write_now(link, connection, message, cargo, None))
+        except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
+            cargo.undo()
+            work.fail(error)
+            return
+        if done:
+            work.finish(None)
+        else:
+            link.outgoing.queue(write, work)
+
+    # Passing on
+
+    def _forward(self, link: Link, parcel: Parcel, message: Message, work: Work[object], handover: Handover) -> None:
+        connection = self._connect(link, work)
+        if connection is None and handover is Handover.GIVE:
+            self._hand_over(
+                link, Parcel(message.frame(Kind.MESSAGE, 0, 0, Cargo()), parcel.body(), parcel.take_lease())
+            )
+            return
+        cargo = None if connection is None else self._pass_on(parcel, connection, message, handover)
+        if connection is not None and cargo is not None:
+            with self._handing_over(parcel, connection, cargo, handover) as handed:
+                self._write(link, connection, message, cargo, work, None)
+                handed.done = True
+            return
+        message.parts = [
+            HostPart(view, kind) for view, kind in zip(parcel.parts(keep=False), parcel.frame.kinds, strict=True)
+        ]
+        self._send(link, message, work, None)
+        if handover is Handover.GIVE:
+            parcel.release()
+
+    def _pass_on(self, parcel: Parcel, connection: Connection, message: Message, handover: Handover) -> Cargo | None:
+        """The parcel's body as cargo where it needs no copy, else None."""
+        frame, lease = parcel.frame, parcel.lease
+        if lease is None and frame.body_size <= self._limit:
+            body: list[Bytes] = [parcel.body()] if frame.body_size else []
+            return Cargo(body=body, body_size=frame.body_size)
+        if lease is None or lease.private or handover is Handover.COPY or not connection.shares_memory:
+            return None
+        segment = lease.segment
+        flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
+        place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
+        return Cargo(flags, place, fds=descriptors(segment))
+
+    @contextmanager
+    def _handing_over(
+        self, parcel: Parcel, connection: Connection, cargo: Cargo, handover: Handover
+    ) -> Generator[_Handed, None, None]:
+        """The other side's from before it hears of it, for it may give it back at once."""
+        handed = _Handed()
+        lease = parcel.lease if cargo.place is not None else None
+        if lease is not None:
+            lease.forward(self.forwards.mark)
+        try:
+            yield handed
+        finally:
+            if handed.done:
+                if handover is Handover.GIVE:
+                    parcel.take_lease()
+                    if lease is not None:
+                        self.forwards.remember(lease, connection)
+            elif lease is not None:
+                lease.keep()
+
+    # Within this process
+
+    def _deliver_here(self, link: Link, message: Message, acknowledgement: Work[None] | None) -> None:
+        """A private copy, as any receiver gets one."""
+        size = message.body_size
+        link.outgoing.sequence += 1
+        frame = message.frame(Kind.MESSAGE, 0, link.outgoing.sequence, Cargo(body_size=size))
+        if acknowledgement is not None:
+            frame.flags |= Flag.ACKNOWLEDGE
+            link.outgoing.unacknowledged[link.outgoing.sequence] = acknowledgement
+        block = self._arena.try_allocate(size) if size > self._limit else None
+        if block is None:
+            body = private_memory(size)
+            message.gather(body)
+            self._hand_over(link, Parcel(frame, body))
+        else:
+            message.gather(block.memory())
+            self._hand_over(link, Parcel(frame, lease=block.lease()))
+
+
+class Handover(Enum):
+    """What becomes of a parcel that is passed on."""
+
+    GIVE = "give"  # it is the other side's
+    LEND = "lend"  # it is the other side's once `concede` is called; until then it can be passed on anew
+    COPY = "copy"  # it stays, and the other side gets a copy
+
+
+def outline(parcel: Parcel, *, tag: int, key: bytes, weight: float) -> Message:
+    """A message that says what the parcel holds, whose bytes are added, or lie in the cargo already."""
+    frame = parcel.frame
+    parts = [_Announced(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
+    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)
+
+
+def _keep() -> None:
+    """Shared memory that could not be sent goes with its last reference."""
+
+
+class _Handed:
+    """Whether a frame has left."""
+
+    done = False
+
+
+class _Announced(HostPart):
+    """A part whose bytes lie in the cargo already."""
+
+    def __init__(self, nbytes: int, kind: int) -> None:
+        super().__init__(memoryview(b""), kind)
+        self.nbytes = nbytes
+
+
+def _segment(cargo: Cargo) -> int:
+    return 0 if cargo.place is None else cargo.place.segment

@@ -1,0 +1,447 @@
+"""The one place of a process through which its workers, channels and driver talk to other processes.
+
+Threads: one accepts, one reads whatever nobody waits for; a thread that waits reads for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.arena import Arena, ArenaUse
+from rlinf_core.collective.card import make_card
+from rlinf_core.collective.codec import FallbackDumps, encode
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connections import Connections, UnreachableError
+from rlinf_core.collective.connector import Connector
+from rlinf_core.collective.courier import Courier, Handover, outline
+from rlinf_core.collective.dispatcher import Dispatcher, Handler
+from rlinf_core.collective.frame import Frame, Kind
+from rlinf_core.collective.link import AnyReceipt, Link
+from rlinf_core.collective.listener import Listener, listen_tcp, listen_unix
+from rlinf_core.collective.network import advertised_address
+from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.payload import DeviceExport, Encoded
+from rlinf_core.collective.reactor import Reactor
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.transports.base import Message
+from rlinf_core.collective.transports.device import DeviceRouter, DeviceTransport
+from rlinf_core.collective.unix_directory import UnixDirectory
+from rlinf_core.collective.work import Board, Work
+from rlinf_core.errors import (
+    CancelledOperationError,
+    MismatchError,
+    PeerNotFoundError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
+from rlinf_core.waiting import OperationBoard, OperationKind
+
+_log = logging.getLogger(__name__)
+# (peer, what happened to the connection) -> the error that its operations raise.
+Explain = Callable[[str, str], Exception]
+_SOCKET = "s"
+
+
+def _died(peer: str, reason: str) -> Exception:
+    return WorkerDiedError(peer, cause=reason)
+
+
+class Endpoint:
+    """Sends and receives for the addresses of one process.
+
+    Made when the process first communicates; publish its `card` where other processes look, and give links a
+    `Connector` that finds theirs.
+
+    Attributes:
+        card: how others reach it.
+        settings: sizes and times.
+        board: what threads of this process wait for.
+        devices: ways for tensors on accelerators.
+    """
+
+    def __init__(
+        self,
+        secret: ClusterSecret,
+        *,
+        ip: str | None = None,
+        directory: str | None = None,
+        settings: Settings | None = None,
+        operations: OperationBoard | None = None,
+        fallback: FallbackDumps | None = None,
+        explain: Explain = _died,
+        devices: tuple[str, ...] = (),
+        transports: Sequence[DeviceTransport] = (),
+    ) -> None:
+        """
+        Args:
+            secret: what the processes of this cluster share.
+            ip: the address that other hosts reach this one by; by default that of `RLINF_NET_IF`, or of the default
+                route.
+            directory: where the private directory for unix sockets is made; by default the temporary directory.
+            settings: sizes and times; by default from the environment.
+            operations: where operations are published.
+            fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
+            explain: makes the error for a lost peer, from its address and what became of the connection; it may block
+                for a moment.
+        """
+        self.settings = Settings.from_environment() if settings is None else settings
+        self.board = Board(operations)
+        self.board.patience = self.settings.timeout
+        self._fallback = fallback
+        self._explain_loss = explain
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._links: dict[tuple[str, str], Link] = {}
+        self._lost_callbacks: list[Callable[[str, str], None]] = []
+        # Shared memory of processes that are gone, by identity.
+        self._orphans: list[int] = []
+        self._closed = False
+        self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._arena = Arena(self.settings.arena_bytes, self._release_event)
+        self._directory = UnixDirectory(directory)
+        path = str(self._directory.path / _SOCKET)
+        tcp = listen_tcp(advertised_address() if ip is None else ip, self.settings.socket_buffer)
+        host, port = tcp.getsockname()[:2]
+        self.card = make_card(path, host if ip is None else ip, port, devices)
+        self.devices = DeviceRouter(transports)
+        self._dispatcher = Dispatcher(self)
+        self._reactor = Reactor(str(self._pid), self._dispatcher.may_resume, self.settings.reactor_spin)
+        self._connections = Connections(
+            self.card, secret, self.settings, self._dispatcher, lambda connection: self._reactor.add(connection)
+        )
+        self._courier = Courier(
+            self.settings, self._arena, self.board, self._connect, self._dispatcher.deliver_here, self.explain
+        )
+        self._listener = Listener(
+            [listen_unix(path), tcp],
+            secret,
+            self._connections.admit,
+            timeout=self.settings.handshake_timeout,
+            most=self.settings.pending_handshakes,
+        )
+        _endpoints.add(self)
+
+    # Addresses
+
+    def link(self, me: WorkerAddress, peer: WorkerAddress, connector: Connector | None = None) -> Link:
+        """Both directions between a local address and another; the connector finds the other when needed."""
+        link = self.link_by_names(me.get_name(), peer.get_name())
+        if connector is not None:
+            link.connector = connector
+        return link
+
+    def link_by_names(self, me: str, peer: str) -> Link:
+        with self._lock:
+            link = self._links.get((me, peer))
+            if link is None:
+                link = self._links[me, peer] = Link(me, peer)
+            return link
+
+    # Messages
+
+    def message(
+        self, obj: object, *, link: Link | None = None, tag: int = 0, key: bytes = b"", weight: float = 0.0
+    ) -> Message:
+        """`obj` ready to be sent.
+
+        With `link`, it goes nowhere else, and tensors on accelerators take the way that is best for its peer. Without,
+        all goes through host memory.
+
+        Raises:
+            PayloadError: it does not pickle.
+        """
+        return Message.of(self.encode(obj, link), self.settings.inline_limit, tag=tag, key=key, weight=weight)
+
+    def encode(self, obj: object, link: Link | None = None) -> Encoded:
+        """`obj` as a pickle stream and the parts beside it, see `message`.
+
+        Raises:
+            PayloadError: it does not pickle.
+        """
+        return encode(obj, self._fallback, None if link is None else self.device_export(link))
+
+    def device_export(self, link: Link) -> DeviceExport | None:
+        """How tensors on accelerators go to the peer of a link; None: through host memory, as before first contact."""
+        return self.devices.export_to(link.outgoing.connection)
+
+    def send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None) -> None:
+        """Sends; returns when the message's memory may be changed, which is not yet when it was received."""
+        self._check_open()
+        self._courier.send(link, message, work, acknowledgement=acknowledgement)
+
+    def send_async(
+        self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
+    ) -> None:
+        """Sends in the background; `work` finishes when the message's memory may be changed."""
+        self._check_open()
+        self._courier.send_async(link, message, work, acknowledgement)
+
+    def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
+        """Sends one message to several peers; each one's outcome is that of its work."""
+        self._check_open()
+        self._courier.broadcast(links, message, works)
+
+    def forward(
+        self,
+        link: Link,
+        parcel: Parcel,
+        work: Work[object],
+        *,
+        tag: int,
+        key: bytes = b"",
+        weight: float = 0.0,
+        handover: Handover = Handover.GIVE,
+    ) -> None:
+        """Passes on in the background what has arrived, without a copy where both sides share memory.
+
+        A parcel that is lent is the other side's once `concede` is called; until then it may be passed on anew.
+        """
+        self._check_open()
+        message = outline(parcel, tag=tag, key=key, weight=weight)
+        self._courier.forward_async(link, parcel, message, work, handover)
+
+    def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
+        """Sends a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
+
+        Returns:
+            That memory; None where the peer shares none, as on another host. It finds it as the message's body.
+        """
+        self._check_open()
+        return self._courier.share(link, message, size, work)
+
+    def concede(self, link: Link, parcel: Parcel) -> None:
+        """The peer has taken a parcel that was lent to it."""
+        self._courier.concede(link, parcel)
+
+    def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0) -> bool:
+        """Sends a small message to a service, past whatever waits for its turn on the link; never blocks.
+
+        Returns:
+            False when nothing was sent because nothing has gone through the link and its present connection yet.
+        """
+        return self._courier.post(link, tag, key, head, weight)
+
+    def serve(self, tag: int, handler: Handler) -> None:
+        """Messages with this tag (from 1) go to `handler` as they arrive, in the thread that reads: it must not block.
+
+        In order for each link. It gets a `Delivery`, whose parcel is its own.
+        """
+        self._dispatcher.serve(tag, handler)
+
+    def work(
+        self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
+    ) -> Work[object]:
+        """A handle for one operation that is about to begin."""
+        return Work(kind, target, self.seconds(timeout), self.board, detached=detached)
+
+    def seconds(self, timeout: float | None) -> float:
+        return self.settings.timeout if timeout is None else timeout
+
+    def receive(self, link: Link, receipt: AnyReceipt) -> None:
+        """Issues a receive. The connection is made in the background: the peer may dial as well."""
+        self._check_open()
+        if link.incoming.post(receipt):
+            return
+        connection = link.outgoing.connection
+        if connection is not None and not connection.closed:
+            receipt.driver = connection
+            return
+
+        def connect() -> None:
+            try:
+                receipt.driver = self._connect(link, cast("Work[object]", receipt))
+            except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+                if not receipt.settled:
+                    receipt.fail(error)
+
+        if receipt.serial is None:
+            connect()
+        else:
+            threading.Thread(target=connect, name="rlinf-connect", daemon=True).start()
+
+    # Failures
+
+    def fail(self, error: Exception, peer: WorkerAddress | None = None) -> int:
+        """Fails every operation that goes on, or those with `peer`, and tells how many. Each raises `error`."""
+        name = None if peer is None else peer.get_name()
+        works = {id(work): work for work in self.board.waiting()}
+        for link in self.links():
+            if name is None or link.peer == name:
+                works.update((id(work), work) for work in link.open_works())
+        return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
+
+    def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Calls `callback(address, reason)` when the process of a peer is gone; it must not block."""
+        self._lost_callbacks.append(callback)
+
+    def links(self) -> list[Link]:
+        with self._lock:
+            return list(self._links.values())
+
+    def refusals(self) -> list[MismatchError]:
+        """Mismatches that peers reported and that no operation has raised."""
+        return [error for link in self.links() for error in link.outgoing.take_refusals()]
+
+    def shared_memory(self) -> ArenaUse:
+        """What this process's shared memory holds."""
+        return self._arena.use()
+
+    def collect(self) -> None:
+        """Lets go of memory of others whose owners, or whose last holders, are dead by now.
+
+        To be called now and then by who passes on what others sent, as a channel does.
+        """
+        self._courier.forwards.collect()
+        orphans, self._orphans = self._orphans, []
+        for identity in orphans:
+            for connection in self._connections.all():
+                if identity in connection.passed:
+                    connection.passed.discard(identity)
+                    connection.post(Frame(Kind.FORGET, sequence=identity).pack())
+
+    def explain(self, link: Link, reason: str) -> Exception:
+        """The error for operations with a peer that was lost."""
+        return self._explain_loss(link.peer, reason)
+
+    # The end
+
+    def close(self, *, linger: float = 1.0) -> None:
+        """Says goodbye, fails what goes on, and frees every descriptor; views that were received stay valid.
+
+        Args:
+            linger: seconds that messages in the background may still take to leave.
+        """
+        with self._lock:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+        until = time.monotonic() + linger
+        for link in self.links():
+            link.outgoing.drain(until - time.monotonic())
+        self._listener.close()
+        for connection in self._connections.all():
+            connection.post(Frame(Kind.GOODBYE).pack())
+        self.fail(CancelledOperationError("the endpoint was closed"))
+        for connection in self._connections.all():
+            self._connections.forget(connection)
+            self._reactor.close(connection)
+        self._reactor.stop()
+        self._directory.close()
+        os.close(self._release_event)
+        _endpoints.discard(self)
+
+    def _check_open(self) -> None:
+        if self._closed or self._pid != os.getpid():
+            why = "it was closed" if self._closed else "connections do not survive a fork: this is a child process"
+            raise RuntimeFailure("this process's endpoint cannot be used", why=why)
+
+    # What its parts ask of it
+
+    def _connect(self, link: Link, work: Work[object]) -> Connection | None:
+        """The link's connection; None when the peer lives in this process."""
+        connection = link.outgoing.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if link.incarnation == self.card.incarnation:
+            return None
+        if link.connector is None:
+            raise PeerNotFoundError(link.peer, f"`{link.peer}` is not connected, and nothing tells where it is")
+        deadline = min(work.deadline, time.monotonic() + self.settings.connect_timeout)
+        card = link.connector.lookup(WorkerAddress.from_name(link.peer), deadline - time.monotonic())
+        if card.incarnation == self.card.incarnation:
+            link.incarnation = card.incarnation
+            return None
+        try:
+            connection = self._connections.connect(card, deadline)
+        except UnreachableError as error:
+            if error.gone:
+                raise self.explain(link, error.why or error.message) from error
+            raise PeerNotFoundError(
+                link.peer,
+                f"`{link.peer}` could not be reached in {self.settings.connect_timeout:g} s",
+                why=f"{error.message}: {error.why}" if error.why else error.message,
+                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks",
+            ) from error
+        self.bind(link, connection)
+        return connection
+
+    def bind(self, link: Link, connection: Connection) -> None:
+        """The link goes through this connection from now on."""
+        incarnation = connection.peer.incarnation
+        if link.incarnation not in (None, incarnation):
+            dropped = link.incoming.reset()
+            if dropped:
+                _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", link.peer, dropped)
+        link.incarnation = incarnation
+        current = link.outgoing.connection
+        if current is None or current.closed or current.peer.incarnation != incarnation:
+            link.outgoing.connection = connection
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        """A connection is over: its operations fail, and what its process held is free again."""
+        connection.shut()
+        if not self._connections.forget(connection):
+            return
+        if connection.farewell:
+            reason = "it ended its communication"
+        peer = connection.peer.incarnation
+        lost = [link for link in self.links() if link.outgoing.connection is connection]
+        for link in lost:
+            for callback in self._lost_callbacks:
+                callback(link.peer, reason)
+        if any(link.open_works() for link in lost):
+            # Not in this thread, which reads for everybody: the explanation may take a moment.
+            threading.Thread(target=self._mourn, args=(lost, reason), name="rlinf-lost", daemon=True).start()
+        for segment in connection.segments.values():
+            segment.orphaned = True
+            # Others are told later: a message that refers to it may be on its way to them.
+            self._orphans.append(segment.identity)
+        self._arena.owner_lost(peer, connection.process.is_dead)
+        self._courier.forwards.lost(connection)
+        self._reactor.close(connection)
+
+    def _mourn(self, links: list[Link], reason: str) -> None:
+        """Ends the operations with a peer that is gone."""
+        for link in links:
+            works = link.open_works()
+            link.outgoing.unacknowledged.clear()
+            if works:
+                error = self.explain(link, reason)
+                for work in works:
+                    work.fail(error)
+
+    def hold_back(self, connection: Connection) -> None:
+        self._reactor.hold_back(connection)
+
+    @property
+    def arena(self) -> Arena:
+        return self._arena
+
+    def abandon(self) -> None:
+        """In a forked child: what was inherited must not keep the parent's connections open."""
+        if self._closed:
+            return
+        self._closed = True
+        self._listener.abandon()
+        self._reactor.abandon()
+        for connection in self._connections.inherited():
+            connection.abandon()
+
+
+_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for endpoint in list(_endpoints):
+        endpoint.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

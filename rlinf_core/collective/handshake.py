@@ -1,0 +1,166 @@
+"""Who connects proves that it belongs to the cluster before anything it sends is looked at.
+
+    dialer -> acceptor   greeting, nonce
+    acceptor -> dialer   greeting, nonce
+    dialer -> acceptor   proof over both nonces and its identity, identity
+    acceptor -> dialer   verdict, proof over both nonces and both identities, identity
+
+The dialer proves first, so that a stranger learns nothing but that somebody listens. Nonces are fresh on both sides,
+so nothing recorded can be used again; roles are part of the proof, so nothing can be sent back as one's own.
+Identities are JSON: nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import struct
+import time
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.errors import AuthenticationError
+
+_GREETING = b"rlinf data plane 1\n"
+_NONCE = 32
+_PROOF = 32
+_LENGTH = struct.Struct("<H")
+_LARGEST_IDENTITY = 4096
+
+
+class Verdict(IntEnum):
+    """What the acceptor answers to a dialer that has proven itself."""
+
+    WELCOME = 1
+    DUPLICATE = 2  # another connection between the two exists, or is about to
+    STALE = 3  # the endpoint that the dialer looks for is not here any more
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What each side says about itself.
+
+    Attributes:
+        incarnation: of its endpoint.
+        seeks: the incarnation that it believes to talk to.
+        connection: names this connection; both sides use the dialer's.
+        replaces: the connection to the same endpoint that the dialer lost before, or empty.
+        pid: its process id, as itself sees it.
+        interpreter: the Python that runs it.
+        python: that Python's version.
+        devices: the accelerators that it uses, by the names that the hardware gives them.
+    """
+
+    incarnation: str
+    seeks: str
+    connection: str
+    replaces: str = ""
+    pid: int = 0
+    interpreter: str = ""
+    python: str = ""
+    devices: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Identity:
+        fields = json.loads(data)
+        fields["devices"] = tuple(fields.get("devices", ()))
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+
+
+class _Line:
+    """A socket with one deadline for everything that is read from it."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+
+    def read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the handshake took too long")
+            self._sock.settimeout(left)
+            piece = self._sock.recv(size - len(data))
+            if not piece:
+                raise ConnectionResetError("the other side hung up during the handshake")
+            data += piece
+        return bytes(data)
+
+    def read_identity(self) -> bytes:
+        (size,) = _LENGTH.unpack(self.read(_LENGTH.size))
+        if size > _LARGEST_IDENTITY:
+            raise AuthenticationError("the other side's handshake is malformed")
+        return self.read(size)
+
+    def write(self, data: bytes) -> None:
+        self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        self._sock.sendall(data)
+
+
+def dial(sock: socket.socket, secret: ClusterSecret, mine: Identity, deadline: float) -> tuple[Verdict, Identity]:
+    """The dialer's side; returns the acceptor's verdict and identity.
+
+    Raises:
+        AuthenticationError: whoever listens there does not belong to this cluster, or refuses this process.
+        OSError: the connection broke, or the deadline passed.
+    """
+    line = _Line(sock, deadline)
+    nonce = secrets.token_bytes(_NONCE)
+    line.write(_GREETING + nonce)
+    if line.read(len(_GREETING)) != _GREETING:
+        raise AuthenticationError("whoever listens there does not speak this version of the data plane")
+    theirs = line.read(_NONCE)
+    identity = mine.encode()
+    line.write(secret.sign(b"dial", nonce, theirs, identity) + _LENGTH.pack(len(identity)) + identity)
+    try:
+        verdict = line.read(1)
+    except ConnectionResetError:
+        raise AuthenticationError(
+            "the other side hung up on our proof of membership",
+            help="both processes must hold the secret of the same cluster",
+        ) from None
+    proof = line.read(_PROOF)
+    answer = line.read_identity()
+    if not secret.verify(proof, b"accept", nonce, theirs, identity, verdict, answer):
+        raise AuthenticationError("whoever listens there does not belong to this cluster")
+    return Verdict(verdict[0]), Identity.decode(answer)
+
+
+class Acceptance:
+    """The acceptor's side, up to the point where it must decide."""
+
+    def __init__(self, sock: socket.socket, secret: ClusterSecret, deadline: float) -> None:
+        """Reads the dialer's proof.
+
+        Raises:
+            AuthenticationError: the dialer does not belong to this cluster.
+            OSError: the connection broke, or the deadline passed.
+        """
+        self._line = _Line(sock, deadline)
+        self._secret = secret
+        if self._line.read(len(_GREETING)) != _GREETING:
+            raise AuthenticationError("a stranger connected that does not speak this protocol")
+        self._theirs = self._line.read(_NONCE)
+        self._nonce = secrets.token_bytes(_NONCE)
+        self._line.write(_GREETING + self._nonce)
+        proof = self._line.read(_PROOF)
+        self._identity = self._line.read_identity()
+        if not secret.verify(proof, b"dial", self._theirs, self._nonce, self._identity):
+            raise AuthenticationError("a stranger connected that does not know this cluster's secret")
+        try:
+            self.dialer = Identity.decode(self._identity)
+        except (ValueError, TypeError, KeyError) as error:
+            raise AuthenticationError("the dialer's identity is malformed") from error
+
+    def answer(self, verdict: Verdict, mine: Identity) -> None:
+        """Tells the dialer."""
+        identity = mine.encode()
+        said = bytes([verdict])
+        proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, said, identity)
+        self._line.write(said + proof + _LENGTH.pack(len(identity)) + identity)

@@ -1,0 +1,270 @@
+"""The two directions between one local address and one remote one, each with its own order.
+
+Incoming: messages and receives meet in the order in which each was issued. Outgoing: messages leave in the order of
+issue, by the calling thread when it may block, else by a thread of the link that exists while there is work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from rlinf_core.collective.frame import Flag, Frame
+from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import MismatchError
+
+if TYPE_CHECKING:
+    from rlinf_core.collective.connection import Connection
+    from rlinf_core.collective.connector import Connector
+
+_DRAIN_SLICE = 0.005
+AnyReceipt = Receipt[object]
+
+
+class Origin(ABC):
+    """Where a parcel came from: told what became of it."""
+
+    @abstractmethod
+    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
+        """It met a receive that it fitted, or did not. Must not block."""
+
+    def queued(self, parcel: Parcel) -> None:  # noqa: B027 - most need not know
+        """It waits for a receive."""
+
+    def taken(self, parcel: Parcel) -> None:  # noqa: B027 - most need not know
+        """It had waited for a receive, and does not any more."""
+
+
+class Incoming:
+    """Messages from one peer, and the receives that wait for them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._arrived: deque[tuple[Parcel, Origin]] = deque()
+        self._pending: deque[AnyReceipt] = deque()
+
+    def deliver(self, parcel: Parcel, origin: Origin) -> bool:
+        """A message is here; tells whether somebody waited for it."""
+        with self._lock:
+            receipt = self._next_receipt()
+            if receipt is None:
+                self._arrived.append((parcel, origin))
+                origin.queued(parcel)
+                return False
+        self._match(receipt, parcel, origin)
+        return True
+
+    def post(self, receipt: AnyReceipt) -> bool:
+        """A receive was issued; tells whether it met a message."""
+        with self._lock:
+            if not self._arrived:
+                self._pending.append(receipt)
+                return False
+            parcel, origin = self._arrived.popleft()
+        origin.taken(parcel)
+        self._match(receipt, parcel, origin)
+        return True
+
+    def claim(self, size: int, dtype_and_shape: str) -> AnyReceipt | None:
+        """Takes the next receive out of the queue when it wants just these bytes in memory that lies in one piece."""
+        with self._lock:
+            while self._pending and self._pending[0].settled:
+                self._pending.popleft()
+            if not self._pending or self._arrived:
+                return None
+            target = self._pending[0].buffer
+            if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
+                return None
+            return self._pending.popleft() if target.view() is not None else None
+
+    def withdraw(self, receipt: AnyReceipt) -> None:
+        """Forgets a receive that nobody waits for any more."""
+        with self._lock:
+            if receipt in self._pending:
+                self._pending.remove(receipt)
+
+    def reset(self) -> int:
+        """The peer was launched anew: drops what its predecessor sent and nobody took, and tells how many."""
+        with self._lock:
+            stale = list(self._arrived)
+            self._arrived.clear()
+        for parcel, origin in stale:
+            origin.taken(parcel)
+            parcel.release()
+        return len(stale)
+
+    def pending(self) -> list[AnyReceipt]:
+        with self._lock:
+            return [receipt for receipt in self._pending if not receipt.settled]
+
+    def arrived(self) -> int:
+        return len(self._arrived)
+
+    def _next_receipt(self) -> AnyReceipt | None:
+        while self._pending:
+            receipt = self._pending.popleft()
+            if not receipt.settled:
+                return receipt
+        return None
+
+    def _match(self, receipt: AnyReceipt, parcel: Parcel, origin: Origin) -> None:
+        mismatch = find_mismatch(receipt, parcel, self._name)
+        if mismatch is None:
+            if not receipt.arrive(parcel):
+                parcel.release()
+        else:
+            parcel.release()
+            receipt.fail(mismatch)
+        if mismatch is not None or parcel.frame.flags & Flag.ACKNOWLEDGE:
+            origin.acknowledge(parcel.frame, mismatch)
+
+
+def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
+    return nbytes == size and dtype_and_shape.partition("[")[0] == dtype
+
+
+def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchError | None:
+    """Why a message is not what a receive asked for, or None when it is."""
+    frame, target = parcel.frame, receipt.buffer
+    is_tensor = bool(frame.flags & Flag.TENSOR)
+    sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
+    if target is None:
+        if not is_tensor:
+            return None
+        return MismatchError(
+            f"{sent} with `send_tensor`", "an object: it called `recv`", where=where, help="pair it with `recv_tensor`"
+        )
+    if not is_tensor:
+        return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
+    if fits(target.dtype, target.nbytes, sent, frame.sizes[0] if not any(frame.kinds) else target.nbytes):
+        return None
+    return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
+
+
+class Outgoing:
+    """Messages to one peer."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._order = threading.Lock()
+        self._jobs_lock = threading.Lock()
+        self._jobs: deque[tuple[Callable[[], None], Work[object]]] = deque()
+        self._busy = False
+        self._refusals: deque[MismatchError] = deque()
+        self.unacknowledged: dict[int, Work[None]] = {}
+        self.sequence = 0
+        self.route = 0
+        self.connection: Connection | None = None
+        # The connection that knows `route`.
+        self.routed: Connection | None = None
+
+    def run(self, job: Callable[[], None], work: Work[object]) -> None:
+        """Runs `job` in its turn and returns when it is done; raises what it raised."""
+        if not self._busy and self._order.acquire(blocking=False):
+            try:
+                if not self._jobs:
+                    job()
+                    return
+            finally:
+                self._order.release()
+        self.queue(job, work)
+        work.wait()
+
+    def run_at_once(self, job: Callable[[], bool]) -> bool:
+        """Runs `job` if it is its turn now and it need not wait; tells whether it was done."""
+        if self._busy or not self._order.acquire(blocking=False):
+            return False
+        try:
+            return not self._jobs and job()
+        finally:
+            self._order.release()
+
+    def queue(self, job: Callable[[], None], work: Work[object]) -> None:
+        """Runs `job` in its turn in the link's own thread; `work` carries what it raises, and finishes with it."""
+        with self._jobs_lock:
+            self._jobs.append((job, work))
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
+
+    def queued(self) -> list[Work[object]]:
+        """What has not left yet."""
+        with self._jobs_lock:
+            return [work for _, work in self._jobs]
+
+    def drain(self, seconds: float) -> bool:
+        """Waits for the jobs that are under way, and tells whether they are done."""
+        deadline = time.monotonic() + seconds
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(_DRAIN_SLICE)
+        return not self._busy
+
+    def refused(self, error: MismatchError) -> None:
+        self._refusals.append(error)
+
+    def raise_refusal(self) -> None:
+        """Raises the first mismatch that the peer reported and that no operation has raised yet."""
+        if self._refusals:
+            raise self._refusals.popleft()
+
+    def take_refusals(self) -> list[MismatchError]:
+        taken = list(self._refusals)
+        self._refusals.clear()
+        return taken
+
+    def _work_off(self) -> None:
+        while True:
+            with self._order:
+                with self._jobs_lock:
+                    if not self._jobs:
+                        self._busy = False
+                        return
+                    job, work = self._jobs[0]
+                error: BaseException | None = work.exception() if work.settled else None
+                if error is None:
+                    try:
+                        job()
+                    except Exception as raised:  # noqa: BLE001 - it is the outcome of the operation
+                        error = raised
+                with self._jobs_lock:
+                    self._jobs.popleft()
+            if error is not None:
+                work.fail(error)
+            else:
+                work.finish(None)
+
+
+class Link:
+    """Both directions between `me` and `peer`.
+
+    Attributes:
+        me: the local address.
+        peer: the remote one.
+        incoming: what comes from it.
+        outgoing: what goes to it.
+        incarnation: the endpoint that the peer was last known by, or None.
+        connector: finds the peer, or None where it was the peer that came to us.
+    """
+
+    def __init__(self, me: str, peer: str) -> None:
+        self.me = me
+        self.peer = peer
+        self.incoming = Incoming(f"{peer} -> {me}")
+        self.outgoing = Outgoing(peer)
+        self.incarnation: str | None = None
+        self.connector: Connector | None = None
+
+    def open_works(self) -> list[Work[object]]:
+        """Operations that the peer's death ends."""
+        waiting: list[Work[object]] = list(self.incoming.pending())
+        waiting.extend(cast("Work[object]", work) for work in list(self.outgoing.unacknowledged.values()))
+        waiting.extend(self.outgoing.queued())
+        return waiting

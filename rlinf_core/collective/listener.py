@@ -1,0 +1,179 @@
+"""Listening sockets, and the hall in which whoever connects proves itself.
+
+A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest makes
+room for the next, so strangers cannot keep members out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from rlinf_core.collective.handshake import Acceptance
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.errors import AuthenticationError
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")
+_OUT_OF_DESCRIPTORS_PAUSE = 0.05
+
+# Decides what becomes of a proven connection, and owns the socket from then on.
+Admit = Callable[[socket.socket, Acceptance], None]
+
+
+def listen_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(path)
+    sock.listen(_BACKLOG)
+    return sock
+
+
+def listen_tcp(host: str, buffer: int) -> socket.socket:
+    """Listens at `host` on a free port; at every address where `host` is none of this machine's own (NAT)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
+    tune_tcp(sock, buffer)
+    try:
+        sock.bind((host, 0))
+    except OSError:
+        sock.bind(("", 0))
+    sock.listen(_BACKLOG)
+    return sock
+
+
+def tune_tcp(sock: socket.socket, buffer: int) -> None:
+    """Large windows, no delay of small frames, and an end within 15 seconds when the other host vanishes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 12_000)
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of who is on the other end of a unix socket."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+class Listener:
+    """Accepts at several sockets, and hands over who has proven itself."""
+
+    def __init__(
+        self, sockets: list[socket.socket], secret: ClusterSecret, admit: Admit, *, timeout: float, most: int
+    ) -> None:
+        """`timeout`: seconds for a handshake. `most`: unproven connections at a time, for each socket."""
+        self._sockets = sockets
+        self._secret = secret
+        self._admit = admit
+        self._timeout = timeout
+        self._most = most
+        self._lock = threading.Lock()
+        self._unproven: dict[int, OrderedDict[int, socket.socket]] = {one.fileno(): OrderedDict() for one in sockets}
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="rlinf-accept", daemon=True)
+        self._thread.start()
+
+    def unproven(self) -> int:
+        """How many connections have not proven themselves yet."""
+        with self._lock:
+            return sum(map(len, self._unproven.values()))
+
+    def close(self) -> None:
+        self._stopped = True
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        for sock in self._sockets:
+            sock.close()
+        with self._lock:
+            for hall in self._unproven.values():
+                for sock in hall.values():
+                    _hang_up(sock)
+        os.close(self._stop)
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        for sock in self._sockets:
+            sock.close()
+        for hall in self._unproven.values():
+            for sock in hall.values():
+                sock.close()
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._stop, select.POLLIN)
+        by_fd = {sock.fileno(): sock for sock in self._sockets}
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        while not self._stopped:
+            for fd, _ in poller.poll():
+                if fd in by_fd:
+                    self._accept(by_fd[fd])
+
+    def _accept(self, listening: socket.socket) -> None:
+        hall = self._unproven[listening.fileno()]
+        try:
+            sock, _ = listening.accept()
+        except OSError as error:
+            _log.warning("a connection could not be accepted: %s", error.strerror or error)
+            self._evict(hall, 0)
+            time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
+            return
+        if sock.family == socket.AF_UNIX and peer_credentials(sock)[1] != os.getuid():
+            sock.close()
+            return
+        self._evict(hall, self._most - 1)
+        with self._lock:
+            hall[id(sock)] = sock
+        threading.Thread(target=self._greet, args=(sock, hall), name="rlinf-handshake", daemon=True).start()
+
+    def _evict(self, hall: OrderedDict[int, socket.socket], keep: int) -> None:
+        with self._lock:
+            while len(hall) > keep:
+                _, oldest = hall.popitem(last=False)
+                _hang_up(oldest)
+
+    def _greet(self, sock: socket.socket, hall: OrderedDict[int, socket.socket]) -> None:
+        proven = False
+        try:
+            acceptance = Acceptance(sock, self._secret, time.monotonic() + self._timeout)
+            proven = True
+            self._admit(sock, acceptance)
+        except AuthenticationError as error:
+            _log.warning("%s (from %s)", error.message, _origin(sock))
+        except OSError as error:
+            _log.debug("a connection ended in its handshake: %s", error)
+        except Exception:  # noqa: BLE001 - the listener outlives whatever one connection does
+            _log.exception("a connection could not be admitted")
+        finally:
+            with self._lock:
+                hall.pop(id(sock), None)
+            if not proven:
+                sock.close()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Ends a connection whose thread then closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _origin(sock: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        return "a local process" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
+    return "somebody"

@@ -1,0 +1,82 @@
+"""What an object becomes on its way: a pickle stream, and parts beside it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK = 1 << 20
+
+# From a tensor on an accelerator to the part that stands for it, or None: through host memory.
+DeviceExport: TypeAlias = "Callable[[Tensor], Part | None]"
+
+
+class PartKind(IntEnum):
+    """How the bytes of a part are to be understood."""
+
+    HOST = 0
+    CUDA_IPC = 1
+    NCCL = 2
+
+
+class Part(ABC):
+    """Bytes that travel beside the pickle stream."""
+
+    nbytes: int
+    kind: int = PartKind.HOST
+
+    @abstractmethod
+    def view(self) -> memoryview | None:
+        """The bytes where they are, or None when they must be gathered first."""
+
+    @abstractmethod
+    def copy_into(self, target: memoryview) -> None:
+        """Writes the bytes to `target`, which has exactly `nbytes`."""
+
+
+class HostPart(Part):
+    """Contiguous bytes in this process's memory."""
+
+    def __init__(self, data: memoryview, kind: int = PartKind.HOST) -> None:
+        self._data = data
+        self.nbytes = data.nbytes
+        self.kind = kind
+
+    def view(self) -> memoryview:
+        return self._data
+
+    def copy_into(self, target: memoryview) -> None:
+        copy_bytes(target, self._data)
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An object ready to travel.
+
+    Attributes:
+        head: the pickle stream.
+        parts: the out-of-band parts, in the order in which the stream names them.
+    """
+
+    head: bytes
+    parts: list[Part]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + sum(part.nbytes for part in self.parts)
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copies piece by piece, so that other threads of this process run in between."""
+    size = source.nbytes
+    if size <= _CHUNK:
+        target[:size] = source
+        return
+    for start in range(0, size, _CHUNK):
+        target[start : start + _CHUNK] = source[start : start + _CHUNK]

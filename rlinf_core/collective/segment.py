@@ -1,0 +1,152 @@
+"""Shared memory as the receiver sees it: segments of other processes, and leases on blocks of them.
+
+A segment is memory without a name (memfd): a control area and data. The sender takes a block, hands it to a receiver
+with a lease, and the receiver gives it back by writing one byte of the control area. No message and no lock is
+needed for that, so it may happen in a finalizer, at any moment of garbage collection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import struct
+import weakref
+from enum import IntEnum
+
+from rlinf_core.collective.private_pages import NO_RESERVE, forget_writes
+
+CONTROL_SIZE = 32 << 10
+_USE = struct.Struct("<QQ")
+FIRST_LEASE = 4096
+LEASES = CONTROL_SIZE - FIRST_LEASE
+
+
+class LeaseState(IntEnum):
+    """What a lease's byte says."""
+
+    FREE = 0
+    HELD = 1
+    RELEASED = 2
+    FIRST_MARK = 3  # from here on: the receiver passed it on, so its own death is not the end of it
+
+
+class Segment:
+    """A mapped segment. The mapping lives as long as this object or any view of its memory."""
+
+    def __init__(self, fd: int, identity: int, release_event: int | None, *, owns_event: bool = False) -> None:
+        """Takes over `fd`; `release_event` is an eventfd that wakes the segment's owner, borrowed unless owned."""
+        self.identity = identity
+        self.fd = fd
+        self.release_event = release_event
+        self._owns_event = owns_event
+        self.size = os.fstat(fd).st_size
+        self.memory = mmap.mmap(fd, self.size)
+        self._private: mmap.mmap | None = None
+        # Its owner is gone: it stays for what lies in it still, and nobody should keep it for what may come.
+        self.orphaned = False
+
+    def __del__(self) -> None:
+        fd, self.fd = getattr(self, "fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
+            if self._owns_event and self.release_event is not None:
+                os.close(self.release_event)
+
+    @property
+    def passes_once(self) -> bool:
+        """Whether a receiver should not keep it for further messages."""
+        return self.release_event is None or self.orphaned
+
+    def private_memory(self) -> mmap.mmap:
+        """The segment as memory whose changes stay in this process, mapped when first needed."""
+        if self._private is None:
+            self._private = mmap.mmap(self.fd, self.size, mmap.MAP_PRIVATE | NO_RESERVE)
+        return self._private
+
+    def crowded(self) -> bool:
+        """Whether more than half is in use, so that views should not be kept."""
+        capacity, used = _USE.unpack_from(self.memory, 0)
+        return used * 2 > capacity
+
+    def publish_use(self, capacity: int, used: int) -> None:
+        _USE.pack_into(self.memory, 0, capacity, used)
+
+    def mark(self, lease: int, state: LeaseState) -> None:
+        self.memory[FIRST_LEASE + lease] = state
+
+    def release(self, lease: int) -> None:
+        """Gives a block back to its owner. Takes no lock, and may be called anywhere."""
+        self.memory[FIRST_LEASE + lease] = LeaseState.RELEASED
+        if self.release_event is not None:
+            # A full counter means that its owner is awake already.
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self.release_event, 1)
+
+
+class Lease:
+    """The right to read and write one block, until it is released or its last view dies."""
+
+    __slots__ = ("_pid", "_released", "index", "offset", "private", "segment", "size")
+
+    def __init__(self, segment: Segment, offset: int, size: int, index: int, private: bool = False) -> None:
+        """`private`: other processes hold the same block; what is written here must stay here."""
+        self.segment = segment
+        self.offset = offset
+        self.size = size
+        self.index = index
+        self.private = private
+        self._released = False
+        self._pid = os.getpid()
+
+    def release(self) -> None:
+        """Gives the block back at once; views of it must not be used any more."""
+        if not self._released and self._pid == os.getpid():
+            self._released = True
+            self.segment.release(self.index)
+
+    @property
+    def forwarded(self) -> bool:
+        """Whether the duty to release is another process's, or the block was given back."""
+        return self._released
+
+    def forward(self, mark: int) -> None:
+        """Hands the duty to release over to another process, before it hears of it; `mark` says who did."""
+        self._released = True
+        self.segment.memory[FIRST_LEASE + self.index] = mark
+
+    def keep(self) -> None:
+        """Takes the duty back: the other process never heard of it."""
+        self.segment.mark(self.index, LeaseState.HELD)
+        self._released = False
+
+    def forwarded_by(self, mark: int) -> bool:
+        """Whether the process that it was handed to still holds it."""
+        return self.segment.memory[FIRST_LEASE + self.index] == mark
+
+    def reclaim(self, mark: int) -> None:
+        """Releases what was handed to a process that has died with it."""
+        if self.forwarded_by(mark):
+            self.segment.release(self.index)
+
+    def peek(self) -> memoryview:
+        """The bytes, for use before the lease is released."""
+        return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
+
+    def view(self) -> memoryview:
+        """The bytes, as memory that may be kept and written: the block is given back when its last view dies."""
+        memory = self.segment.private_memory() if self.private else self.segment.memory
+        block = (ctypes.c_ubyte * self.size).from_buffer(memory, self.offset)
+        # The callback runs in the collector or in a forked child as well: it is made for that.
+        if self.private:
+            finalizer = weakref.finalize(block, self._release_private, memory, ctypes.addressof(block))
+        else:
+            finalizer = weakref.finalize(block, self.release)
+        finalizer.atexit = False
+        return memoryview(block).cast("B")
+
+    def _release_private(self, memory: mmap.mmap, address: int) -> None:
+        if self._pid == os.getpid():
+            forget_writes(memory, address, self.offset, self.size)
+            self.release()

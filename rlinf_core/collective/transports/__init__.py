@@ -1,0 +1,1 @@
+"""How the large parts of a message reach the other side: one file per way."""

@@ -1,0 +1,91 @@
+"""On one host: one copy into shared memory, and a descriptor of a few words to the other side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rlinf_core.collective.arena import Arena, Block, spill
+from rlinf_core.collective.frame import Flag, SharedPlace
+from rlinf_core.collective.segment import Segment
+from rlinf_core.collective.transports.base import Cargo, HostTransport, Message
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError
+
+
+class SharedMemoryTransport(HostTransport):
+    """Takes room in the arena; while there is none, waits, and after a while takes memory outside of it.
+
+    So a slow receiver holds its sender back, yet two that wait for each other's room go on.
+    """
+
+    def __init__(self, arena: Arena, spill_after: float, owners: Sequence[str]) -> None:
+        """`owners`: who receives the body; each gets a lease of its own."""
+        self._arena = arena
+        self._spill_after = spill_after
+        self._owners = owners
+
+    def load(self, message: Message, work: Work[object]) -> Cargo:
+        block = self.fill(message, work)
+        return shared_cargo(block, 0, lambda: self._arena.cancel(block))
+
+    def fill(self, message: Message, work: Work[object]) -> Block:
+        """The block that holds the message's body."""
+        block = self._room(message.body_size, work)
+        try:
+            message.gather(block.memory())
+        except BaseException:
+            self._arena.cancel(block)
+            raise
+        return block
+
+    def _room(self, size: int, work: Work[object]) -> Block:
+        block = self._arena.try_allocate(size, self._owners)
+        if block is not None:
+            return block
+        # What never fits need not wait for room.
+        fits = size <= self._arena.capacity
+        spill_at = time.monotonic() + (self._spill_after if fits else 0.0)
+        while True:
+            now = time.monotonic()
+            if now >= spill_at:
+                block = spill(size, len(self._owners))
+                if block is not None:
+                    return block
+            error = work.exception()
+            if error is not None:
+                raise error
+            if now >= work.deadline:
+                raise self._full(size, work)
+            self._arena.wait_for_room(min(work.deadline, max(spill_at, now + 0.1)))
+            block = self._arena.try_allocate(size, self._owners)
+            if block is not None:
+                return block
+
+    def _full(self, size: int, work: Work[object]) -> CommunicationTimeoutError:
+        use = self._arena.use()
+        holders = ", ".join(f"`{name}` {held}" for name, held in sorted(use.holders.items())) or "nobody"
+        return CommunicationTimeoutError(
+            work.operation,
+            work.seconds,
+            picture=(
+                f"no room for {size} bytes: {use.used} of {use.capacity} bytes of shared memory are in use, held by "
+                f"{holders}, and the memory limit leaves no room outside of it"
+            ),
+            help="receive what was sent, drop what is not needed, or raise RLINF_SHM_LIMIT",
+        )
+
+
+def shared_cargo(block: Block, place: int, undo: Callable[[], None]) -> Cargo:
+    """The cargo of the holder number `place` of a block."""
+    segment = block.segment
+    where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])
+    flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
+    return Cargo(flags, where, fds=descriptors(segment), undo=undo)
+
+
+def descriptors(segment: Segment) -> tuple[int, ...]:
+    """What another process needs to use a segment: its memory, and how to tell its owner of a release."""
+    if segment.release_event is None or segment.orphaned:
+        return (segment.fd,)
+    return (segment.fd, segment.release_event)

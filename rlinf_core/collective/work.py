@@ -1,0 +1,326 @@
+"""Work handles: the outcome of an operation that may still be going on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager, nullcontext
+from typing import Generic, Protocol, TypeVar, cast
+
+from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core.waiting import Operation, OperationBoard, OperationKind, task_strand
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Driver(Protocol):
+    """What a waiting thread can do to make its own operation finish, instead of sleeping."""
+
+    def drive(self, work: Work[object], deadline: float) -> None:
+        """Receives for the connection until `work` is done, the deadline passes, or another thread does the same."""
+        ...
+
+    def kick(self) -> None:
+        """Ends `drive` in whichever thread is in it."""
+        ...
+
+
+class _State:
+    """One lock for the state of all handles: it is held for a few instructions, and never while calling out."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_state = _State()
+# A fork may copy the lock while another thread holds it.
+os.register_at_fork(after_in_child=_state.__init__)
+
+
+class Board:
+    """What the threads of a process wait for: told to others, and the place where a blocked operation is failed.
+
+    Attributes:
+        operations: what is told.
+        patience: seconds that an operation may take where nobody gives it a time of its own.
+        picture: says whom an operation waits for that has reached its deadline, where somebody knows; it may block for
+            a moment.
+        check: called before a wait begins; raises why it must not.
+    """
+
+    def __init__(self, operations: OperationBoard | None = None) -> None:
+        self.operations = OperationBoard() if operations is None else operations
+        self.patience = 0.0
+        self.picture: Callable[[Work[object]], str | None] = lambda work: None
+        self.check: Callable[[], None] = _go_on
+        self._waiting: dict[int, Work[object]] = {}
+
+    def waiting(self) -> list[Work[object]]:
+        """What threads and tasks are blocked in now."""
+        return list(self._waiting.copy().values())
+
+    def fail(self, serial: int, error: BaseException) -> bool:
+        """Fails the operation of this number that somebody waits in; False when nobody does."""
+        work = self._waiting.get(serial)
+        return work is not None and work.fail(error)
+
+    def fail_strand(self, strand: Hashable, error: BaseException) -> None:
+        """Fails what a thread, by its number, or a task waits in; with None what anybody waits in."""
+        for serial, work in self._waiting.copy().items():
+            if strand is None or self.operations.strand(serial) == strand:
+                work.fail(error)
+
+    @contextmanager
+    def during(
+        self, work: Work[object], strand: Hashable = None, seconds: float | None = None
+    ) -> Generator[None, None, None]:
+        """Publishes that the calling thread, or the task `strand`, waits for `work`, for as long as the block lasts.
+
+        `seconds` is how long it waits at most; by default as long as the operation may take.
+        """
+        serial = self.enter(work, strand, seconds)
+        try:
+            yield
+        finally:
+            self.leave(work, serial)
+
+    def enter(self, work: Work[object], strand: Hashable = None, seconds: float | None = None) -> int:
+        """What `during` does first; returns what `leave` takes."""
+        self.check()
+        bounded = (work.seconds if seconds is None else seconds) < self.patience
+        serial = work.serial
+        if serial is not None:
+            self.operations.attach(serial, strand, bounded=bounded)
+        else:
+            serial = self.operations.begin(work.kind, work.target, work.key, strand=strand, bounded=bounded)
+        self._waiting[serial] = work
+        return serial
+
+    def leave(self, work: Work[object], serial: int) -> None:
+        """What `during` does last."""
+        self._waiting.pop(serial, None)
+        if work.serial is None or work.settled:
+            self.operations.end(serial)
+        else:
+            self.operations.detach(serial)
+
+
+def _go_on() -> None:
+    """Nothing keeps anybody from waiting."""
+
+
+class Work(Generic[T]):
+    """The outcome of one operation. Any thread may wait for it, any number of times.
+
+    Attributes:
+        kind: what goes on.
+        target: with whom: an address, or the name of a channel.
+        key: the key of the channel's queue, else None.
+        since: when it was issued, on the monotonic clock.
+        seconds: what it may take.
+        driver: what a waiting thread can do for it.
+        serial: its number on the board while it goes on in the background, else None.
+    """
+
+    __slots__ = (
+        "_board",
+        "_callbacks",
+        "_done",
+        "_error",
+        "_value",
+        "driver",
+        "key",
+        "kind",
+        "seconds",
+        "serial",
+        "since",
+        "target",
+    )
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        target: str,
+        seconds: float,
+        board: Board | None = None,
+        *,
+        key: str | None = None,
+        detached: bool = False,
+    ) -> None:
+        """`seconds`: what it may take in all, from now. `detached`: its process goes on meanwhile."""
+        self.kind = kind
+        self.target = target
+        self.key = key
+        self.seconds = seconds
+        self.since = time.monotonic()
+        self.driver: Driver | None = None
+        self._board = board
+        self.serial = None
+        if board is not None and detached:
+            self.serial = board.operations.begin(kind, target, key, detached=True)
+        self._done = False
+        self._value: object = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] | None = None
+
+    @property
+    def operation(self) -> str:
+        """The operation in words, as in `recv from actor:0`."""
+        return Operation(self.kind, self.target, self.key, self.since, 0).title
+
+    @property
+    def deadline(self) -> float:
+        """When it should have finished, on the monotonic clock."""
+        return self.since + self.seconds
+
+    @property
+    def settled(self) -> bool:
+        """Whether its outcome is known; unlike `done`, asking does no work."""
+        return self._done
+
+    def done(self) -> bool:
+        """Whether it has finished, well or not."""
+        return self._done
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The operation's result.
+
+        Args:
+            timeout: seconds to wait at most; by default until the operation's own deadline. The operation itself
+                goes on when this passes, and may be waited for again.
+
+        Raises:
+            CommunicationTimeoutError: it did not finish in time.
+            Exception: whatever the operation failed with.
+        """
+        if not self._done:
+            if timeout is None:
+                deadline, seconds = self.deadline, self.seconds
+            else:
+                deadline, seconds = time.monotonic() + timeout, timeout
+            if not self.wait_until(deadline, seconds):
+                raise self._too_late(seconds)
+        return self.result()
+
+    async def async_wait(self) -> T:
+        """As `wait`, without blocking the event loop. Cancelling it leaves the operation as it is."""
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def finish() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            def wake() -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(finish)
+
+            self.add_done_callback(wake)
+            board = self._board
+            published = nullcontext() if board is None else board.during(cast("Work[object]", self), task_strand())
+            try:
+                with published:
+                    async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
+                        await future
+            except TimeoutError:
+                if not self._done:
+                    raise await asyncio.to_thread(self._too_late, self.seconds) from None
+        return self.result()
+
+    def then(self, function: Callable[[T], U]) -> Work[U]:
+        """A handle of `function(result)`, called in a thread of its own once this one has succeeded.
+
+        A failure of this operation is the failure of that handle.
+        """
+        after: Work[U] = Work(self.kind, self.target, max(0.0, self.deadline - time.monotonic()))
+
+        def run() -> None:
+            try:
+                value = function(self.result())
+            except Exception as error:  # noqa: BLE001 - whatever user code raises is the handle's outcome
+                after.fail(error)
+            else:
+                after.finish(value)
+
+        self.add_done_callback(lambda: threading.Thread(target=run, name="rlinf-then", daemon=True).start())
+        return after
+
+    def result(self) -> T:
+        """The result of a finished operation; raises what it failed with."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    def exception(self) -> BaseException | None:
+        """What a finished operation failed with, or None."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` when the operation finishes, in the thread that finishes it: it must not block."""
+        with _state.lock:
+            if not self._done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def finish(self, value: T) -> bool:
+        """Sets the result, and tells whether it was open until now."""
+        return self._settle(value, None)
+
+    def fail(self, error: BaseException) -> bool:
+        """Sets the failure, and tells whether it was open until now."""
+        return self._settle(None, error)
+
+    def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
+        """Whether it is done, at `deadline` on the monotonic clock at the latest: `seconds` from when it was wanted."""
+        if self._done:
+            return True
+        board = self._board
+        if board is None:
+            return self._sleep_until(deadline)
+        serial = board.enter(cast("Work[object]", self), None, seconds)
+        try:
+            return self._sleep_until(deadline)
+        finally:
+            board.leave(cast("Work[object]", self), serial)
+
+    def _sleep_until(self, deadline: float) -> bool:
+        if self.driver is not None:
+            self.driver.drive(cast("Work[object]", self), deadline)
+            if self._done:
+                return True
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self.add_done_callback(sleeper.release)
+        # One very long wait overflows the platform's clock.
+        return sleeper.acquire(timeout=min(1e6, max(0.0, deadline - time.monotonic())))
+
+    def _settle(self, value: object, error: BaseException | None) -> bool:
+        with _state.lock:
+            if self._done:
+                return False
+            self._value, self._error = value, error
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, None
+        if self.driver is not None:
+            self.driver.kick()
+        if self.serial is not None and self._board is not None:
+            self._board.operations.end(self.serial)
+        for callback in callbacks or ():
+            callback()
+        return True
+
+    def _too_late(self, seconds: float) -> CommunicationTimeoutError:
+        picture = None if self._board is None else self._board.picture(cast("Work[object]", self))
+        return CommunicationTimeoutError(self.operation, seconds, picture=picture)
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._done else "failed" if self._error is not None else "done"
+        return f"<Work {self.operation}: {state}>"

@@ -1,0 +1,69 @@
+"""What nodes are taken to have when nobody has declared it and no node can be asked: `--assume a800=8`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.errors import ConfigError
+from rlinf_core.suggest import did_you_mean, quoted
+
+_ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]{1,4})(?:x(?P<model>\S.*))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """`--assume a800=8xA800`: what the nodes of a group (None: every node) are taken to have."""
+
+    label: str | None
+    count: int
+    model: str | None = None
+
+
+def parse_assumption(text: str) -> Assumption:
+    """Read `8`, `a800=8` or `a800=8xA800`.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    match = _ASSUMPTION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"`{text}` does not say how many accelerators a node has",
+            where="--assume",
+            help="write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)",
+        )
+    label = None if match["label"] == "cluster" else match["label"]
+    return Assumption(label, int(match["count"]), match["model"])
+
+
+def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> None:
+    labels = [group.label for group in cluster.node_groups]
+    for each in assumptions:
+        if each.label is not None and each.label not in labels:
+            known = (
+                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write the number alone"
+            )
+            raise ConfigError(
+                f"node group `{each.label}` does not exist",
+                where="--assume",
+                help=did_you_mean(each.label, labels) or known,
+            )
+
+
+def accelerator_claims(
+    cluster: ClusterConfig, assumptions: Sequence[Assumption]
+) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
+    """Who says what about which nodes (None: all), what holds first coming first."""
+    by_label = {group.label: group for group in cluster.node_groups}
+    for each in reversed(assumptions):
+        if each.label is not None:
+            yield by_label[each.label], each.count, each.model
+    for group in cluster.node_groups:
+        if group.accelerators is not None:
+            yield group, group.accelerators.per_node, group.accelerators.model
+    for each in reversed(assumptions):
+        if each.label is None:
+            yield None, each.count, each.model

@@ -1,0 +1,248 @@
+"""The `cluster` section: which machines there are, what they hold, and which component runs where.
+
+These models judge every value by itself: its type and its syntax. What relates two places of the file (ranks
+within `num_nodes`, overlaps, labels that nobody defines) is judged in `rules.py`, which knows where things stand.
+
+A value that is wrong in itself raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may
+hold `start` and `end`, offsets in the scalar's raw text when only a part is wrong, and `help`, what to do.
+Validators of lists and mappings report every wrong item, each under its own index or key in `loc`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, cast
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from rlinf_core.config.cluster_values import (
+    Address,
+    ComponentKey,
+    EnvVars,
+    Hosts,
+    InterpreterPath,
+    Labels,
+    Line,
+    Name,
+    Ports,
+    SshOptions,
+    SshPath,
+    SshWord,
+    VariableName,
+    split_names,
+)
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.rank_values import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
+from rlinf_core.hardware.robots.registry import hardware_model
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.scalars import Bool, Float, Int, Text, expected
+
+# Below Linux's default ephemeral range (32768-60999), where any client socket could be sitting on a port.
+DEFAULT_PORTS = range(20000, 21000)
+MAX_NODES = 100_000
+MAX_ACCELERATORS_PER_NODE = 1024
+
+
+class PlacementEntry(ConfigModel):
+    """Where the processes of a component sit. A rank map alone stands for the whole entry."""
+
+    placement: RankMapField = Field(
+        description="Rank map RESOURCES[:PROCESSES], as in `0-7`, `0-1:0-199,2-3:200-399` or `all`. Resource ranks"
+        " count the selected group's hardware units, else its accelerators, else its nodes.",
+    )
+    node_group: Labels = Field(
+        default=(),
+        description="Label of the node group whose resources are meant; several as `a,b` or a list, in the order their"
+        " ranks run on. `node` counts every node and ignores hardware. Default: `cluster`, all nodes.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_rank_map(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+        return {"placement": value}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        alone = handler.resolve_ref_schema(schema)
+        alone.update({**RANK_MAP_SCHEMA, "type": ["object", *RANK_MAP_SCHEMA["type"]]})
+        return schema
+
+    @property
+    def rank_map(self) -> RankMap:
+        """The rank map, read."""
+        return self.placement
+
+
+def _split_keys(entries: dict[str, PlacementEntry]) -> dict[str, PlacementEntry]:
+    """One entry a component: `actor,rollout: 0-3` places both. A component given twice is found by the rules."""
+    single: dict[str, PlacementEntry] = {}
+    for names, entry in entries.items():
+        for name in split_names(names):
+            single.setdefault(name, entry)
+    return single
+
+
+class EnvConfig(ConfigModel):
+    """The software environment of some nodes of a group."""
+
+    node_ranks: NodeRanksField = Field(
+        description="Global ranks of the nodes this applies to, a subset of the group's: `3`, `0-7`, `0-3,5`, a list,"
+        " or `all` (the whole group)."
+    )
+    env_vars: EnvVars = Field(
+        default=(),
+        description="Environment variables of every process on these nodes: a list of one-key maps, or a map. Values"
+        " are taken as written (`2.50` stays `2.50`). A variable is given once a node.",
+    )
+    python_interpreter_path: InterpreterPath | None = Field(
+        default=None,
+        description="Absolute path of the Python that runs every process on these nodes. Default: the interpreter that"
+        " Ray was started with there.",
+    )
+
+
+class DeclaredAccelerators(ConfigModel):
+    """The accelerators that every node of a group has, declared so that placements are checked without touching one."""
+
+    model: Line | None = Field(
+        default=None, description="Model name, as in `A800`; compared with what is found. Default: any."
+    )
+    per_node: Annotated[Int, Field(ge=0, le=MAX_ACCELERATORS_PER_NODE)] = Field(
+        description="How many each node has; 0 for nodes without any."
+    )
+
+
+@cache
+def _unit_adapter(model: type[RobotUnit]) -> TypeAdapter[tuple[RobotUnit, ...]]:
+    return TypeAdapter(cast("type[tuple[RobotUnit, ...]]", tuple.__class_getitem__((model, ...))))
+
+
+def _units(value: Any, info: ValidationInfo) -> tuple[RobotUnit, ...]:
+    if not isinstance(value, list):
+        raise expected("a list with one entry for each unit", value)
+    type_name = info.data.get("type")
+    if type_name is None:
+        return ()  # the type was wrong and has been reported; without it nobody knows the keys of a unit
+    return _unit_adapter(hardware_model(type_name)).validate_python(value)
+
+
+def _hardware_type(name: str) -> str:
+    hardware_model(name)
+    return name
+
+
+class HardwareConfig(ConfigModel):
+    """Hardware other than accelerators. A group that declares it counts its units, and nothing else."""
+
+    type: Annotated[Text, AfterValidator(_hardware_type)] = Field(
+        description="Registered hardware type, as in `Franka`; it decides the keys of `configs`."
+    )
+    configs: Annotated[tuple[SerializeAsAny[RobotUnit], ...], PlainValidator(_units)] = Field(
+        description="One entry for each unit, numbered from 0 by node and then in the order written."
+    )
+
+
+class SshConfig(ConfigModel):
+    """How the system's OpenSSH client reaches the nodes. What is left out is up to `~/.ssh/config`."""
+
+    user: SshWord | None = Field(default=None, description="Login name on the nodes. Default: ssh's own choice.")
+    port: Annotated[Int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="TCP port of sshd. Default: ssh's own choice, usually 22."
+    )
+    identity_file: SshPath | None = Field(
+        default=None, description="Private key file on this machine; `~` is your home. Default: ssh's own choice."
+    )
+    connect_timeout: Annotated[Float, Field(gt=0, le=3600)] | None = Field(
+        default=None, description="Seconds to wait for a connection. Default: 10."
+    )
+    options: SshOptions = Field(
+        default_factory=dict[str, str],
+        description="Further options by their names in ssh_config, as in `ProxyJump: gate`.",
+    )
+
+    def over(self, base: SshConfig) -> SshConfig:
+        """These settings where they are given, `base`'s elsewhere; options are merged one by one."""
+        given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        return base.model_copy(update={**given, "options": {**base.options, **self.options}})
+
+
+class NodeGroup(ConfigModel):
+    """Nodes with the same hardware, selected together under one label."""
+
+    label: Name = Field(
+        description="Unique, case sensitive name that `component_placement` selects the group by. `cluster` and `node`"
+        " are reserved.",
+        json_schema_extra={"not": {"enum": ["cluster", "node"]}},
+    )
+    node_ranks: NodeRanksField = Field(
+        description="Global ranks of the group's nodes: `3`, `0-7`, `0-3,5`, a list of such, or `all`."
+    )
+    env_configs: tuple[EnvConfig, ...] = Field(
+        default=(), description="Software environments of parts of the group; no two share a node."
+    )
+    hardware: HardwareConfig | None = Field(
+        default=None, description="Declared hardware other than accelerators, such as robots. Default: none."
+    )
+    ignore_hardware: Bool = Field(
+        default=False, description="Count nodes, whatever they hold. Default: false. Excludes `hardware`."
+    )
+    hosts: Hosts = Field(
+        default=(),
+        description="Ssh destinations in rank order, a list or `trainer[00-07]`; as many as node ranks. Default: none.",
+    )
+    accelerators: DeclaredAccelerators | None = Field(
+        default=None,
+        description="Accelerators that each node has. Lets ranges be checked offline; on a live cluster what is found"
+        " must equal it. Default: unknown until the nodes are seen.",
+    )
+    ssh: SshConfig | None = Field(
+        default=None, description="How to reach this group's nodes; wins over `cluster.ssh` value by value."
+    )
+
+
+class ClusterConfig(ConfigModel):
+    """The machines of a job and the places of its components on them."""
+
+    num_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
+        description="Number of nodes; their ranks are 0 to num_nodes-1."
+    )
+    component_placement: Annotated[dict[ComponentKey, PlacementEntry], AfterValidator(_split_keys)] = Field(
+        default_factory=dict[str, PlacementEntry],
+        description="Where each component's processes sit, by component name; names joined by commas share an entry.",
+    )
+    node_groups: tuple[NodeGroup, ...] = Field(
+        default=(), description="Groups of like nodes. Default: none; `cluster` and `node` always exist."
+    )
+    head_address: Address | None = Field(
+        default=None,
+        description="Address under which the other nodes reach the head (rank 0). Default: found from its host.",
+    )
+    ports: Ports = Field(
+        default=DEFAULT_PORTS,
+        description="TCP ports that Ray and rlinf may listen on, first-last, on every node. Default: 20000-20999, below"
+        " the ephemeral range.",
+    )
+    ssh: SshConfig = Field(
+        default_factory=SshConfig,
+        description="How to reach the nodes: user, port, identity_file, connect_timeout, options.",
+    )
+    hosts: Hosts = Field(
+        default=(),
+        description="For a file without node groups: ssh destinations in rank order, the head first. Default: none.",
+    )
+    forward_env: tuple[VariableName, ...] = Field(
+        default=(), description="Names of this machine's variables that travel to the nodes; nothing else does."
+    )

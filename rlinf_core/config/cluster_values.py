@@ -1,0 +1,326 @@
+"""The small values of the `cluster` section that have a syntax of their own: names, paths, variables, ports, hosts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from rlinf_core.config.hosts import HostSyntaxError, check_destination, expand_hosts
+from rlinf_core.config.model import Finding, several
+from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
+from rlinf_core.scalars import Text, expected, plain, problem
+
+_NAME_BREAKS = re.compile(r"[:,\s]")
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1}
+
+
+def scalar_text(value: Any, what: str) -> str:
+    """The text of a scalar as written.
+
+    Raises:
+        PydanticCustomError: `value` is null, a list or a mapping.
+    """
+    raw = getattr(value, "raw", value)
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, bool):
+        return "true" if raw else "false"
+    if isinstance(raw, int | float):
+        return str(raw)
+    raise expected(what, value)
+
+
+def _name(text: str) -> str:
+    found = _NAME_BREAKS.search(text)
+    if not text:
+        raise problem("name-syntax", "a name is missing here")
+    if not found and not text.isprintable():
+        raise problem("name-syntax", "a name cannot hold a character that is not shown", help="write it anew")
+    if found:
+        shown = {" ": "a blank"}.get(found[0], f"`{found[0]}`" if found[0] in ":," else "white space")
+        raise problem(
+            "name-syntax",
+            f"a name cannot hold {shown}",
+            help="use letters, digits, `_`, `-` and `.`",
+            start=found.start(),
+            end=found.end(),
+        )
+    return text
+
+
+def _split_names(text: str) -> list[tuple[str, int, int]]:
+    """The names of `a, b` with their offsets."""
+    names: list[tuple[str, int, int]] = []
+    at = 0
+    for piece in text.split(","):
+        left = at + len(piece) - len(piece.lstrip())
+        names.append((piece.strip(), left, max(left, at + len(piece.rstrip()))))
+        at += len(piece) + 1
+    return names
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """The names that `a, b` lists.
+
+    Raises:
+        PydanticCustomError: one of them is no name; `start` and `end` say where.
+    """
+    names: list[str] = []
+    for name, start, end in _split_names(text):
+        try:
+            names.append(_name(name))
+        except PydanticCustomError as error:
+            context = error.context or {}
+            begin = start + int(context.get("start", 0))
+            finish = start + int(context["end"]) if "end" in context else end
+            help = context.get("help")
+            raise problem("name-syntax", error.message(), help=help, start=begin, end=finish) from None
+    return tuple(names)
+
+
+def _labels(value: Any) -> tuple[str, ...]:
+    what = "a label, several joined by commas, or a list of labels"
+    if not isinstance(value, list):
+        return split_names(scalar_text(value, what))
+    items = cast("list[Any]", value)
+    if not items:
+        raise problem("name-syntax", "the list names no group", help="leave `node_group` out to mean every node")
+    labels: list[str] = []
+    findings: list[Finding] = []
+    for index, item in enumerate(items):
+        try:
+            labels.append(_name(scalar_text(item, "a label")))
+        except PydanticCustomError as error:
+            findings.append(((index,), error, item))
+    if findings:
+        raise several(findings)
+    return tuple(labels)
+
+
+def _component_key(value: Any) -> str:
+    text = str(value)
+    colon = text.find(":")
+    if colon > 0:
+        help = f"write a space after the `:`, as in `{text[:colon]}: {text[colon + 1 :].strip() or '...'}`"
+        raise problem("name-syntax", "a name cannot hold `:`", help=help, start=colon, end=colon + 1)
+    split_names(text)
+    return text
+
+
+def _variable(text: str) -> str:
+    # What execve and Python accept, not what a shell would: names with dots do occur.
+    if not text.isprintable() or not text or "=" in text or text != text.strip():
+        raise problem("env-var-syntax", f"`{text}` is not a variable name", help="write it as in `NCCL_DEBUG`")
+    return text
+
+
+def _variable_value(value: Any) -> str:
+    if value is None:
+        raise problem("env-var-syntax", "the variable has no value", help='write `""` for an empty one')
+    if isinstance(value, list | dict):
+        raise problem(
+            "env-var-syntax",
+            f"a variable's value is one scalar, found {'a list' if isinstance(value, list) else 'a mapping'}",
+            help="quote it when the text itself holds brackets or braces",
+        )
+    text = scalar_text(value, "a value")
+    if "\0" in text:
+        raise problem("env-var-syntax", "a variable's value cannot hold a NUL character")
+    return text
+
+
+def _env_vars(value: Any) -> tuple[tuple[str, str], ...]:
+    """`[{A: 1}, {B: 2}]` or `{A: 1, B: 2}` as pairs in the order written; a name may occur twice here."""
+    pairs: list[tuple[str, str]] = []
+    findings: list[Finding] = []
+
+    def take(prefix: tuple[int, ...], entries: dict[Any, Any]) -> None:
+        for name, item in entries.items():
+            at = (*prefix, str(name))
+            try:
+                variable = _variable(str(name))
+            except PydanticCustomError as error:
+                findings.append(((*at, "[key]"), error, item))
+                continue
+            try:
+                pairs.append((variable, _variable_value(item)))
+            except PydanticCustomError as error:
+                findings.append((at, error, item))
+
+    if isinstance(value, dict):
+        take((), cast("dict[Any, Any]", value))
+    elif isinstance(value, list):
+        for index, item in enumerate(cast("list[Any]", value)):
+            entries = _mapping(item)
+            if entries is not None and len(entries) == 1:
+                take((index,), entries)
+            else:
+                findings.append(((index,), _not_one_variable(item), item))
+    else:
+        raise expected("a list of variables such as `- NCCL_DEBUG: INFO`", value)
+    if findings:
+        raise several(findings)
+    return tuple(pairs)
+
+
+def _mapping(item: Any) -> dict[Any, Any] | None:
+    return cast("dict[Any, Any]", item) if isinstance(item, dict) else None
+
+
+def _not_one_variable(item: Any) -> PydanticCustomError:
+    entries = _mapping(item)
+    if entries is not None:
+        return problem(
+            "env-var-syntax",
+            f"each item of `env_vars` holds one variable, this one {len(entries)}",
+            help="give every variable its own `- `",
+        )
+    help = "write `- NAME: value`"
+    if isinstance(item, str) and "=" in item:
+        name, _, text = item.partition("=")
+        help = f"write `- {name.strip()}: {text.strip()}`"
+    return problem("env-var-syntax", "expected one variable, `NAME: value`", help=help)
+
+
+def _interpreter(text: str) -> str:
+    if not text.startswith("/"):
+        raise problem(
+            "interpreter-path",
+            f"`{text}` is not an absolute path",
+            help="write the whole path, as in `/opt/venv/bin/python3`",
+        )
+    if not text.isprintable():
+        raise problem("interpreter-path", "a path cannot hold a line end or another character that is not shown")
+    return text
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise problem("bad-value", "the text cannot hold a line end or another character that is not shown")
+    return text
+
+
+def _ports(value: Any) -> range:
+    what = "a port range such as `20000-20999`"
+    text = scalar_text(value, what)
+    try:
+        pieces = parse_ranks(text)
+    except RankSyntaxError as error:
+        raise problem("bad-value", error.message, help=f"write {what}", start=error.start, end=error.end) from None
+    if pieces is None or len(pieces) != 1:
+        raise problem("bad-value", f"`{text}` is not one port range", help=f"write {what}")
+    ports = pieces[0]
+    if ports.start < 1024 or ports.stop > 65536:
+        raise problem("bad-value", f"`{text}` leaves the ports 1024-65535", help=f"write {what}")
+    return ports
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    what = "hosts such as `trainer[00-07]`, or a list of them"
+    if not isinstance(value, list):
+        return _hosts_of(value, what)
+    hosts: list[str] = []
+    findings: list[Finding] = []
+    for index, item in enumerate(cast("list[Any]", value)):
+        try:
+            hosts.extend(_hosts_of(item, "a host"))
+        except PydanticCustomError as error:
+            findings.append(((index,), error, item))
+    if findings:
+        raise several(findings)
+    return tuple(hosts)
+
+
+def _hosts_of(value: Any, what: str) -> tuple[str, ...]:
+    try:
+        return expand_hosts(scalar_text(value, what))
+    except HostSyntaxError as error:
+        raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
+
+
+def _address(text: str) -> str:
+    try:
+        if "@" in text:
+            raise HostSyntaxError(
+                "an address has no user", 0, text.index("@") + 1, "write a host name or an IP address"
+            )
+        check_destination(text.removeprefix("::") or text)
+    except HostSyntaxError as error:
+        raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
+    return text
+
+
+def _ssh_word(text: str) -> str:
+    if not text or text.startswith("-") or any(char.isspace() or char == "\0" for char in text):
+        raise problem("bad-value", f"`{text}` cannot be given to ssh", help="no blanks, no leading `-`, not empty")
+    return text
+
+
+def _ssh_path(text: str) -> str:
+    if not text.strip() or text.startswith("-") or any(char in text for char in "\0\n\r"):
+        raise problem("bad-value", f"`{text}` is not a path", help="write it as in `~/.ssh/id_ed25519`")
+    return text
+
+
+def _ssh_options(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise expected("a mapping of ssh options such as `ProxyJump: gate`", value)
+    options: dict[str, str] = {}
+    findings: list[Finding] = []
+    for key, item in cast("dict[Any, Any]", value).items():
+        name = str(key)
+        try:
+            text = scalar_text(_yes_no(item), "a value")
+            if not name.isalnum() or not name.isascii():
+                raise problem("bad-value", f"`{name}` is not an ssh option", help="write it as in `man ssh_config`")
+            if not text or any(char in text for char in "\0\n\r"):
+                raise problem("bad-value", f"ssh option `{name}` needs a value of one line")
+            options[name] = text
+        except PydanticCustomError as error:
+            findings.append(((name,), error, item))
+    if findings:
+        raise several(findings)
+    return options
+
+
+def _yes_no(value: Any) -> Any:
+    """`true` and `false` as ssh spells them, everything else as it is."""
+    data = plain(value)
+    return ("yes" if data else "no") if isinstance(data, bool) else value
+
+
+Name = Annotated[Text, AfterValidator(_name), WithJsonSchema({**_SCALAR, "pattern": r"^[^:,\s]+$"})]
+ComponentKey = Annotated[str, PlainValidator(_component_key), WithJsonSchema({"type": "string"})]
+VariableName = Annotated[Text, AfterValidator(_variable)]
+Line = Annotated[Text, AfterValidator(_one_line)]
+InterpreterPath = Annotated[Text, AfterValidator(_interpreter), WithJsonSchema({"type": "string", "pattern": "^/"})]
+Labels = Annotated[tuple[str, ...], PlainValidator(_labels), WithJsonSchema(_TEXT_OR_LIST)]
+EnvVars = Annotated[
+    tuple[tuple[str, str], ...],
+    PlainValidator(_env_vars),
+    WithJsonSchema(
+        {
+            "type": ["array", "object"],
+            "items": {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": _SCALAR},
+            "additionalProperties": _SCALAR,
+        }
+    ),
+]
+Ports = Annotated[
+    range, PlainValidator(_ports), WithJsonSchema({"type": "string", "pattern": r"^\s*\d+\s*-\s*\d+\s*$"})
+]
+Hosts = Annotated[
+    tuple[str, ...], PlainValidator(_hosts), WithJsonSchema({"type": ["string", "array"], "items": _SCALAR})
+]
+Address = Annotated[Text, AfterValidator(_address)]
+SshWord = Annotated[Text, AfterValidator(_ssh_word)]
+SshPath = Annotated[Text, AfterValidator(_ssh_path)]
+SshOptions = Annotated[
+    dict[str, str],
+    PlainValidator(_ssh_options),
+    WithJsonSchema({"type": "object", "additionalProperties": _SCALAR}),
+]

@@ -1,0 +1,82 @@
+"""What is wrong with a configuration, where, and what to do: the findings and how they are printed.
+
+configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
+    9 |       placement: 0-64
+      |                  ^^^^
+      = 8 nodes x 8 accelerators; did you mean 0-63?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Path
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Diagnostic(NamedTuple):
+    """One finding.
+
+    Attributes:
+        code: the rule, in kebab case; `rlinf explain CODE` tells about it.
+        span: what the caret underlines.
+        path: the configuration path it concerns, empty for the whole file.
+        help: what to do, one line, or None.
+        related: other places that matter, each with a few words on why.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    span: Span
+    path: Path = ()
+    help: str | None = None
+    related: tuple[tuple[Span, str], ...] = ()
+
+
+class Diagnostics:
+    """A collection of findings. The same code at the same place is kept once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, int, int], Diagnostic] = {}
+
+    def add(self, diagnostic: Diagnostic) -> None:
+        span = diagnostic.span
+        self._found.setdefault((diagnostic.code, id(span.source), span.start, span.end), diagnostic)
+
+    def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            self.add(diagnostic)
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        """By source in the order first met (overrides last), then by position."""
+        order: dict[int, int] = {}
+        for diagnostic in self._found.values():
+            source = diagnostic.span.source
+            rank = len(order) + (10**9 if source.kind == "overrides" else 0)
+            order.setdefault(id(source), rank)
+        return iter(
+            sorted(
+                self._found.values(),
+                key=lambda d: (order[id(d.span.source)], d.span.start, d.span.end, d.code),
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def count(self, severity: Severity) -> int:
+        return sum(1 for diagnostic in self._found.values() if diagnostic.severity is severity)
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is an error."""
+        return self.count(Severity.ERROR) == 0

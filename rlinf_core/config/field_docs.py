@@ -1,0 +1,258 @@
+"""What the models say about a field of the file: its type in words, its default, its meaning, and what it holds.
+
+describe(ClusterFile, "cluster.node_groups.env_configs")
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, cast, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, PydanticUndefined
+
+from rlinf_core.config.model_fields import alternatives, item_type, model_of, places_of, value_type, written_fields
+from rlinf_core.config.paths import PathSyntaxError, parse_path
+from rlinf_core.config.rank_values import NodeRanks, RankMap
+from rlinf_core.config.ranks import format_range
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
+from rlinf_core.hardware.robots.unit import RobotUnit
+
+_WORDS: Final[dict[object, str]] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    range: "range, first-last",
+    NodeRanks: "node ranks",
+    RankMap: "rank map",
+    object: "anything",
+}
+_BOUNDS: Final = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
+
+
+class UnknownFieldError(ConfigError):
+    """The models know no field at this path; `help` tells what was probably meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDoc:
+    """One field.
+
+    Attributes:
+        path: as in `cluster.node_groups[].label`; `NAME` stands for a key that the user chooses.
+        type: what it holds, in words.
+        required: whether it must be given where its section is.
+        default: what holds without it, as one writes it; None where it is required or nothing holds.
+        description: what it means.
+        children: what may stand in it, each without children of its own.
+    """
+
+    path: str
+    type: str
+    required: bool
+    default: str | None
+    description: str
+    children: tuple[FieldDoc, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The last key of the path."""
+        return self.path.rpartition(".")[2].removesuffix("[]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """A place in the models: what may stand there, and the field that says so."""
+
+    path: str
+    annotations: tuple[object, ...]
+    field: FieldInfo | None
+
+
+def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
+    """The documentation of the field at `path` of a file of this model; of the whole file for an empty path.
+
+    Indexes of lists may be given or left out: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
+
+    Raises:
+        UnknownFieldError: there is no such field.
+    """
+    spot = _Spot("", (model,), None)
+    for name in _names(path):
+        spot = _below(model, spot, name, path)
+    children = [_document(child) for child in _children(spot)]
+    return _document(spot, tuple(children))
+
+
+def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
+    """What may stand at `path`, each field without its children; empty when there is no such path.
+
+    For completion, which must not fail.
+    """
+    try:
+        return list(describe(model, path).children)
+    except UnknownFieldError:
+        return []
+
+
+def _names(path: str) -> list[str]:
+    """The keys of a path, without the indexes."""
+    path = path.strip().replace("[]", "")
+    if not path:
+        return []
+    try:
+        steps, _ = parse_path(path)
+    except PathSyntaxError as error:
+        raise UnknownFieldError(f"`{path}` is not a path: {error.message}", help=error.help) from None
+    return [step.segment for step in steps if isinstance(step.segment, str)]
+
+
+def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
+    found = {child.path.rpartition(".")[2]: child for child in _children(spot)}
+    spot_below = found.get(name) or found.get("NAME")
+    if spot_below is not None:
+        return spot_below
+
+    from rlinf_core.suggest import did_you_mean, quoted
+
+    where = f"in `{spot.path}`" if spot.path else "at the top of the file"
+    elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
+    help_text = did_you_mean(name, found)
+    if elsewhere:
+        help_text = f"there is {quoted(elsewhere[:4])}"
+    elif help_text is None:
+        help_text = f"known keys: {quoted(found)}" if found else "nothing stands below it"
+    raise UnknownFieldError(f"there is no `{name}` {where}", where=None if name == asked else asked, help=help_text)
+
+
+def _children(spot: _Spot) -> list[_Spot]:
+    """The fields of the sections that may stand here or in the items of a list here."""
+    children: dict[str, _Spot] = {}
+    for path, annotation in _inner(spot.path, spot.annotations):
+        section = model_of(annotation)
+        if section is not None:
+            for each in _sections(section):
+                for key, field in written_fields(each).items():
+                    below = f"{path}.{key}" if path else key
+                    children.setdefault(key, _Spot(below, tuple(alternatives(field.annotation)), field))
+        elif (value := value_type(annotation)) is not None:
+            children.setdefault("NAME", _Spot(f"{path}.NAME", tuple(alternatives(value)), None))
+    return list(children.values())
+
+
+def _inner(path: str, annotations: Iterable[object]) -> Iterator[tuple[str, object]]:
+    for annotation in annotations:
+        item = item_type(annotation)
+        if item is None:
+            yield path, annotation
+        else:
+            yield from _inner(f"{path}[]", alternatives(item))
+
+
+def _sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    """The models that a section may be: a robot is one of the registered ones."""
+    if section is not RobotUnit:
+        return [section]
+    found: list[type[BaseModel]] = []
+    for name in hardware_types():
+        # A package of the user's that cannot be loaded is told where a file names its type.
+        with suppress(PydanticCustomError):
+            found.append(hardware_model(name))
+    return found
+
+
+def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
+    field = spot.field
+    type_text = " or ".join(dict.fromkeys(type_in_words(each) for each in spot.annotations if each is not type(None)))
+    if field is None:
+        return FieldDoc(spot.path, type_text, not spot.path, None, _section_text(spot.annotations), children)
+    bounds = _bounds(field.metadata)
+    return FieldDoc(
+        spot.path,
+        f"{type_text}, {bounds}" if bounds else type_text,
+        field.is_required(),
+        _default(field),
+        field.description or _section_text(spot.annotations),
+        children,
+    )
+
+
+def _section_text(annotations: Iterable[object]) -> str:
+    """The first paragraph of what the section's model says about itself."""
+    for annotation in annotations:
+        section = model_of(annotation)
+        if section is not None and section.__doc__:
+            return " ".join(section.__doc__.split("\n\n")[0].split())
+    return ""
+
+
+def type_in_words(annotation: object) -> str:
+    """`list of text`, `integer or text`, `one of `a`, `b``."""
+    members = [member for member in alternatives(annotation) if member is not types.NoneType]
+    if len(members) > 1:
+        return " or ".join(dict.fromkeys(map(type_in_words, members)))
+    member = members[0] if members else None
+    if get_origin(member) is Literal:
+        choices = [f"`{choice}`" for choice in get_args(member)]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    if model_of(member) is not None:
+        return "section"
+    item = item_type(member)
+    if item == tuple[str, str]:
+        return "list of one-key maps, or a map"
+    if item is not None:
+        return f"list of {_plural(type_in_words(item))}"
+    value = value_type(member)
+    if value is not None:
+        return f"map of names to {_plural(type_in_words(value))}"
+    return _WORDS.get(member) or ("anything" if not isinstance(member, type) else member.__name__)
+
+
+def _plural(words: str) -> str:
+    return {"section": "sections", "integer": "integers", "number": "numbers"}.get(words, words)
+
+
+def _bounds(metadata: Iterable[object]) -> str:
+    said = [
+        f"{words} {_as_written(getattr(limit, attribute))}"
+        for limit in metadata
+        for kind, attribute, words in _BOUNDS
+        if isinstance(limit, kind)
+    ]
+    said += [f"a multiple of {limit.multiple_of}" for limit in metadata if isinstance(limit, MultipleOf)]
+    return ", ".join(said)
+
+
+def _default(field: FieldInfo) -> str | None:
+    if field.is_required():
+        return None
+    value: object = field.get_default(call_default_factory=not _needs_data(field))
+    return None if value is None or value is PydanticUndefined else _as_written(value)
+
+
+def _needs_data(field: FieldInfo) -> bool:
+    """Whether the default follows from other fields, so that there is none to show."""
+    return bool(field.default_factory_takes_validated_data)
+
+
+def _as_written(value: object) -> str | None:
+    if isinstance(value, BaseModel):
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, range):
+        return format_range(value)
+    if isinstance(value, list | tuple):
+        items = (_as_written(item) or "" for item in cast("Iterable[object]", value))
+        return f"[{', '.join(items)}]"
+    if isinstance(value, dict):
+        entries = cast("dict[object, object]", value).items()
+        return "{" + ", ".join(f"{key}: {_as_written(item)}" for key, item in entries) + "}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,116 @@
+"""`actor`: the model that learns, its optimizer, and how it is spread over accelerators."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.values import (
+    Count,
+    FilePath,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    Precision,
+    Seed,
+)
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Text
+
+
+class ModelConfig(ConfigModel):
+    """What every model can be told. Recipes add the keys of their kinds of model."""
+
+    model_path: FilePath | None = Field(
+        default=None, description="Folder or file of weights to start from. Default: the recipe builds its own model."
+    )
+    precision: Precision = Field(default="fp32", description="Type of the weights: fp32, bf16 or fp16.")
+    is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
+    lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")
+
+
+class OptimConfig(ConfigModel):
+    """AdamW and the clipping of gradients."""
+
+    lr: PositiveFloat = Field(default=1e-4, description="Learning rate of the policy.")
+    value_lr: PositiveFloat | None = Field(
+        default=None, description="Learning rate of the value head. Default: the same as `lr`."
+    )
+    adam_beta1: Fraction = Field(default=0.9, description="Decay of the mean of gradients.")
+    adam_beta2: Fraction = Field(default=0.999, description="Decay of the mean of squared gradients.")
+    adam_eps: PositiveFloat = Field(default=1e-8, description="Added to the denominator.")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
+    clip_grad: NonNegativeFloat = Field(default=1.0, description="Largest norm of a gradient; 0: not clipped.")
+
+
+class MixedPrecisionConfig(ConfigModel):
+    """Types used while computing, where they differ from the weights' own. Buffers are never cast."""
+
+    param_dtype: Precision | None = Field(
+        default=None, description="Type of gathered weights and of activations. Default: `model.precision`."
+    )
+    reduce_dtype: Precision | None = Field(
+        default=None, description="Type in which gradients are summed over ranks. Default: `param_dtype`."
+    )
+
+
+class FsdpConfig(ConfigModel):
+    """How weights, gradients and optimizer state are spread over the actor's ranks (FSDP2)."""
+
+    sharding_strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = Field(
+        default="full_shard",
+        description="full_shard: weights are gathered when needed; shard_grad_op: they stay gathered between forward"
+        " and backward; no_shard: every rank holds everything.",
+    )
+    cpu_offload: Bool = Field(default=False, description="Keep shards in the host's memory while they are not used.")
+    reshard_after_forward: Bool | None = Field(
+        default=None, description="Drop gathered weights after the forward pass. Default: as `sharding_strategy` says."
+    )
+    mixed_precision: MixedPrecisionConfig = Field(
+        default_factory=MixedPrecisionConfig, description="Types used while computing: param_dtype, reduce_dtype."
+    )
+    gradient_checkpointing: Bool = Field(
+        default=False, description="Compute activations again in the backward pass instead of keeping them."
+    )
+
+
+class TokenizerConfig(ConfigModel):
+    """The tokenizer of a language model."""
+
+    tokenizer_model: FilePath | None = Field(
+        default=None, description="Folder of the tokenizer. Default: the one in `actor.model.model_path`."
+    )
+
+
+class ActorConfig(ConfigModel):
+    """The workers that train. Recipes add `model` and `optim`."""
+
+    group_name: Text = Field(default="ActorGroup", description="Name of the worker group; others address it by this.")
+    training_backend: Literal["fsdp"] = Field(
+        default="fsdp", description="How training is spread over ranks; a single rank trains plainly."
+    )
+    seed: Seed = Field(default=1234, description="Seed of the initial weights and of the order of samples.")
+    global_batch_size: Count = Field(description="Samples of one optimizer step, over all ranks.")
+    micro_batch_size: Count | None = Field(
+        default=None,
+        description="Samples of one forward and backward pass on one rank. Default: a rank's whole share,"
+        " global_batch_size / world size.",
+    )
+    enable_offload: Bool = Field(
+        default=False, description="Move the actor off its accelerators while other components use them."
+    )
+    checkpoint_load_path: FilePath | None = Field(
+        default=None, description="Checkpoint whose weights training starts from; the step count starts at 0."
+    )
+    checkpoint_save_path: FilePath | None = Field(
+        default=None, description="Folder for checkpoints. Default: `checkpoints` in the run's folder."
+    )
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="Tokenizer of a language model: tokenizer_model."
+    )
+    fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
+
+    def micro_batch(self, world_size: int) -> int:
+        """Samples of one forward and backward pass on one of `world_size` ranks."""
+        return self.micro_batch_size or max(1, self.global_batch_size // world_size)

@@ -1,0 +1,90 @@
+"""`algorithm`: advantages, losses and how often samples are learned from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.values import (
+    Count,
+    Fraction,
+    KnownOrOwn,
+    NonNegativeFloat,
+    PositiveFloat,
+)
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Float, Text
+
+ADVANTAGES = ("gae", "grpo", "reinpp", "reinpp_baseline")
+LOSSES = ("actor_critic", "actor")
+AdvantageType = Annotated[Text, KnownOrOwn("adv_type", ADVANTAGES)]
+LossType = Annotated[Text, KnownOrOwn("loss_type", LOSSES)]
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+Level = Literal["token_level", "action_level", "chunk_level"]
+
+
+class AlgorithmConfig(ConfigModel):
+    """What every policy gradient here has."""
+
+    adv_type: AdvantageType = Field(
+        default="grpo",
+        description="How advantages are computed: gae, grpo, reinpp, reinpp_baseline, or `package.module:name`.",
+    )
+    loss_type: LossType = Field(
+        default="actor",
+        description="actor_critic: policy and value loss; actor: policy loss alone; or `package.module:name`.",
+    )
+    loss_agg_func: LossAggregation = Field(
+        default="token-mean",
+        description="How losses of tokens become one: token-mean, seq-mean-token-sum or seq-mean-token-mean.",
+    )
+    group_size: Count = Field(
+        default=1, description="Samples that share a start (a prompt, an initial state) and are compared by GRPO."
+    )
+    update_epoch: Count = Field(default=1, description="Passes over the samples of a training step.")
+    normalize_advantages: Bool = Field(
+        default=True, description="Scale the advantages of a step to mean 0 and standard deviation 1."
+    )
+    clip_ratio_low: Fraction = Field(default=0.2, description="Smallest probability ratio is 1 minus this.")
+    clip_ratio_high: NonNegativeFloat = Field(default=0.2, description="Largest probability ratio is 1 plus this.")
+    clip_ratio_c: Annotated[Float, Field(gt=1)] | None = Field(
+        default=3.0, description="Dual clip: bound of the ratio where the advantage is negative; null: none."
+    )
+    entropy_bonus: NonNegativeFloat = Field(default=0.0, description="Weight of the policy's entropy.")
+    kl_beta: NonNegativeFloat = Field(
+        default=0.0, description="Weight of the divergence from the reference model; 0: none is loaded."
+    )
+    kl_penalty: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="Estimator of that divergence: k1, k2 or k3."
+    )
+    filter_rewards: Bool = Field(
+        default=False, description="Drop groups whose rewards are all equal; they teach nothing under GRPO."
+    )
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """What a value head and a sequence of rewards add."""
+
+    gamma: Fraction = Field(default=0.99, description="Discount of rewards, by step.")
+    gae_lambda: Fraction = Field(default=0.95, description="Decay of temporal differences in GAE.")
+    value_clip: PositiveFloat | None = Field(
+        default=0.2, description="Largest change of a value in one training step, in units of return; null: none."
+    )
+    huber_delta: PositiveFloat = Field(
+        default=10.0, description="Error of a value from which its loss grows linearly, in units of return."
+    )
+    bootstrap_type: Literal["standard", "always"] = Field(
+        default="standard",
+        description="Where the value of the last observation is added: standard, at episodes cut off; always, at every"
+        " end.",
+    )
+    reward_type: Literal["action_level", "chunk_level"] = Field(
+        default="action_level", description="Whether rewards count for each action or are summed over a chunk."
+    )
+    logprob_type: Level = Field(
+        default="action_level", description="What a probability ratio is taken of: a token, an action or a chunk."
+    )
+    entropy_type: Level = Field(
+        default="action_level", description="What an entropy is taken of: a token, an action or a chunk."
+    )

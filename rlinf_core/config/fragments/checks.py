@@ -1,0 +1,145 @@
+"""Rules between values of a job that several recipes share: sizes that must divide, components that must have a place.
+
+A recipe's rules are a function `check(config, world_sizes, report)`: the validated file, how many processes each
+component has (None where that cannot be known offline), and where findings go. A value that was wrong in itself has its
+default in `config`; a finding that names such a key is dropped, so a message names every key it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+from pydantic import BaseModel
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.fragments.actor import ActorConfig, FsdpConfig
+from rlinf_core.config.tree import Path
+
+WorldSizes: TypeAlias = Mapping[str, int | None]
+
+
+class Report(Protocol):
+    """Adds a finding at a path of the configuration; `rlinf_core.job.report.Report` is one."""
+
+    def __call__(
+        self, path: Path, code: str, message: str, help: str | None = None, *, severity: Severity = Severity.ERROR
+    ) -> None: ...
+
+
+def blame(config: BaseModel, *paths: Path) -> Path:
+    """The first of `paths` that somebody wrote down; the last one when all values are defaults."""
+    return next((path for path in paths if is_given(config, path)), paths[-1])
+
+
+def is_given(config: BaseModel, path: Path) -> bool:
+    """Whether the value at `path` was written down, rather than the model's default."""
+    value: object = config
+    for segment in path:
+        if not isinstance(value, BaseModel) or str(segment) not in value.model_fields_set:
+            return False
+        value = getattr(value, str(segment))
+    return True
+
+
+def check_components(cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report) -> None:
+    """Every component of the recipe has a place, and nothing else has one."""
+    at: Path = ("cluster", "component_placement")
+    placed = cluster.component_placement
+    missing = [component for component in components if component not in placed]
+    for name in placed:
+        if name in components:
+            continue
+        from rlinf_core.suggest import did_you_mean
+
+        listed = ", ".join(f"`{component}`" for component in components)
+        report(
+            (*at, name),
+            "unused-component",
+            f"recipe `{recipe}` has no component `{name}`: nothing will run there",
+            did_you_mean(name, missing) or f"its components are {listed}",
+            severity=Severity.WARNING,
+        )
+    if missing:
+        names = ", ".join(f"`{name}`" for name in missing)
+        message = f"recipe `{recipe}` needs a place for {names}"
+        report(at, "missing-component", message, f"add `{','.join(missing)}: 0`")
+
+
+def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None, report: Report) -> None:
+    """A batch is the same number of whole micro batches on every rank."""
+    world = world_size or 1
+    total, micro = actor.global_batch_size, actor.micro_batch(world)
+    if total % (micro * world) == 0:
+        return
+    ranks = f"{world} rank{'s' if world > 1 else ''}"
+    if actor.micro_batch_size is None:
+        arithmetic, step = f"{total} / {ranks} = {total / world:g}", world
+    else:
+        step = micro * world
+        arithmetic = f"{total} / (micro_batch_size {micro} x {ranks} = {step}) = {total / step:g}"
+    report(
+        blame(config, ("actor", "micro_batch_size"), ("actor", "global_batch_size"), ("actor",)),
+        "batch-not-divisible",
+        f"`actor.global_batch_size` does not divide: {arithmetic}",
+        f"`actor.global_batch_size` could be {near_multiples(total, step)}",
+    )
+
+
+def check_samples(
+    config: BaseModel, actor: ActorConfig, samples: int, arithmetic: str, sources: tuple[Path, ...], report: Report
+) -> None:
+    """The samples of a step fill whole batches. `arithmetic` shows how `samples` comes about from `sources`."""
+    if samples % actor.global_batch_size == 0:
+        return
+    report(
+        blame(config, ("actor", "global_batch_size"), *sources, ("actor",)),
+        "batch-not-divisible",
+        f"a step has {arithmetic} = {samples} samples, which `actor.global_batch_size` {actor.global_batch_size}"
+        " does not divide",
+        f"`actor.global_batch_size` could be {near_divisors(samples, actor.global_batch_size)}",
+    )
+
+
+def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
+    """`reshard_after_forward` does not contradict the strategy it belongs to."""
+    reshards = fsdp.sharding_strategy == "full_shard"
+    if fsdp.reshard_after_forward in (None, reshards):
+        return
+    said = "true" if fsdp.reshard_after_forward else "false"
+    report(
+        ("actor", "fsdp_config", "reshard_after_forward"),
+        "conflicting-settings",
+        f"`reshard_after_forward: {said}` contradicts `sharding_strategy: {fsdp.sharding_strategy}`",
+        "remove one of the two",
+    )
+
+
+def check_group_names(config: BaseModel, names: Mapping[str, str], report: Report) -> None:
+    """Worker groups are addressed by name: no two share one. `names` is by section."""
+    first: dict[str, str] = {}
+    for section, name in names.items():
+        other = first.setdefault(name, section)
+        if other != section:
+            report(
+                blame(config, (section, "group_name"), (other, "group_name")),
+                "conflicting-settings",
+                f"`{other}.group_name` and `{section}.group_name` are both `{name}`",
+                "give each worker group a name of its own",
+            )
+
+
+def near_multiples(value: int, step: int) -> str:
+    """The multiples of `step` on both sides of `value`: `96 or 128`."""
+    below = value // step * step
+    return f"{below} or {below + step}" if below else str(step)
+
+
+def near_divisors(value: int, wanted: int) -> str:
+    """The divisors of `value` on both sides of `wanted`: `640 or 800`."""
+    small = [number for number in range(1, int(value**0.5) + 1) if value % number == 0]
+    divisors = sorted({*small, *(value // number for number in small)})
+    below = [number for number in divisors if number < wanted]
+    above = [number for number in divisors if number > wanted]
+    return " or ".join(str(number) for number in (*below[-1:], *above[:1]))

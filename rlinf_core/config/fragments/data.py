@@ -1,0 +1,34 @@
+"""`data`: prompts and answers of a reasoning job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.values import Count, FilePaths, Seed
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Int, Text
+
+
+class DataConfig(ConfigModel):
+    """Problems with verifiable answers."""
+
+    train_data_paths: FilePaths = Field(
+        default=(),
+        description="jsonl files with one problem a line; one path or a list. Default: sums generated on the spot.",
+    )
+    val_data_paths: FilePaths = Field(
+        default=(), description="The same for evaluation. Default: a part of the training problems, held back."
+    )
+    prompt_key: Text = Field(default="prompt", description="Key of the problem's text in a line.")
+    answer_key: Text = Field(default="answer", description="Key of the right answer in a line.")
+    generated_digits: Annotated[Int, Field(ge=1, le=9)] = Field(
+        default=1, description="Most digits of the numbers in generated sums; used without `train_data_paths`."
+    )
+    max_prompt_length: Count = Field(default=1024, description="Longest prompt, in tokens; longer ones are left out.")
+    rollout_batch_size: Count = Field(
+        default=32, description="Prompts of one training step; each is answered `algorithm.group_size` times."
+    )
+    shuffle: Bool = Field(default=True, description="Shuffle the problems anew in every epoch.")
+    seed: Seed = Field(default=0, description="Seed of that order and of generated problems.")

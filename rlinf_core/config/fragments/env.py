@@ -1,0 +1,97 @@
+"""`env`: the environments of an embodied job, for training and for evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationInfo
+
+from rlinf_core.config.fragments.values import Count, FilePath, KnownOrOwn, Seed
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Data, Text
+
+ENV_TYPES = ("franka_kin", "franka_mujoco", "gymnasium", "panda_gym", "maniskill", "libero")
+EnvType = Annotated[Text, KnownOrOwn("env_type", ENV_TYPES)]
+# Evaluation must not see the starts that training saw.
+EVAL_SEED_OFFSET = 1_000_000
+
+
+class VideoConfig(ConfigModel):
+    """Videos of episodes."""
+
+    save_video: Bool = Field(default=False, description="Write one video for each rollout.")
+    video_base_dir: FilePath | None = Field(
+        default=None, description="Folder for videos. Default: `videos` in the run's folder."
+    )
+    fps: Count = Field(default=20, description="Frames a second.")
+
+
+class EnvironmentConfig(ConfigModel):
+    """Environments of one kind."""
+
+    env_type: EnvType = Field(
+        default="franka_kin",
+        description="Kind of environment: franka_kin, franka_mujoco, gymnasium, panda_gym, maniskill, libero, or"
+        " `package.module:Class` for one of your own.",
+    )
+    task: Text | None = Field(
+        default=None,
+        description="What there is to do: reach or pick (franka_kin), reach or push (franka_mujoco), an id such as"
+        " `CartPole-v1` (gymnasium and the adapters). Default: the kind's own, pick for franka_kin.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
+    )
+    total_num_envs: Count = Field(default=64, description="Environments over all workers and pipeline stages.")
+    max_episode_steps: Count = Field(default=50, description="Steps after which an episode is cut off.")
+    max_steps_per_rollout_epoch: Count = Field(
+        default=50, description="Steps that every environment takes in one pass of a rollout."
+    )
+    rollout_epoch: Count = Field(default=1, description="Passes in one training step.")
+    auto_reset: Bool = Field(
+        default=True, description="Start a new episode in the place of one that ended within a pass."
+    )
+    ignore_terminations: Bool = Field(
+        default=False, description="Let episodes run to their full length, whether or not the task is done before."
+    )
+    group_size: Count | None = Field(
+        default=None, description="Environments that share each start. Default: `algorithm.group_size`."
+    )
+    seed: Seed = Field(
+        default=0, description=f"Seed of the starts. Default: 0, for evaluation the training seed + {EVAL_SEED_OFFSET}."
+    )
+    video_cfg: VideoConfig = Field(
+        default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps."
+    )
+
+
+# What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
+_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1}
+
+
+def _as_in_training(given: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:
+    # A wrong `env.train` has been reported; the evaluation is then judged by itself.
+    train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
+    own = {name: getattr(given, name) for name in given.model_fields_set}
+    seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
+    values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
+    # What counts as given is what the file gives to the evaluation itself.
+    return EnvironmentConfig.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
+
+
+class EnvSection(ConfigModel):
+    """The workers that step environments."""
+
+    group_name: Text = Field(default="EnvGroup", description="Name of the worker group; others address it by this.")
+    enable_offload: Bool = Field(
+        default=False, description="Move simulators off their accelerators while other components use them."
+    )
+    train: EnvironmentConfig = Field(
+        default_factory=EnvironmentConfig, description="Environments that training learns from."
+    )
+    eval: Annotated[EnvironmentConfig, AfterValidator(_as_in_training)] = Field(
+        default_factory=EnvironmentConfig,
+        validate_default=True,
+        description="Environments of evaluations. What is left out is as in `env.train`, except `seed`, `rollout_epoch`"
+        " (1) and `group_size` (1).",
+    )

@@ -1,0 +1,32 @@
+"""`rollout`: the workers that run the policy to make samples."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.values import Count, FilePath, Fraction, NonNegativeFloat, StepsOrNever
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Text
+
+
+class RolloutConfig(ConfigModel):
+    """What every rollout can be told. Recipes add `backend` and what their engines know."""
+
+    group_name: Text = Field(default="RolloutGroup", description="Name of the worker group; others address it by this.")
+    model_dir: FilePath | None = Field(
+        default=None,
+        description="Folder of the model the rollout starts with, before the first weights from the actor. Default:"
+        " `actor.model.model_path`.",
+    )
+    enable_offload: Bool = Field(
+        default=False, description="Move the policy off its accelerators while other components use them."
+    )
+
+
+class SamplingParams(ConfigModel):
+    """How tokens are drawn."""
+
+    temperature: NonNegativeFloat = Field(default=1.0, description="Divides the logits; 0: the likeliest token.")
+    top_k: StepsOrNever = Field(default=-1, description="Draw among this many likeliest tokens; -1: among all.")
+    top_p: Fraction = Field(default=1.0, description="Draw among the likeliest tokens of this total probability.")
+    max_new_tokens: Count = Field(default=1024, description="Longest answer, in tokens.")

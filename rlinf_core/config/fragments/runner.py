@@ -1,0 +1,70 @@
+"""`runner`: how long a run lasts, what it keeps, and where its results go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, StepsOrNever
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Text
+
+
+class LoggerConfig(ConfigModel):
+    """Where metrics and logs go. `metrics.jsonl` is always written."""
+
+    log_path: FilePath = Field(
+        default="runs", description="Folder that holds one folder for each run; relative to where `rlinf train` starts."
+    )
+    project_name: Text = Field(default="rlinf", description="Project under which the logger backends file the run.")
+    experiment_name: Text | None = Field(
+        default=None, description="Name of the run, part of its folder's name. Default: the recipe's name."
+    )
+    logger_backends: tuple[Literal["tensorboard", "wandb", "swanlab", "trackio"], ...] = Field(
+        default=(), description="Further places for metrics, each imported only when named here. Default: none."
+    )
+
+
+class RunnerConfig(ConfigModel):
+    """The run as a whole."""
+
+    max_epochs: StepsOrNever = Field(
+        default=-1,
+        description="End after this many passes over the data (an epoch of an embodied run is one step); -1: no limit."
+        " The limit reached first ends the run.",
+    )
+    max_steps: StepsOrNever = Field(
+        default=-1,
+        description="End after this many training steps; -1: no limit. The limit reached first ends the run.",
+    )
+    val_check_interval: StepsOrNever = Field(
+        default=50, description="Training steps between evaluations, besides the one at the end; -1: never."
+    )
+    save_interval: StepsOrNever = Field(
+        default=100, description="Training steps between checkpoints, besides the one at the end; -1: never."
+    )
+    keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
+    resume_dir: FilePath | None = Field(
+        default=None,
+        description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of this"
+        " experiment. Default: start anew.",
+    )
+    only_eval: Bool = Field(default=False, description="Evaluate once and train nothing.")
+    weight_sync_interval: Count = Field(
+        default=1, description="Training steps between two updates of the rollout's weights."
+    )
+    max_staleness: NonNegativeInt = Field(
+        default=0,
+        description="How many weight versions the policy that made a sample may lie behind the one that learns from it."
+        " 0: synchronous steps; from 1 on rollouts never stop.",
+    )
+    max_restarts: NonNegativeInt = Field(
+        default=3, description="How often a run goes back to its last checkpoint after a worker or node died."
+    )
+    trace: Bool = Field(
+        default=False, description="Write timers, sends and waits to `trace.json` (Chrome and Perfetto read it)."
+    )
+    logger: LoggerConfig = Field(
+        default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
+    )

@@ -1,0 +1,116 @@
+"""Lists of hosts in short: `trainer[00-07],spare3` names nine of them.
+
+HOSTS  := HOST ("," HOST)*
+HOST   := (text | "[" PIECE ("," PIECE)* "]")+
+PIECE  := INT | INT "-" INT                    inclusive; leading zeros are kept
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_HOSTS = 100_000
+# A destination goes to ssh as one argument: it must not look like an option, nor hold what no host name or user holds.
+_DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
+_PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
+
+
+class HostSyntaxError(ValueError):
+    """A list of hosts that cannot be read; `start` and `end` are offsets of the offending piece."""
+
+    def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.start = start
+        self.end = end
+        self.help = help
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The hosts that `text` names, in the order written.
+
+    Raises:
+        HostSyntaxError: the text is not a list of hosts.
+    """
+    hosts: list[str] = []
+    for start, end in _split(text):
+        names = _expand_one(text, start, end, MAX_HOSTS - len(hosts))
+        for name in names:
+            check_destination(name, start, end)
+        hosts.extend(names)
+    return tuple(hosts)
+
+
+def check_destination(name: str, start: int = 0, end: int | None = None) -> None:
+    """Refuse a name that could not be a host, or `user@host`.
+
+    Raises:
+        HostSyntaxError: with the given offsets.
+    """
+    if not _DESTINATION.match(name):
+        message = f"`{name}` is not a host" if name else "a host is missing here"
+        raise HostSyntaxError(
+            message, start, len(name) if end is None else end, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`"
+        )
+
+
+def _split(text: str) -> list[tuple[int, int]]:
+    """The pieces between the commas outside brackets, without surrounding blanks."""
+    pieces: list[tuple[int, int]] = []
+    start, depth = 0, 0
+    for at, char in enumerate(text + ","):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        elif char == "," and (depth <= 0 or at == len(text)):
+            piece = text[start:at]
+            left = start + len(piece) - len(piece.lstrip())
+            pieces.append((left, max(left, start + len(piece.rstrip()))))
+            start = at + 1
+    return pieces
+
+
+def _expand_one(text: str, start: int, end: int, room: int) -> list[str]:
+    names = [""]
+    at = start
+    while at < end:
+        bracket = text.find("[", at, end)
+        literal_end = end if bracket < 0 else bracket
+        stray = text.find("]", at, literal_end)
+        if stray >= 0:
+            raise HostSyntaxError("`]` without `[`", stray, stray + 1)
+        names = [name + text[at:literal_end] for name in names]
+        if bracket < 0:
+            break
+        close = text.find("]", bracket, end)
+        if close < 0:
+            raise HostSyntaxError("`[` is never closed", bracket, end, "write `trainer[00-07]`")
+        numbers = _numbers(text, bracket + 1, close, room)
+        if len(names) * len(numbers) > room:
+            raise HostSyntaxError(f"more than {MAX_HOSTS} hosts", start, end)
+        names = [name + number for name in names for number in numbers]
+        at = close + 1
+    return names
+
+
+def _numbers(text: str, start: int, end: int, room: int) -> list[str]:
+    numbers: list[str] = []
+    at = start
+    for piece in text[start:end].split(","):
+        match = _PIECE.match(piece)
+        if match is None:
+            raise HostSyntaxError(
+                f"`{piece.strip()}` is not a number or a range", at, at + max(1, len(piece)), "write `[00-07]`"
+            )
+        first, last = match[1], match[2] or match[1]
+        if len(first) > 10 or len(last) > 10 or int(last) - int(first) >= room:
+            raise HostSyntaxError(f"more than {MAX_HOSTS} hosts", at, at + len(piece))
+        if int(last) < int(first):
+            raise HostSyntaxError(
+                f"`{piece.strip()}` runs backwards", at, at + len(piece), f"did you mean `{last}-{first}`?"
+            )
+        # `[08-11]` and `[00-7]` pad to the width of the first number, as the tools that know this form do.
+        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        at += len(piece) + 1
+    return numbers

@@ -1,0 +1,342 @@
+"""Resolving references in the values of a composed tree (`references.py` has their forms).
+
+A value that is one reference becomes a copy of what it names, whole mappings and lists included; a reference inside a
+text is replaced by the text of a single value. A variable's text is read as a plain YAML scalar where it is the whole
+value, so that numbers are numbers. Keys are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping as MappingABC
+from typing import Final, NamedTuple
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.merge import COMPONENT_PLACEMENT, find_components
+from rlinf_core.config.paths import to_path
+from rlinf_core.config.places import first_line, part
+from rlinf_core.config.reader import resolve_plain
+from rlinf_core.config.references import Reference, ReferenceSyntaxError, has_references, split_references
+from rlinf_core.config.secrets import is_secret
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence, child, format_path
+
+# What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
+# any real file, far below what a file made to explode asks for.
+MAX_COPIED: Final = 1_000_000
+MAX_DEPTH: Final = 120
+
+
+class Interpolated(NamedTuple):
+    """A tree without references.
+
+    Attributes:
+        tree: where nothing was wrong, the file's values.
+        unresolved: paths whose reference was refused (and reported): what stands there is its text, not a value.
+        secret: paths whose value came from a variable or a key that looks secret, at any number of hops.
+    """
+
+    tree: Mapping
+    unresolved: frozenset[Path] = frozenset()
+    secret: frozenset[Path] = frozenset()
+
+
+def interpolate(tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> Interpolated:
+    """Resolves every reference of `tree`; what cannot be resolved is reported and left as it is."""
+    resolver = _Resolver(tree, diagnostics, environ)
+    resolved = resolver.resolve(tree, (), 0)
+    if not isinstance(resolved, Mapping) or not (resolver.failed or resolver.secret):
+        return Interpolated(resolved if isinstance(resolved, Mapping) else tree)
+    unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
+    secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in _scalars(node, path))
+    return Interpolated(resolved, unresolved, secret)
+
+
+class _Use(NamedTuple):
+    """A reference at the place where it is used."""
+
+    scalar: Scalar
+    path: Path
+    reference: Reference
+
+    @property
+    def text(self) -> str:
+        return self.scalar.raw[self.reference.start : self.reference.end]
+
+    @property
+    def span(self) -> Span:
+        return _piece(self.scalar, self.reference.start, self.reference.end)
+
+
+class _Resolver:
+    """Resolves nodes on demand, each once. Nodes are told apart by identity: `tree` and `done` keep them alive."""
+
+    def __init__(self, tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> None:
+        self.tree = tree
+        self.diagnostics = diagnostics
+        self.environ = environ
+        self.done: dict[int, tuple[Node, Node]] = {}
+        self.active: dict[int, _Use] = {}
+        self.failed: set[int] = set()
+        self.secret: set[int] = set()
+        self.sizes: dict[int, tuple[int, int]] = {}
+        self.copied = 0
+        self.exploded = False
+
+    def resolve(self, node: Node, path: Path, depth: int) -> Node:
+        """`node`, which stands at `path`, without references; `depth` is that of the search so far."""
+        known = self.done.get(id(node))
+        if known is not None:
+            return known[1]
+        if isinstance(node, Scalar):
+            result = self._scalar(node, path, depth) if has_references(node.raw) else node
+            if id(node) in self.failed:
+                return node
+        elif isinstance(node, Sequence):
+            items = tuple([self.resolve(item, (*path, i), depth + 1) for i, item in enumerate(node.items)])
+            result = node if items == node.items else Sequence(node.span, items)
+        else:
+            values = [self.resolve(entry.value, (*path, entry.key.raw), depth + 1) for entry in node.entries]
+            if all(value is entry.value for value, entry in zip(values, node.entries, strict=True)):
+                result = node
+            else:
+                pairs = zip(node.entries, values, strict=True)
+                result = Mapping(node.span, tuple(Entry(entry.key, value) for entry, value in pairs))
+        self._finish(node, result)
+        return result
+
+    def _finish(self, node: Node, result: Node) -> None:
+        self.done[id(node)] = (node, result)
+        # A result may hold `${` that was escaped, so it must not be resolved again.
+        self.done[id(result)] = (result, result)
+
+    def _scalar(self, scalar: Scalar, path: Path, depth: int) -> Node:
+        if id(scalar) in self.failed:
+            return scalar
+        if id(scalar) in self.active:
+            self._report_cycle(scalar)
+            return scalar
+        try:
+            pieces = split_references(scalar.raw)
+        except ReferenceSyntaxError as error:
+            span = _piece(scalar, error.start, error.end)
+            self._report("reference-syntax", span, path, error.message, error.help)
+            return self._fail(scalar)
+        if len(pieces) == 1 and isinstance(pieces[0], Reference):
+            use = _Use(scalar, path, pieces[0])
+            found = self._target(use, depth)
+            return self._fail(scalar) if found is None else self._copy(found, use)
+        return self._text(scalar, path, pieces, depth)
+
+    def _text(self, scalar: Scalar, path: Path, pieces: list[str | Reference], depth: int) -> Scalar:
+        text = ""
+        secret = False
+        for piece in pieces:
+            if isinstance(piece, str):
+                text += piece
+                continue
+            use = _Use(scalar, path, piece)
+            found = self._target(use, depth)
+            if found is not None and not isinstance(found, Scalar):
+                what = "a list" if isinstance(found, Sequence) else "a mapping"
+                message = f"`{use.text}` is {what}, which cannot stand inside a text"
+                self._report("reference-in-text", use.span, use.path, message, "refer to a single value of it")
+                return self._fail(scalar)
+            if found is None or not self._afford(use, 1 + len(found.raw)):
+                return self._fail(scalar)
+            text += found.raw
+            secret = secret or id(found) in self.secret
+        result = Scalar(scalar.span, text, text, plain=False)
+        if secret:
+            self.secret.add(id(result))
+        return result
+
+    def _target(self, use: _Use, depth: int) -> Node | None:
+        """What a reference names, resolved; None after reporting why not."""
+        if depth >= MAX_DEPTH:
+            self._too_large(use)
+            return None
+        self.active[id(use.scalar)] = use
+        if use.reference.variable is not None:
+            found = self._variable(use, use.reference.variable)
+        else:
+            found = self._look_up(use, depth)
+        self.active.pop(id(use.scalar))
+        return None if found is None or id(found) in self.failed or id(use.scalar) in self.failed else found
+
+    def _variable(self, use: _Use, name: str) -> Scalar | None:
+        text = self.environ.get(name)
+        default = use.reference.default
+        if text is None and default is None:
+            from rlinf_core.suggest import did_you_mean
+
+            help = did_you_mean(name, self.environ) or "set it, or put a default before the brace: `:-VALUE`"
+            self._report("unknown-variable", use.span, use.path, f"the environment has no variable `{name}`", help)
+            return None
+        raw = text or default or ""
+        found = Scalar(use.scalar.span, raw, resolve_plain(raw))
+        self._finish(found, found)
+        if is_secret(name):
+            self.secret.add(id(found))
+        return found
+
+    def _look_up(self, use: _Use, depth: int) -> Node | None:
+        path = to_path(use.reference.steps)
+        current: Node = self.tree
+        for index, segment in enumerate(path):
+            # What is on the way may be a reference itself.
+            if isinstance(current, Scalar):
+                current = self.resolve(current, path[:index], depth + 1)
+                if id(current) in self.failed:
+                    return None
+            below = _below(current, segment, path[:index])
+            if below is None:
+                self._report_unknown(use, current, path, index)
+                return None
+            current = below
+        found = self.resolve(current, path, depth + 1)
+        if any(isinstance(segment, str) and is_secret(segment) for segment in path):
+            self.secret.add(id(found))
+        return found
+
+    def _copy(self, found: Node, use: _Use) -> Node:
+        """`found` as it stands at the place of use; what is inside of it keeps its own places."""
+        size, height = self._measure(found)
+        if not self._afford(use, size):
+            return self._fail(use.scalar)
+        if len(use.path) + height > MAX_DEPTH:
+            self._too_large(use)
+            return self._fail(use.scalar)
+        span = use.scalar.span
+        if isinstance(found, Scalar):
+            copy: Node = Scalar(span, found.raw, found.value, found.plain)
+        elif isinstance(found, Sequence):
+            copy = Sequence(span, found.items)
+        else:
+            copy = Mapping(span, found.entries)
+        if id(found) in self.secret:
+            self.secret.add(id(copy))
+        return copy
+
+    def _measure(self, node: Node) -> tuple[int, int]:
+        """How many nodes and characters a resolved node holds, and how deep it is."""
+        if isinstance(node, Scalar):
+            return 1 + len(node.raw), 0
+        known = self.sizes.get(id(node))
+        if known is None:
+            inner = [self._measure(value) for _, value in _children(node)]
+            known = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
+            if id(node) in self.done:
+                self.sizes[id(node)] = known
+        return known
+
+    def _afford(self, use: _Use, size: int) -> bool:
+        self.copied += size
+        if self.copied > MAX_COPIED:
+            self._too_large(use)
+        return self.copied <= MAX_COPIED
+
+    def _fail(self, scalar: Scalar) -> Scalar:
+        self.failed.add(id(scalar))
+        return scalar
+
+    def _report_cycle(self, scalar: Scalar) -> None:
+        uses = list(self.active.values())
+        start = next(i for i, use in enumerate(uses) if use.scalar is scalar)
+        circle = uses[start:]
+        for use in circle:
+            self._fail(use.scalar)
+        names = " -> ".join(f"`{format_path(use.path)}`" for use in (*circle, circle[0]))
+        related = tuple((use.span, f"`{format_path(use.path)}` refers on") for use in circle[1:])
+        first = circle[0]
+        message = f"this reference leads back to itself: {names}"
+        self._report("reference-cycle", first.span, first.path, message, "give one of them a value", related)
+
+    def _report_unknown(self, use: _Use, found: Node, path: Path, index: int) -> None:
+        segment = path[index]
+        above = f"`{format_path(path[:index])}`" if index else "the file"
+        help = None
+        if isinstance(segment, int):
+            if isinstance(found, Sequence):
+                why = f"{above} has {len(found.items)} item{'s' * (len(found.items) != 1)}, counted from `[0]`"
+            else:
+                why = f"{above} is no list"
+        elif isinstance(found, Mapping):
+            from rlinf_core.suggest import did_you_mean
+
+            why = f"{above} sets no `{format_path((segment,))}`"
+            help = did_you_mean(segment, found.keys()) or "only what the file or an override sets can be referred to"
+        elif isinstance(found, Sequence):
+            why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
+        else:
+            why = f"{above} is a single value"
+        self._report("unknown-reference", use.span, use.path, f"`{use.text}` refers to nothing: {why}", help)
+
+    def _too_large(self, use: _Use) -> None:
+        """Reported once: whatever comes after it is the same mistake."""
+        if self.exploded:
+            return
+        self.exploded = True
+        message = "the references of this file multiply beyond reason"
+        help = f"they may copy {MAX_COPIED:,} values and characters in all, and nest {MAX_DEPTH} deep"
+        self._report("reference-too-large", use.span, use.path, message, help)
+
+    def _report(
+        self,
+        code: str,
+        span: Span,
+        path: Path,
+        message: str,
+        help: str | None,
+        related: tuple[tuple[Span, str], ...] = (),
+    ) -> None:
+        self.diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, path, help, related))
+
+
+def _below(node: Node, segment: str | int, path: Path) -> Node | None:
+    if isinstance(node, Mapping) and isinstance(segment, str):
+        found = node.get(segment)
+        if found is None and path == COMPONENT_PLACEMENT:
+            joined = find_components(node, segment)
+            return joined.value if joined else None
+        return found
+    return child(node, segment) if isinstance(node, Sequence) else None
+
+
+def _piece(scalar: Scalar, start: int, end: int) -> Span:
+    """The place of a piece of a scalar's text. Where escapes or folding moved it, it is searched for."""
+    exact = part(scalar, start, end)
+    if exact is not None:
+        return exact
+    text = scalar.raw[start:end]
+    written = scalar.span.text
+    at = -1
+    for _ in range(scalar.raw.count(text, 0, start) + 1):
+        at = written.find(text, at + 1)
+        if at < 0:
+            return first_line(scalar)
+    return scalar.span.part(at, at + len(text))
+
+
+def _children(node: Sequence | Mapping) -> Iterator[tuple[str | int, Node]]:
+    if isinstance(node, Sequence):
+        yield from enumerate(node.items)
+    else:
+        yield from ((entry.key.raw, entry.value) for entry in node.entries)
+
+
+def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """The topmost nodes whose identity is in `ids`."""
+    if id(node) in ids:
+        yield path, node
+    elif not isinstance(node, Scalar):
+        for segment, value in _children(node):
+            yield from _marked(value, ids, (*path, segment))
+
+
+def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, Scalar]]:
+    if isinstance(node, Scalar):
+        yield path, node
+    else:
+        for segment, value in _children(node):
+            yield from _scalars(value, (*path, segment))

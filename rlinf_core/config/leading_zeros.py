@@ -1,0 +1,53 @@
+"""Integers such as `010`: ten in YAML 1.2 as we read it, eight to the YAML 1.1 loaders that people know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.source import SourceText
+from rlinf_core.config.tree import Mapping, Node, Path, Scalar
+
+# No tree is searched unless a source holds something like it.
+_LIKELY = re.compile(r"(?<![\w.])0[0-9]")
+_LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
+
+
+def warn_of_leading_zeros(
+    model: type[BaseModel], view: Validated[Any], sources: Iterable[SourceText], diagnostics: Diagnostics
+) -> None:
+    """Warns of integers with leading zeros where the model wants an integer; elsewhere they are text, kept as written.
+
+    Args:
+        model: the model of the whole file.
+        view: what the file was validated to.
+        sources: the texts the file was composed of.
+        diagnostics: where the warnings go.
+    """
+    if not any(_LIKELY.search(source.text) for source in sources):
+        return
+    from rlinf_core.config.model_fields import types_at
+
+    for path, scalar in _integers(view.tree, ()):
+        if _LEADING_ZERO.fullmatch(scalar.raw) and int in types_at(model, path):
+            message = f"`{scalar.raw}` is read as {scalar.value}; other YAML loaders read it as octal"
+            help = f"write `{scalar.value}`"
+            where = view.original(path)
+            diagnostics.add(Diagnostic("leading-zero", Severity.WARNING, message, scalar.span, where, help))
+
+
+def _integers(node: Node, path: Path) -> Iterator[tuple[Path, Scalar]]:
+    if isinstance(node, Scalar):
+        if type(node.value) is int:
+            yield path, node
+    elif isinstance(node, Mapping):
+        for entry in node.entries:
+            yield from _integers(entry.value, (*path, entry.key.raw))
+    else:
+        for index, item in enumerate(node.items):
+            yield from _integers(item, (*path, index))

@@ -1,0 +1,129 @@
+"""Laying one tree over another: mappings merge, lists and scalars replace.
+
+Under `cluster.component_placement` a key may name several components, `actor,env: 0-3`. What lies over it may name
+one of them, or join them otherwise; then the shared keys are split into one entry a component before they merge.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Set
+from typing import Final
+
+from rlinf_core.config.places import part
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar
+
+COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
+
+
+def merge(base: Node, over: Node, path: Path = ()) -> Node:
+    """`base` with `over` laid on it; `path` is where both stand in their files.
+
+    Keys keep the order of `base`, new ones follow. The result's spans are those of whoever gave the value last.
+    """
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    if path == COMPONENT_PLACEMENT:
+        if _names_twice(base) or _names_twice(over):
+            return _replace_shares(base, over)
+        base, over = _align_components(base, over)
+    entries = {entry.key.raw: entry for entry in base.entries}
+    for entry in over.entries:
+        name = entry.key.raw
+        known = entries.get(name)
+        value = entry.value if known is None else merge(known.value, entry.value, (*path, name))
+        entries[name] = Entry(entry.key, value)
+    return Mapping(over.span, tuple(entries.values()))
+
+
+def component_names(key: str) -> tuple[str, ...]:
+    """The components that a key of `component_placement` names."""
+    return tuple(name.strip() for name in key.split(","))
+
+
+def find_components(placement: Mapping, key: str) -> Entry | None:
+    """The entry of exactly the components of `key`, in whatever order; for a single one also an entry it shares."""
+    wanted = sorted(component_names(key))
+    for entry in placement.entries:
+        names = component_names(entry.key.raw)
+        if sorted(names) == wanted or (len(wanted) == 1 and wanted[0] in names):
+            return entry
+    return None
+
+
+def split_components(placement: Mapping, names: Set[str], keep: Collection[str] = ()) -> Mapping:
+    """`placement` with every joined entry that holds one of `names` split into one entry a component.
+
+    An entry whose key is in `keep` stays as written.
+    """
+    entries: list[Entry] = []
+    for entry in placement.entries:
+        joined = component_names(entry.key.raw)
+        whole = entry.key.raw == joined[0] or entry.key.raw in keep
+        entries += [entry] if whole or names.isdisjoint(joined) else _pieces(entry)
+    return Mapping(placement.span, _with_unique_keys(entries))
+
+
+def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
+    """Both mappings, with the same key wherever they speak of the same component."""
+    shared = set(_all_names(base)) & set(_all_names(over))
+    if not shared:
+        return base, over
+    # A group that both join alike stays joined, under the spelling of the base.
+    spelled = {tuple(sorted(component_names(entry.key.raw))): entry.key.raw for entry in base.entries}
+    same: set[str] = set()
+    entries: list[Entry] = []
+    for entry in over.entries:
+        spelling = spelled.get(tuple(sorted(component_names(entry.key.raw))))
+        if spelling is not None:
+            same.add(spelling)
+            key = Scalar(entry.key.span, spelling, spelling, entry.key.plain)
+            entry = entry if entry.key.raw == spelling else Entry(key, entry.value)
+        entries.append(entry)
+    over = Mapping(over.span, tuple(entries))
+    return split_components(base, shared, same), split_components(over, shared, same)
+
+
+def _replace_shares(base: Mapping, over: Mapping) -> Mapping:
+    """A merge for when one file names a component twice.
+
+    That is an error which the placement rules report, so all that is not replaced is kept as it was written.
+    """
+    replaced = set(_all_names(over))
+    touched = split_components(base, replaced)
+    kept = [entry for entry in touched.entries if not replaced.issuperset(component_names(entry.key.raw))]
+    return Mapping(over.span, _with_unique_keys([*kept, *over.entries]))
+
+
+def _all_names(placement: Mapping) -> list[str]:
+    return [name for entry in placement.entries for name in component_names(entry.key.raw)]
+
+
+def _names_twice(placement: Mapping) -> bool:
+    return any(count > 1 for count in Counter(_all_names(placement)).values())
+
+
+def _pieces(entry: Entry) -> list[Entry]:
+    """One entry for each component of a joined key, each pointing at its piece of the key."""
+    pieces: list[Entry] = []
+    at = 0
+    for text in entry.key.raw.split(","):
+        name = text.strip()
+        start = at + text.find(name)
+        span = part(entry.key, start, start + len(name)) or entry.key.span
+        pieces.append(Entry(Scalar(span, name, name), entry.value))
+        at += len(text) + 1
+    return pieces
+
+
+def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """A mapping's keys are unique; blanks around a component's name mean nothing, so they tell a second one apart."""
+    unique: dict[str, Entry] = {}
+    for entry in entries:
+        name = entry.key.raw
+        while name in unique:
+            name = f" {name}"
+        if name != entry.key.raw:
+            entry = Entry(Scalar(entry.key.span, name, name, plain=False), entry.value)
+        unique[name] = entry
+    return tuple(unique.values())

@@ -1,0 +1,124 @@
+"""Where each value of a composed configuration came from, for `rlinf inspect config`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence as SequenceABC
+from typing import Literal, NamedTuple, TypeAlias, cast
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from rlinf_core.config.dump import Plain, inline
+from rlinf_core.config.ranks import format_range
+from rlinf_core.config.secrets import MASK, is_secret, mask_text
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Mapping, Node, Path, Sequence, to_data
+
+Kind: TypeAlias = Literal["file", "override", "default"]
+
+
+class Origin(NamedTuple):
+    """One value, as YAML text, and where it came from.
+
+    `span` is where it is written: in a file (or standard input), or in an override. A value that a reference brought
+    has the place of the reference. It is None for a default of the model.
+    """
+
+    path: Path
+    text: str
+    kind: Kind
+    span: Span | None = None
+
+    @property
+    def where(self) -> str:
+        """`job.yaml:9:18`, the override as it was typed (secrets masked), or `default`."""
+        if self.span is None:
+            return "default"
+        if self.kind == "override":
+            return f"override {mask_text(self.span.source.line(self.span.begin.line))}"
+        return str(self.span)
+
+
+def origins(tree: Mapping, model: BaseModel | None = None) -> Iterator[Origin]:
+    """Every single value of `tree` (and every empty mapping and list), in its order.
+
+    With the model that the tree was validated as, the values that it added follow the ones written in the same section.
+    Give a tree that went through `secrets.mask`: nothing written is masked here, defaults are.
+    """
+    return _walk(tree, model, ())
+
+
+def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
+    if isinstance(node, Mapping) and node.entries:
+        for entry in node.entries:
+            name = entry.key.raw
+            inner = list(_walk(entry.value, _model_below(model, name), (*path, name)))
+            # An empty value has no place of its own; its key has.
+            yield from (_at_key(origin, entry.key.span) if len(inner) == 1 else origin for origin in inner)
+        if isinstance(model, BaseModel):
+            yield from _defaults(node, model, path)
+    elif isinstance(node, Sequence) and node.items:
+        items = cast("SequenceABC[object]", model) if isinstance(model, list | tuple) else ()
+        for index, item in enumerate(node.items):
+            below = items[index] if len(items) == len(node.items) else None
+            yield from _walk(item, below, (*path, index))
+    else:
+        text = _leaf_text(cast(Plain, to_data(node)))
+        yield Origin(path, text, "override" if node.span.source.kind == "overrides" else "file", node.span)
+
+
+def _at_key(origin: Origin, key: Span) -> Origin:
+    empty = origin.span is not None and origin.span.start == origin.span.end
+    return Origin(origin.path, origin.text, origin.kind, key) if empty else origin
+
+
+def _model_below(model: object, name: str) -> object:
+    if isinstance(model, BaseModel):
+        field = _field_of(model, name)
+        return None if field is None else getattr(model, field)
+    if isinstance(model, MappingABC):
+        return cast("MappingABC[str, object]", model).get(name)
+    return None
+
+
+def _field_of(model: BaseModel, key: str) -> str | None:
+    """The field that a key of the file fills."""
+    for name, field in type(model).model_fields.items():
+        if (field.alias or name) == key:
+            return name
+    return None
+
+
+def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
+    for name, field in type(model).model_fields.items():
+        key = field.alias or name
+        if node.get(key) is None and name not in model.model_fields_set:
+            value = cast(Plain, to_jsonable_python(getattr(model, name), fallback=_as_written))
+            yield from _default_leaves(value, (*path, key))
+
+
+def _as_written(value: object) -> str:
+    """What a file would hold for a default that is no plain data."""
+    return format_range(value) if isinstance(value, range) else str(value)
+
+
+def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
+    if isinstance(value, MappingABC) and value:
+        for name, item in cast("MappingABC[str, Plain]", value).items():
+            yield from _default_leaves(item, (*path, name))
+    elif isinstance(value, SequenceABC) and value and not isinstance(value, str):
+        for index, item in enumerate(cast("SequenceABC[Plain]", value)):
+            yield from _default_leaves(item, (*path, index))
+    else:
+        secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name) for name in path)
+        yield Origin(path, MASK if secret else _leaf_text(value), "default")
+
+
+def _leaf_text(value: Plain) -> str:
+    if isinstance(value, MappingABC):
+        return "{}"
+    if isinstance(value, SequenceABC) and not isinstance(value, str):
+        return "[]"
+    return inline(value)

@@ -1,0 +1,266 @@
+"""Overrides: the arguments `section.key=value` and `~section.key` of the command line.
+
+The path is one of `paths.py`; the value is YAML, and `key=` sets null. A mapping is laid over the one that is there,
+as a base is overridden by a file; anything else replaces what is there. Missing parents are made.
+All arguments together are one source, an argument a line, so that a finding about one has a caret under it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence as SequenceABC
+from typing import Final, NamedTuple
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.merge import COMPONENT_PLACEMENT, component_names, find_components, merge, split_components
+from rlinf_core.config.paths import PathSyntaxError, Step, parse_path, to_path
+from rlinf_core.config.reader import read_value
+from rlinf_core.config.references import has_references
+from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence, format_path
+
+# Deeper than any configuration, and shallow enough for every later stage to walk down recursively.
+_MAX_STEPS: Final = 50
+_FORM: Final = "write `section.key=value`, or `~section.key` to delete"
+
+
+class Override(NamedTuple):
+    """One argument: `value` set at the path of `steps`, or what is there deleted when `value` is None.
+
+    `span` is the whole argument; the steps' offsets are those of its source.
+    """
+
+    span: Span
+    steps: tuple[Step, ...]
+    value: Node | None
+
+    @property
+    def path(self) -> Path:
+        return to_path(self.steps)
+
+    def step_span(self, index: int) -> Span:
+        return Span(self.span.source, self.steps[index].start, self.steps[index].end)
+
+
+def parse_overrides(arguments: SequenceABC[str], diagnostics: Diagnostics) -> tuple[SourceText | None, list[Override]]:
+    """Reads the arguments. What cannot be read is reported and left out.
+
+    Returns:
+        The source that all spans point into, None without arguments; and the overrides in the order given.
+    """
+    if not arguments:
+        return None, []
+    lines = ["".join(map(_shown, argument)) for argument in arguments]
+    source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
+    found: list[Override] = []
+    start = 0
+    for argument, line in zip(arguments, lines, strict=True):
+        override = _parse(argument, Span(source, start, start + len(line)), diagnostics)
+        if override is not None:
+            found.append(override)
+        start += len(line) + 1
+    _warn_of_shadowed(found, diagnostics)
+    return source, found
+
+
+def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics: Diagnostics) -> Mapping:
+    """`tree` with the overrides applied one after another. What cannot be applied is reported and left out."""
+    for override in overrides:
+        try:
+            changed = _change(tree, override, 0)
+        except _RefusedError as refusal:
+            span = override.step_span(refusal.index)
+            path = override.path[: refusal.index + 1]
+            diagnostics.add(
+                Diagnostic("override-path", Severity.ERROR, str(refusal), span, path, refusal.help, refusal.related)
+            )
+        else:
+            tree = changed if isinstance(changed, Mapping) else tree
+    return tree
+
+
+def _shown(character: str) -> str:
+    """What stands for a character in the source of the arguments: line ends and what no terminal shows are replaced."""
+    return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cs") else character
+
+
+def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | None:
+    def refuse(code: str, message: str, start: int, end: int, help: str | None, path: Path = ()) -> None:
+        diagnostics.add(Diagnostic(code, Severity.ERROR, message, span.part(start, end), path, help))
+
+    for at, character in enumerate(argument):
+        if _shown(character) != character:
+            what = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
+            refuse("override-syntax", f"an override cannot hold {what}", at, at + 1, "set such a value in the file")
+            return None
+    delete = argument.startswith("~")
+    plus = len(argument) - len(argument.lstrip("+"))
+    if plus:
+        help = f"write `{argument[plus:]}`: a key that the file leaves out can be set like any other"
+        refuse("override-plus", f"`{argument[:plus]}` is not needed here", 0, plus, help)
+        return None
+    try:
+        steps, end = parse_path(argument, int(delete), stop="=")
+    except PathSyntaxError as error:
+        refuse("override-syntax", error.message, error.start, error.end, error.help or _FORM)
+        return None
+    steps = tuple(Step(step.segment, span.start + step.start, span.start + step.end) for step in steps)
+    path = to_path(steps)
+    if len(steps) > _MAX_STEPS:
+        refuse(
+            "override-path", f"a path has at most {_MAX_STEPS} steps", steps[_MAX_STEPS].start - span.start, end, None
+        )
+        return None
+    if delete and end < len(argument):
+        help = f"write `{argument[:end]}` to delete it, or `{argument[1:]}` to set it"
+        refuse("override-syntax", "`~` deletes, so no value can follow", end, len(argument), help, path)
+        return None
+    if delete:
+        return Override(span, steps, None)
+    if end == len(argument):
+        refuse("override-syntax", f"`{argument}` sets nothing: it has no `=`", 0, end, _FORM, path)
+        return None
+    if path[0] == "extends":
+        help = "write it in the file, or make a file that extends both"
+        refuse("override-path", "`extends` cannot be overridden", 0, steps[0].end - span.start, help, path[:1])
+        return None
+    value = _read(Span(span.source, span.start + end + 1, span.end), path, diagnostics)
+    return None if value is None else Override(span, steps, value)
+
+
+def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
+    if not span.text.strip():
+        return Scalar(Span(span.source, span.start, span.start), "", None)
+    value = read_value(span.source, span.start, span.end, diagnostics)
+    glued = _glued_key(value) if value is not None else None
+    if glued is None:
+        return value
+    name, _, text = glued.raw.partition(":")
+    message = f"`{glued.raw}` is one word in YAML, so this sets a key of that name to nothing"
+    help = f"write a blank after the colon: `{name}: {text}`"
+    diagnostics.add(Diagnostic("override-value", Severity.ERROR, message, glued.span, path, help))
+    return None
+
+
+def _glued_key(node: Node) -> Scalar | None:
+    """The first key like `a:1` without a value, which hydra reads as `a: 1` and YAML does not."""
+    if isinstance(node, Sequence):
+        return next((glued for item in node.items if (glued := _glued_key(item))), None)
+    if isinstance(node, Mapping):
+        for key, value in ((entry.key, entry.value) for entry in node.entries):
+            empty = isinstance(value, Scalar) and value.value is None and not value.raw
+            glued = key if empty and key.plain and ":" in key.raw.rstrip(":") else _glued_key(value)
+            if glued is not None:
+                return glued
+    return None
+
+
+def _warn_of_shadowed(overrides: SequenceABC[Override], diagnostics: Diagnostics) -> None:
+    for index, later in enumerate(overrides):
+        if isinstance(later.value, Mapping):
+            continue
+        for earlier in overrides[:index]:
+            if earlier.value is not None and earlier.path[: len(later.path)] == later.path:
+                message = f"`{earlier.span.text}` has no effect: `{later.span.text}` comes after it"
+                help = "leave one of them out"
+                diagnostics.add(
+                    Diagnostic("override-shadowed", Severity.WARNING, message, earlier.span, earlier.path, help)
+                )
+
+
+class _RefusedError(Exception):
+    """An override that does not fit the tree, at step `index` of its path."""
+
+    def __init__(self, message: str, index: int, help: str | None, related: tuple[tuple[Span, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.index = index
+        self.help = help
+        self.related = related
+
+
+def _change(node: Node | None, override: Override, depth: int) -> Node | None:
+    """`node`, which stands at the first `depth` steps, with the override applied; None when it is deleted.
+
+    `node` is None where the tree has nothing yet.
+    """
+    if depth == len(override.steps):
+        value = override.value
+        return value if node is None or value is None else merge(node, value, override.path)
+    segment = override.steps[depth].segment
+    if isinstance(segment, int):
+        return _change_item(node, segment, override, depth)
+    if node is None or (isinstance(node, Scalar) and node.value is None):
+        # Where the file says nothing, or `key:` with nothing behind it, a mapping begins.
+        start = override.steps[depth].start
+        node = Mapping(Span(override.span.source, start, override.span.end), ())
+    if not isinstance(node, Mapping):
+        raise _no_mapping(node, override, depth)
+    if override.path[:depth] == COMPONENT_PLACEMENT:
+        return _change_components(node, segment, override, depth)
+    return _change_entry(node, segment, override, depth)
+
+
+def _no_mapping(node: Scalar | Sequence, override: Override, depth: int) -> _RefusedError:
+    above = format_path(override.path[:depth])
+    if isinstance(node, Sequence):
+        what, help = "a list", f"an item of it is `{above}[0]`"
+    elif has_references(node.raw):
+        what, help = f"the reference `{node.raw}`", f"override what it refers to, or write `{above}={{...}}`"
+    else:
+        what, help = "a single value", f"`{above}=...` replaces it"
+    name = format_path((override.path[depth],))
+    related = ((node.span, f"`{above}` is set at"),)
+    return _RefusedError(f"`{above}` is {what}, it has no key `{name}`", depth, help, related)
+
+
+def _change_item(node: Node | None, index: int, override: Override, depth: int) -> Node:
+    above = format_path(override.path[:depth])
+    if not isinstance(node, Sequence):
+        what = "is not set" if node is None else "is no list"
+        raise _RefusedError(
+            f"`{above}` {what}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
+        )
+    if index >= len(node.items):
+        count = len(node.items)
+        holds = f"has items `[0]` to `[{count - 1}]`" if count > 1 else "has one item, `[0]`" if count else "is empty"
+        raise _RefusedError(
+            f"`{above}` {holds}, none is `[{index}]`",
+            depth,
+            f"an item cannot be added; `{above}=[...]` sets the whole list",
+            ((node.span.part(0, 1), f"`{above}` is set at"),),
+        )
+    changed = _change(node.items[index], override, depth + 1)
+    items = (*node.items[:index], *(() if changed is None else (changed,)), *node.items[index + 1 :])
+    return Sequence(node.span, items)
+
+
+def _change_entry(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
+    known = node.entry(name)
+    last = depth + 1 == len(override.steps)
+    if known is None and override.value is None:
+        from rlinf_core.suggest import did_you_mean
+
+        path = format_path(override.path[: depth + 1])
+        raise _RefusedError(f"there is no `{path}` to delete", depth, did_you_mean(name, node.keys()))
+    changed = _change(known.value if known else None, override, depth + 1)
+    if changed is None:
+        return Mapping(node.span, tuple(entry for entry in node.entries if entry is not known))
+    key = known.key if known and not last else Scalar(override.step_span(depth), name, name, plain=False)
+    new = Entry(key, changed)
+    if known is None:
+        return Mapping(node.span, (*node.entries, new))
+    return Mapping(node.span, tuple(new if entry is known else entry for entry in node.entries))
+
+
+def _change_components(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
+    """Changes each of the components that `name` names, whatever the keys that the file names them in."""
+    names = component_names(name)
+    entry = find_components(node, name)
+    if entry is not None and sorted(component_names(entry.key.raw)) == sorted(names):
+        return _change_entry(node, entry.key.raw, override, depth)
+    split = split_components(node, set(names))
+    if not any(split.entry(single) for single in names):
+        return _change_entry(node, name, override, depth)
+    for single in names:
+        split = _change_entry(split, single, override, depth)
+    return split

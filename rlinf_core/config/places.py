@@ -1,0 +1,78 @@
+"""Which span a finding about a path underlines.
+
+A scalar is underlined itself. A mapping or a list is named by its key; a list item that is one by its first line;
+the file as a whole by its start.
+"""
+
+from __future__ import annotations
+
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Mapping, Node, Path, Scalar, Sequence, find, key_span
+
+
+def place(tree: Mapping, path: Path) -> Span:
+    """What to underline for the value at `path`; the nearest place above it when the tree has no such path."""
+    node = find(tree, path)
+    if isinstance(node, Scalar) and node.span.end > node.span.start:
+        return node.span
+    return naming(tree, path)
+
+
+def naming(tree: Mapping, path: Path) -> Span:
+    """The key that names the value at `path`, the first line of a list item, or the start of the file."""
+    while path:
+        key = key_span(tree, path)
+        if key is not None:
+            return key
+        node = find(tree, path)
+        if node is not None:
+            return first_line(node)
+        path = path[:-1]
+    return Span(tree.span.source, 0, 0)
+
+
+def first_line(node: Node) -> Span:
+    """The node's first line, without trailing blanks or a comment behind its first entry."""
+    span = node.span
+    text = span.source.text
+    if not text.startswith(("[", "{"), span.start):
+        span = _without_comment(node)
+    newline = text.find("\n", span.start, span.end)
+    end = newline if newline >= 0 else span.end
+    while end > span.start + 1 and text[end - 1].isspace():
+        end -= 1
+    return Span(span.source, span.start, end)
+
+
+def _without_comment(node: Node) -> Span:
+    """The span of a block collection up to the end of its first entry, which knows better where the line ends.
+
+    (The end mark of a block collection runs past comments.) What was composed may hold parts of other sources, or of
+    other places in its own; they say nothing about its line.
+    """
+    span = node.span
+    if isinstance(node, Mapping) and node.entries and _within(span, node.entries[0].key.span):
+        key, value = node.entries[0].key.span, node.entries[0].value
+        same = isinstance(value, Scalar) and _within(span, value.span) and value.span.end > key.end
+        return Span(span.source, span.start, value.span.end if same else key.end)
+    if isinstance(node, Sequence) and node.items and _within(span, node.items[0].span):
+        return Span(span.source, span.start, max(span.start, first_line(node.items[0]).end))
+    return span
+
+
+def _within(outer: Span, inner: Span) -> bool:
+    return inner.source is outer.source and outer.start <= inner.start <= outer.end
+
+
+def part(node: Node | None, start: int, end: int) -> Span | None:
+    """The piece `start` to `end` of a scalar's raw text, or None when that text does not stand in the source as it is.
+
+    (Escapes, line folding and interpolation all make a raw text that no piece of the source equals.)
+    """
+    if not isinstance(node, Scalar):
+        return None
+    written = node.span.text
+    for shift in (0, 1):
+        if written[shift : shift + len(node.raw)] == node.raw and len(written) == len(node.raw) + 2 * shift:
+            return node.span.part(shift + start, shift + max(end, start + 1))
+    return None

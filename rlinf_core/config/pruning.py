@@ -1,0 +1,131 @@
+"""Taking what is wrong out of a tree, so that the rest can be judged, and keeping count of what is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeAlias, TypeVar
+
+from pydantic import BaseModel
+
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+
+M = TypeVar("M", bound=BaseModel)
+
+# What to do at some paths: None takes the node out, a scalar replaces it.
+Cuts: TypeAlias = dict[Path, Scalar | None]
+# By the path of a list in the whole tree: the indexes, there, of the items that are left.
+Kept: TypeAlias = dict[Path, list[int]]
+
+
+@dataclass(frozen=True)
+class Validated(Generic[M]):
+    """What could be made of a tree.
+
+    Attributes:
+        model: the model of what is sound, or None when too little is.
+        tree: the part of the tree that the model was made of, index for index the same.
+        pruned: the paths, in the whole tree, of what was wrong or missing: left out, or replaced by a stand-in.
+        kept: which items of its lists are left.
+    """
+
+    model: M | None
+    tree: Mapping
+    pruned: frozenset[Path] = frozenset()
+    kept: Kept = field(default_factory=dict[Path, "list[int]"])
+
+    @cached_property
+    def _above(self) -> frozenset[Path]:
+        return prefixes(self.pruned)
+
+    def original(self, path: Path) -> Path:
+        """The path in the whole tree of a path in `tree`, whose lists may have lost items."""
+        return original(path, self.kept)
+
+    def damaged(self, path: Path) -> bool:
+        """Whether the value at `path`, in the whole tree, is not all that was written there.
+
+        That is so when it, a part of it, or what holds it was pruned. A key that nobody knows is no loss.
+        """
+        if not self.pruned:
+            return False
+        return path in self._above or any(path[:size] in self.pruned for size in range(len(path)))
+
+
+def prefixes(paths: Iterable[Path]) -> frozenset[Path]:
+    """The paths themselves and everything above them."""
+    return frozenset(path[:size] for path in paths for size in range(len(path) + 1))
+
+
+def original(path: Path, kept: Kept) -> Path:
+    """The path in the whole tree of a path in a tree that was cut."""
+    if not kept:
+        return path
+    whole: Path = ()
+    for segment in path:
+        indexes = kept.get(whole)
+        if isinstance(segment, int) and indexes is not None and segment < len(indexes):
+            segment = indexes[segment]
+        whole = (*whole, segment)
+    return whole
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The cuts at and below one node."""
+
+    here: bool = False
+    replacement: Scalar | None = None
+    below: dict[str | int, _Plan] = field(default_factory=dict["str | int", "_Plan"])
+
+
+def cut(tree: Mapping, cuts: Cuts, kept: Kept) -> Mapping:
+    """`tree` with the cuts made. A cut swallows those below it. `kept` is brought up to date.
+
+    A replacement for a key that is not there adds it.
+    """
+    root = _Plan()
+    for path, replacement in cuts.items():
+        plan = root
+        for segment in path:
+            plan = plan.below.setdefault(segment, _Plan())
+        plan.here, plan.replacement = True, replacement
+    return _cut_mapping(tree, root, (), kept)
+
+
+def _cut(node: Node, plan: _Plan, at: Path, kept: Kept) -> Node | None:
+    if plan.here:
+        return plan.replacement
+    if isinstance(node, Mapping):
+        return _cut_mapping(node, plan, at, kept)
+    return _cut_sequence(node, plan, at, kept) if isinstance(node, Sequence) else node
+
+
+def _cut_mapping(node: Mapping, plan: _Plan, at: Path, kept: Kept) -> Mapping:
+    entries: list[Entry] = []
+    for entry in node.entries:
+        inner = plan.below.get(entry.key.raw)
+        value = entry.value if inner is None else _cut(entry.value, inner, (*at, entry.key.raw), kept)
+        if value is entry.value:
+            entries.append(entry)
+        elif value is not None:
+            entries.append(Entry(entry.key, value))
+    for key, inner in plan.below.items():
+        if inner.replacement is not None and node.entry(str(key)) is None:
+            entries.append(Entry(Scalar(inner.replacement.span, str(key), str(key)), inner.replacement))
+    return Mapping(node.span, tuple(entries))
+
+
+def _cut_sequence(node: Sequence, plan: _Plan, at: Path, kept: Kept) -> Sequence:
+    origins = kept.get(at) or list(range(len(node.items)))
+    items: list[Node] = []
+    remaining: list[int] = []
+    for index, item in enumerate(node.items):
+        inner = plan.below.get(index)
+        value = item if inner is None else _cut(item, inner, (*at, origins[index]), kept)
+        if value is not None:
+            items.append(value)
+            remaining.append(origins[index])
+    kept[at] = remaining
+    return Sequence(node.span, tuple(items))

@@ -1,0 +1,241 @@
+"""Bytes to text to a tree with positions: the first stage of loading.
+
+Whatever is wrong becomes a diagnostic at its place; nothing here raises for what a file or a pipe can contain.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from typing import BinaryIO, Literal
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.scalar_resolver import resolve_plain
+from rlinf_core.config.source import STDIN_NAME, SourceText, Span
+from rlinf_core.config.tree import Mapping, Node, Scalar, Sequence
+from rlinf_core.config.tree_builder import LimitError, Limits, TreeBuilder
+from rlinf_core.config.yaml_events import YamlSyntaxError, parse_events, version_directives
+from rlinf_core.config.yaml_layout import Layout
+
+__all__ = ["Limits", "decode", "load_source", "read", "read_value", "resolve_plain"]
+
+_DEFAULT_LIMITS = Limits()
+_BOM = "\ufeff"
+# Everything but the printable characters of YAML 1.2 (production 1, c-printable), and what of it a text of ASCII alone
+# can hold: most files need no more, and the small set is compiled in no time.
+_CONTROL = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+_ASCII_CONTROL = "[^\t\n\r\x20-\x7e]"
+_UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def load_source(
+    name: str, diagnostics: Diagnostics, *, stdin: bytes | None = None, limits: Limits = _DEFAULT_LIMITS
+) -> SourceText | None:
+    """The text of a file, or of standard input for the name `-`; None when it cannot be had, which is reported.
+
+    `stdin` stands in for the process's standard input.
+    """
+    if name == "-":
+        try:
+            data = stdin if stdin is not None else _read_stdin(limits.file_bytes + 1)
+        except OSError as error:
+            diagnostics.add(_unreadable(SourceText(STDIN_NAME, "", "stdin"), error))
+            return None
+        return decode(STDIN_NAME, data, diagnostics, "stdin", limits=limits)
+    try:
+        with open(name, "rb") as file:
+            data = file.read(limits.file_bytes + 1)
+    except (OSError, ValueError) as error:
+        diagnostics.add(_unreadable(SourceText(name, ""), error))
+        return None
+    return decode(name, data, diagnostics, limits=limits)
+
+
+def decode(
+    name: str,
+    data: bytes,
+    diagnostics: Diagnostics,
+    kind: Literal["file", "stdin"] = "file",
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+) -> SourceText | None:
+    """The bytes of a file as text; None when they are no text, which is reported.
+
+    A byte order mark is dropped, and a carriage return without a line feed becomes a line feed.
+    """
+    if len(data) > limits.file_bytes:
+        place = Span(SourceText(name, "", kind), 0, 0)
+        size = f"{limits.file_bytes // 1024**2} MiB" if limits.file_bytes >= 1024**2 else f"{limits.file_bytes} bytes"
+        message = f"the file is larger than {size}, the limit for a configuration"
+        _error(diagnostics, "file-too-large", message, place, "is this the right file?")
+        return None
+    try:
+        text = data.decode("utf-8").removeprefix(_BOM)
+    except UnicodeDecodeError as error:
+        diagnostics.add(_not_utf8(name, data, kind, error))
+        return None
+    if "\r" in text:
+        text = re.sub("\r(?!\n)", "\n", text)
+    source = SourceText(name, text, kind)
+    return source if _printable(source, 0, len(text), diagnostics) else None
+
+
+def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> Mapping | None:
+    """The tree of a whole file; None when there is none, which is reported.
+
+    A syntax error ends the reading and is reported alone. Everything else (a duplicate key, an unknown tag, an alias
+    that names nothing) is reported and the tree made all the same, so that later stages find what they can: a
+    duplicate key keeps its first value, a tag is ignored, and an alias that names nothing is null.
+    """
+    layout = Layout.of_file(source)
+    if layout.prefix:
+        with_what = "tab" if "\t" in layout.prefix else "blanks"
+        first = layout.span(len(layout.text) - len(layout.text.lstrip("\r\n")), 0).start
+        diagnostics.add(
+            Diagnostic(
+                "indented-file",
+                Severity.WARNING,
+                f"every line starts with the same {with_what}, which {'is' if with_what == 'tab' else 'are'} ignored",
+                Span(source, first - len(layout.prefix), first),
+                help="take the indentation off every line",
+            )
+        )
+    _check_version(layout, diagnostics)
+    built, root = _tree(layout, diagnostics, limits)
+    if not built:
+        return None
+    if isinstance(root, Mapping):
+        return root
+    diagnostics.add(_not_a_mapping(source, root))
+    return None
+
+
+def read_value(
+    source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
+) -> Node | None:
+    """The YAML value that stands at `start` to `end` of a larger text; None when it is not YAML, which is reported.
+
+    An empty piece is null.
+    """
+    if not _printable(source, start, end, diagnostics):
+        return None
+    built, root = _tree(Layout.of_value(source, start, end), diagnostics, limits)
+    if not built:
+        return None
+    return root if root is not None else Scalar(Span(source, start, start), "", None)
+
+
+def _check_version(layout: Layout, diagnostics: Diagnostics) -> None:
+    for directive in version_directives(layout.text):
+        if directive[1] != "1.2":
+            message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
+            help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
+            span = layout.span(directive.start(), directive.start() + len(directive[0].rstrip()))
+            _error(diagnostics, "yaml-version", message, span, help)
+
+
+def _tree(layout: Layout, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
+    """Whether there is a tree, and its root, None for a text without content."""
+    builder = TreeBuilder(layout, limits)
+    try:
+        for event in parse_events(layout.text):
+            if not builder.feed(event):
+                break
+    except YamlSyntaxError as problem:
+        from rlinf_core.config.yaml_hints import explain
+
+        diagnostics.add(explain(layout, problem))
+        return False, None
+    except LimitError:
+        diagnostics.extend(builder.found)
+        return False, None
+    diagnostics.extend(builder.found)
+    return True, builder.root
+
+
+def _printable(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> bool:
+    control = re.compile(_ASCII_CONTROL if source.text.isascii() else _CONTROL)
+    match = control.search(source.text, start, end)
+    if match is None:
+        return True
+    message = f"the character U+{ord(match[0]):04X} is not allowed in YAML"
+    if match[0] == "\0":
+        message += "; this looks like a binary file"
+    span = Span(source, match.start(), match.end())
+    help = "remove it, or write it as an escape in double quotes, such as `\\x1b`"
+    _error(diagnostics, "control-character", message, span, help)
+    return False
+
+
+def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: UnicodeDecodeError) -> Diagnostic:
+    before = data[: error.start].decode("utf-8")
+    text = (before + data[error.start :].decode("utf-8", "replace")).removeprefix(_BOM)
+    at = len(before.removeprefix(_BOM))
+    help = "save the file as UTF-8"
+    if data.startswith(_UTF_16_BOMS):
+        message = "the file is UTF-16, but a configuration is UTF-8"
+    else:
+        message = f"the byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
+    return Diagnostic(
+        "not-utf8", Severity.ERROR, message, Span(SourceText(name, text, kind), at, min(at + 1, len(text))), (), help
+    )
+
+
+def _read_stdin(size: int) -> bytes:
+    # Python has no standard input at all when the process was started with it closed.
+    stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)
+    return stream.read(size) if stream else b""
+
+
+def _unreadable(source: SourceText, error: OSError | ValueError) -> Diagnostic:
+    place = Span(source, 0, 0)
+    code, help = "unreadable-file", None
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        code, message, help = "missing-file", "there is no such file", _similar_file(source.name)
+    elif isinstance(error, IsADirectoryError):
+        code, message, help = "is-directory", "this is a directory, not a file", "give the name of a file in it"
+    elif isinstance(error, OSError):
+        # PermissionError, a loop of links, a name that is too long, a failing disk.
+        reason = error.strerror or str(error)
+        message = f"the file cannot be read: {reason.lower()}"
+        if error.errno == errno.EACCES:
+            help = "give yourself the right to read it"
+    else:
+        message = f"the file cannot be read: {error}"
+    return Diagnostic(code, Severity.ERROR, message, place, (), help)
+
+
+def _similar_file(name: str) -> str | None:
+    import os
+
+    from rlinf_core.suggest import near
+
+    directory, base = os.path.split(name)
+    try:
+        names = os.listdir(directory or ".")
+    except (OSError, ValueError):
+        return f"there is no directory `{directory or os.curdir}`"
+    found = near(base, names)
+    return f"did you mean `{os.path.join(directory, found[0])}`?" if found else None
+
+
+def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:
+    if root is None or (isinstance(root, Scalar) and not root.raw and root.plain):
+        message = "the file is empty" if not source.text.strip() else "the file has no content"
+        return Diagnostic(
+            "empty-file", Severity.ERROR, message, Span(source, 0, 0), (), "a configuration has at least `cluster:`"
+        )
+    help = "write `key: value` lines; a configuration has at least `cluster:`"
+    kind = "a list" if isinstance(root, Sequence) else "a single value"
+    if isinstance(root, Scalar) and re.match(r"[A-Za-z_][\w.-]*:\S", root.raw) and root.plain:
+        help = "write a space after each `:`"
+    span = root.span
+    first_line_end = source.text.find("\n", span.start)
+    end = span.end if first_line_end < 0 else min(span.end, first_line_end)
+    message = f"the top level of a configuration is a mapping, but this is {kind}"
+    return Diagnostic("not-a-mapping", Severity.ERROR, message, Span(source, span.start, end), (), help)
+
+
+def _error(diagnostics: Diagnostics, code: str, message: str, span: Span, help: str | None = None) -> None:
+    diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, (), help))

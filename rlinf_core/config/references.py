@@ -1,0 +1,111 @@
+"""References inside a text: `${section.key}`, `${env:NAME}`, `${env:NAME:-default}`, and `$${` for a literal `${`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from rlinf_core.config.paths import PathSyntaxError, Step, parse_path
+
+_VARIABLE: Final = re.compile(r"\$\{env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<given>:-(?P<default>[^}]*))?\}")
+_RESOLVER: Final = re.compile(r"\$\{([A-Za-z_][\w.]*):([^}]*)\}?")
+_FORMS: Final = "write `${section.key}`, `${env:NAME}` or `${env:NAME:-default}`; `$${` is a literal `${`"
+
+
+class Reference(NamedTuple):
+    """`${...}` at the offsets `start` to `end` of a text: a path, or an environment variable with its default."""
+
+    start: int
+    end: int
+    steps: tuple[Step, ...] = ()
+    variable: str | None = None
+    default: str | None = None
+
+
+class ReferenceSyntaxError(ValueError):
+    """A `${` that begins no reference; `start` and `end` are the offsets of the piece."""
+
+    def __init__(self, message: str, start: int, end: int, help: str | None = _FORMS) -> None:
+        super().__init__(message)
+        self.message = message
+        self.start = start
+        self.end = end
+        self.help = help
+
+
+def has_references(text: str) -> bool:
+    """Whether `text` needs resolving: it holds a reference or an escaped one."""
+    return "${" in text
+
+
+def escape_references(text: str) -> str:
+    """The text that resolves to `text`."""
+    return text.replace("${", "$${")
+
+
+def split_references(text: str) -> list[str | Reference]:
+    """The literal pieces of a text, unescaped, and the references between them, in order.
+
+    Raises:
+        ReferenceSyntaxError: a `${` begins no reference.
+    """
+    pieces: list[str | Reference] = []
+    at = 0
+    while (found := text.find("${", at)) >= 0:
+        if found > at and text[found - 1] == "$":
+            pieces.append(text[at : found - 1] + "${")
+            at = found + 2
+            continue
+        if found > at:
+            pieces.append(text[at:found])
+        reference = _read(text, found)
+        pieces.append(reference)
+        at = reference.end
+    if at < len(text):
+        pieces.append(text[at:])
+    return pieces
+
+
+def _read(text: str, start: int) -> Reference:
+    if text.startswith("${env:", start):
+        return _read_variable(text, start)
+    closed = text.find("}", start)
+    other = _RESOLVER.match(text, start)
+    if other is not None:
+        help = f"write `${{env:{other[2]}}}`" if other[1] == "oc.env" else _FORMS
+        raise ReferenceSyntaxError(f"there is no resolver `{other[1]}`", start, other.end(), help)
+    if text.startswith("${.", start):
+        help = "references are absolute: write the whole path, `${section.key}`"
+        raise ReferenceSyntaxError("a reference cannot begin with `.`", start, closed + 1 or len(text), help)
+    try:
+        steps, end = parse_path(text, start + 2, stop="}")
+    except PathSyntaxError as error:
+        if closed < 0:
+            raise _unterminated(text, start) from error
+        end = max(closed + 1, error.end)
+        raise ReferenceSyntaxError(
+            f"this is no reference: {error.message}", start, end, error.help or _FORMS
+        ) from error
+    if end >= len(text):
+        raise _unterminated(text, start)
+    return Reference(start, end + 1, steps)
+
+
+def _read_variable(text: str, start: int) -> Reference:
+    match = _VARIABLE.match(text, start)
+    closed = text.find("}", start)
+    if closed < 0:
+        raise _unterminated(text, start)
+    if match is None:
+        message = f"`{text[start + 6 : closed]}` is not the name of a variable"
+        raise ReferenceSyntaxError(message, start, closed + 1)
+    if "${" in (match["default"] or ""):
+        message = "a default cannot hold another reference"
+        raise ReferenceSyntaxError(message, start, closed + 1, "write the default out")
+    return Reference(start, match.end(), (), match["name"], match["default"])
+
+
+def _unterminated(text: str, start: int) -> ReferenceSyntaxError:
+    return ReferenceSyntaxError(
+        "this `${` is never closed", start, len(text.rstrip()), "add `}`, or write `$${` for `${`"
+    )

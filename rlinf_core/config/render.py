@@ -1,0 +1,222 @@
+"""How a finding is printed: as a block for people, as a record for programs, as a GitHub annotation.
+
+configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
+    9 |       placement: 0-64
+      |                  ^^^^
+      = 8 nodes x 8 accelerators; did you mean 0-63?
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.secrets import mask_message, mask_text
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import format_path
+
+VALIDATE_SCHEMA: Final = "rlinf.validate/1"
+
+# Terminal columns that the shown line may take, gutter included, before it is cropped around the caret.
+_WIDTH: Final = 160
+_TAB: Final = 4
+_ELLIPSIS: Final = "…"
+# Code points of a line that are looked at on either side of the caret: enough for any crop, so that
+# a file of one enormous line costs no more than any other.
+_NEARBY: Final = 400
+
+_RESET: Final = "\x1b[0m"
+_BOLD: Final = "\x1b[1m"
+_DIM: Final = "\x1b[2m"
+_COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", Severity.NOTE: "\x1b[1;36m"}
+
+
+def render_text(diagnostic: Diagnostic, *, color: bool = False) -> str:
+    """The block that people read, without a final line end.
+
+    Only the first line of a span is shown. Control characters of the file cannot reach the terminal, and
+    values that look secret are masked.
+    """
+
+    def paint(text: str, style: str) -> str:
+        return f"{style}{text}{_RESET}" if color else text
+
+    span = diagnostic.span
+    begin = span.begin
+    tint = _COLORS[diagnostic.severity]
+    head = paint(f"{visible(span.source.name)}:{begin}:", _BOLD)
+    label = paint(f"{diagnostic.severity}[{diagnostic.code}]", tint)
+    lines = [f"{head} {label}: {visible(mask_message(diagnostic.message))}"]
+
+    number = str(begin.line).rjust(5)
+    blank = " " * len(number)
+    if span.source.text:
+        shown = _excerpt(span, _WIDTH - len(number) - 3)
+        lines.append(f"{paint(f'{number} |', _DIM)} {shown.text}".rstrip())
+        lines.append(f"{paint(f'{blank} |', _DIM)} {' ' * shown.caret}{paint('^' * shown.run, tint)}")
+    notes = mask_message(diagnostic.help or "").splitlines()
+    notes += [f"{words}: {place}" for place, words in diagnostic.related]
+    lines += [f"{blank} {paint('=', _DIM)} {visible(note)}" for note in notes]
+    return "\n".join(lines)
+
+
+def visible(text: str) -> str:
+    """`text` on one line, with every character that a terminal would act on written as an escape."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character == "\u3000":
+        return character
+    code = ord(character)
+    if character == "\t":
+        return " "
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class _Excerpt(NamedTuple):
+    """A line as shown: `run` carets begin `caret` columns into it."""
+
+    text: str
+    caret: int
+    run: int
+
+
+def _excerpt(span: Span, width: int) -> _Excerpt:
+    begin = span.begin
+    masked = _masked(span.source)
+    line = span.source.line(begin.line) if masked is None else masked[begin.line - 1].rstrip("\r")
+    first = min(begin.column - 1, len(line))
+    last = min(max(first + (span.end - span.start), first + 1), len(line))
+
+    left = max(0, first - _NEARBY)
+    right = min(len(line), first + _NEARBY)
+    cells = _cells(line[left:right])
+    columns = [0]
+    for cell in cells:
+        columns.append(columns[-1] + _cell_width(cell))
+    caret = columns[first - left]
+    run = max(1, columns[min(last, right) - left] - caret)
+    if left == 0 and right == len(line) and columns[-1] <= width:
+        return _Excerpt("".join(cells), caret, run)
+
+    # Two thirds of the room follow the caret; a mark shows on which side something was cut.
+    start = max(0, min(caret - width // 3, columns[-1] - width + 1))
+    low = next(i for i, column in enumerate(columns) if column >= start)
+    before = _ELLIPSIS if left + low > 0 else ""
+    room = width - len(before)
+    high = len(cells)
+    if columns[high] - columns[low] > room or right < len(line):
+        high = max(i for i, column in enumerate(columns) if column - columns[low] < room)
+    after = _ELLIPSIS if left + high < len(line) else ""
+    caret += len(before) - columns[low]
+    run = max(1, min(run, columns[high] - columns[low] + len(before) - caret))
+    return _Excerpt(before + "".join(cells[low:high]) + after, caret, run)
+
+
+@lru_cache(maxsize=8)
+def _masked(source: SourceText) -> list[str] | None:
+    """The lines of a source without its secrets; None when it has none.
+
+    All of it is masked at once, since a secret may run over several lines.
+    """
+    masked = mask_text(source.text)
+    return None if masked == source.text else masked.split("\n")
+
+
+def _cells(text: str) -> list[str]:
+    """What is printed for each code point; a tab runs to its stop."""
+    cells: list[str] = []
+    column = 0
+    for character in text:
+        cell = " " * (_TAB - column % _TAB) if character == "\t" else _visible(character)
+        cells.append(cell)
+        column += _cell_width(cell)
+    return cells
+
+
+def _cell_width(cell: str) -> int:
+    """The terminal columns of what `_cells` made of one code point."""
+    if cell.isascii():
+        return len(cell)
+    return sum(_character_width(character) for character in cell)
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
+    """One finding as the `diagnostics` of `validate --output json` hold it.
+
+    Lines and columns count from 1; the end is the place just after the last code point.
+    """
+    span = diagnostic.span
+    begin, finish = span.begin, span.finish
+    return {
+        "code": diagnostic.code,
+        "severity": str(diagnostic.severity),
+        "message": mask_message(diagnostic.message),
+        "file": span.source.name,
+        "line": begin.line,
+        "column": begin.column,
+        "end_line": finish.line,
+        "end_column": finish.column,
+        "path": mask_text(format_path(diagnostic.path)),
+        "help": diagnostic.help and mask_message(diagnostic.help),
+        "related": [
+            {"file": place.source.name, "line": place.begin.line, "column": place.begin.column, "message": words}
+            for place, words in diagnostic.related
+        ],
+    }
+
+
+def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
+    """The contract `rlinf.validate/1` over the findings of one or several files, ready for `json.dumps`."""
+    found = list(diagnostics)
+    errors = sum(1 for d in found if d.severity is Severity.ERROR)
+    return {
+        "schema": VALIDATE_SCHEMA,
+        "ok": errors == 0,
+        "errors": errors,
+        "warnings": sum(1 for d in found if d.severity is Severity.WARNING),
+        "diagnostics": [to_record(d) for d in found],
+    }
+
+
+_GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+
+
+def to_github(diagnostic: Diagnostic) -> str:
+    """A workflow command, which GitHub shows at the line of a pull request.
+
+    A finding on standard input or in an argument has no file to be shown at, so only its text names the place.
+    """
+    span = diagnostic.span
+    begin, finish = span.begin, span.finish
+    properties = {"title": f"rlinf ({diagnostic.code})"}
+    if span.source.kind == "file":
+        properties |= {"file": span.source.name, "line": str(begin.line), "col": str(begin.column)}
+        properties |= {"endLine": str(finish.line), "endColumn": str(finish.column)}
+    text = f"{span.source.name}:{begin}: {mask_message(diagnostic.message)}"
+    if diagnostic.help:
+        text += f"\n{mask_message(diagnostic.help)}"
+    for place, words in diagnostic.related:
+        text += f"\n{words}: {place}"
+    listed = ",".join(f"{name}={_github_property(value)}" for name, value in properties.items())
+    return f"::{_GITHUB_COMMANDS[diagnostic.severity]} {listed}::{_github_data(text)}"
+
+
+def _github_data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return _github_data(text).replace(":", "%3A").replace(",", "%2C")

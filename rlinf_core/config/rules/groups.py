@@ -1,0 +1,144 @@
+"""Node groups: their labels and their node ranks."""
+
+from __future__ import annotations
+
+from rlinf_core.config.cluster import MAX_NODES
+from rlinf_core.config.rank_values import NodeRanks
+from rlinf_core.config.ranks import format_range
+from rlinf_core.config.rules.intervals import Claim, common, contradictions, merged
+from rlinf_core.config.rules.site import CLUSTER, Site
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Path
+
+RESERVED_LABELS = ("cluster", "node")
+
+
+def check(site: Site) -> None:
+    _labels(site)
+    for path, group in site.groups():
+        node_ranks = (*path, "node_ranks")
+        if not site.damaged(node_ranks):
+            bounds(site, node_ranks, group.node_ranks)
+            order(site, node_ranks, group.node_ranks)
+        if group.hardware is not None and group.ignore_hardware:
+            site.report(
+                "hardware-and-ignore",
+                f"group `{group.label}` declares hardware and ignores it",
+                (*path, "ignore_hardware"),
+                help="remove `ignore_hardware`, or `hardware`",
+                related=[(site.key((*path, "hardware")), "the hardware is declared at")],
+            )
+    _accelerators(site)
+
+
+def _labels(site: Site) -> None:
+    first: dict[str, Path] = {}
+    for path, group in site.groups():
+        label = (*path, "label")
+        if site.damaged(label):
+            continue
+        if group.label in RESERVED_LABELS:
+            meaning = "every node" if group.label == "cluster" else "every node without its hardware"
+            site.report(
+                "reserved-label",
+                f"the label `{group.label}` is reserved: it always means {meaning}",
+                label,
+                help="give the group another label",
+            )
+        elif group.label in first:
+            site.report(
+                "duplicate-label",
+                f"two node groups have the label `{group.label}`",
+                label,
+                help="give one of them another label, or make one group of both",
+                related=[(site.place(first[group.label]), "first given at")],
+            )
+        else:
+            first[group.label] = label
+
+
+def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
+    """Whether all of `ranks` exist; reports those that don't."""
+    count = site.num_nodes
+    if count is None or ranks.ranges is None:
+        return True
+    sound = True
+    for index, piece in enumerate(ranks.ranges):
+        if piece.stop > count:
+            sound = False
+            out_of_range(site, path, piece, site.piece(path, ranks, index))
+    return sound
+
+
+def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
+    """Reports a range of node ranks that runs past the last node."""
+    count = site.cluster.num_nodes
+    beyond = range(max(piece.start, count), piece.stop)
+    help_text = (
+        f"{count} nodes have the ranks {format_range(range(count))}" if count > 1 else "the only node has rank 0"
+    )
+    if piece.stop == count + 1 and len(piece) > 1:
+        help_text += f"; did you mean `{format_range(range(piece.start, count))}`?"
+    site.report(
+        "node-rank-out-of-range",
+        f"there {'is' if len(beyond) == 1 else 'are'} no node{'' if len(beyond) == 1 else 's'} {format_range(beyond)}:"
+        f" `num_nodes` is {count}",
+        path,
+        span=span,
+        help=help_text,
+        related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is given at")],
+    )
+
+
+def order(site: Site, path: Path, ranks: NodeRanks) -> None:
+    """Reports the first range that goes back or repeats a rank."""
+    ranges = ranges_of(ranks)
+    reach = -1
+    for index, piece in enumerate(ranges):
+        if piece.start <= reach:
+            again = any(piece.start in earlier for earlier in ranges[:index])
+            site.report(
+                "node-ranks-order",
+                f"node {piece.start} {'is given twice' if again else f'stands after node {reach}'}",
+                path,
+                span=site.piece(path, ranks, index),
+                help=f"node ranks ascend, each given once: `{','.join(map(format_range, merged(ranges)))}`",
+            )
+            return
+        reach = piece.stop - 1
+
+
+def ranges_of(ranks: NodeRanks) -> tuple[range, ...]:
+    return ranks.ranges or ()
+
+
+def _accelerators(site: Site) -> None:
+    """A node in two groups has the same accelerators in both."""
+    claims: list[Claim[tuple[str | None, int], Path]] = []
+    for path, group in site.groups():
+        declared = (*path, "accelerators")
+        if group.accelerators is None or site.damaged(declared) or site.damaged((*path, "node_ranks")):
+            continue
+        value = (group.accelerators.model, group.accelerators.per_node)
+        claims += [Claim(piece, value, declared) for piece in group_ranges(site, group.node_ranks)]
+    for later, earlier in contradictions(claims):
+        site.report(
+            "accelerators-conflict",
+            f"node {common(later.nodes, earlier.nodes).start} has {_accelerator_text(later.value)} here and"
+            f" {_accelerator_text(earlier.value)} in another group",
+            later.place,
+            help="the groups that share a node declare the same accelerators for it",
+            related=[(site.key(earlier.place), "declared otherwise at")],
+        )
+
+
+def _accelerator_text(value: tuple[str | None, int]) -> str:
+    model, count = value
+    return f"{count} x {model}" if model else f"{count} accelerator{'' if count == 1 else 's'}"
+
+
+def group_ranges(site: Site, ranks: NodeRanks) -> list[range]:
+    """The node ranges of a group, ascending and joined; `all` is every node, however many there are."""
+    if ranks.ranges is None:
+        return [range(site.num_nodes or MAX_NODES)]
+    return merged(ranks.ranges)

@@ -1,0 +1,116 @@
+"""`hardware`: the robots that the groups declare."""
+
+from __future__ import annotations
+
+from rlinf_core.config.cluster import NodeGroup
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.rules.groups import group_ranges, out_of_range
+from rlinf_core.config.rules.intervals import outside
+from rlinf_core.config.rules.site import Site
+from rlinf_core.config.tree import Path
+from rlinf_core.hardware.robots.unit import RobotUnit
+
+
+def check(site: Site) -> None:
+    exclusive: dict[tuple[str, str], Path] = {}
+    declared: dict[tuple[int, str], Path] = {}
+    for path, group in site.groups():
+        if group.hardware is None:
+            continue
+        configs = (*path, "hardware", "configs")
+        if not group.hardware.configs and not site.damaged((*path, "hardware")):
+            site.report(
+                "hardware-empty",
+                f"group `{group.label}` declares {group.hardware.type} hardware and no unit of it",
+                configs,
+                help="add an entry for each unit, or remove `hardware` to count nodes or accelerators",
+                severity=Severity.WARNING,
+            )
+        _nodes(site, path, group, declared)
+        for index, unit in enumerate(group.hardware.configs):
+            _exclusive(site, (*configs, index), unit, exclusive)
+        _repeated(site, configs, group.hardware.configs)
+
+
+def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, str], Path]) -> None:
+    """Where the units are: within the cluster, within the group, and declared by one group only."""
+    if group.hardware is None:
+        return
+    nodes = None if site.damaged((*path, "node_ranks")) else group_ranges(site, group.node_ranks)
+    count = site.num_nodes
+    for index, unit in enumerate(group.hardware.configs):
+        at: Path = (*path, "hardware", "configs", index, "node_rank")
+        if site.damaged(at):
+            continue
+        rank = range(unit.node_rank, unit.node_rank + 1)
+        if count is not None and unit.node_rank >= count:
+            out_of_range(site, at, rank, site.place(at))
+        elif nodes is not None and outside(rank, nodes) is not None:
+            site.report(
+                "hardware-outside-group",
+                f"node {unit.node_rank} is not in group `{group.label}`",
+                at,
+                help=f"the group's node_ranks are {group.node_ranks}",
+                related=[(site.place((*path, "node_ranks")), "they are given at")],
+            )
+        key = (unit.node_rank, group.hardware.type)
+        first = declared.setdefault(key, at)
+        if first[:3] != at[:3]:
+            site.report(
+                "hardware-in-two-groups",
+                f"two groups declare {group.hardware.type} hardware on node {unit.node_rank}",
+                at,
+                help="declare a node's units of one type in one group",
+                related=[(site.place(first), "the other group declares it at")],
+            )
+
+
+def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str], Path]) -> None:
+    """Values that belong to one unit: the address of an arm, the serial of a camera."""
+    for field in type(unit).exclusive:
+        value: object = getattr(unit, field)
+        several = isinstance(value, tuple | list)
+        singles: list[object] = [*value] if isinstance(value, tuple | list) else [value]
+        for index, single in enumerate(singles):
+            path = (*at, field, index) if several else (*at, field)
+            if single is None or site.damaged(path):
+                continue
+            first = taken.setdefault((field, _folded(str(single))), path)
+            if first != path:
+                site.report(
+                    "hardware-shared",
+                    f"`{single}` is given twice as `{field}`",
+                    path,
+                    help="every unit has its own",
+                    related=[(site.place(first), "first given at")],
+                )
+
+
+def _folded(text: str) -> str:
+    """One spelling for each address; other texts as they are."""
+    if ":" not in text:
+        return text
+    # Imported here: only IPv6 addresses have several spellings.
+    from ipaddress import ip_address
+
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return text
+
+
+def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
+    """Units that nothing tells apart. (Those with exclusive values are told apart by them.)"""
+    seen: dict[RobotUnit, int] = {}
+    for index, unit in enumerate(units):
+        if type(unit).exclusive or site.damaged((*configs, index)):
+            continue
+        first = seen.setdefault(unit, index)
+        if first != index:
+            site.report(
+                "hardware-shared",
+                "this unit is declared twice",
+                (*configs, index),
+                help="remove one of them",
+                related=[(site.place((*configs, first)), "first declared at")],
+            )

@@ -1,0 +1,173 @@
+"""Which machine is which node: hosts, the head's address, the ports."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Final
+
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.hosts import expand_hosts
+from rlinf_core.config.ranks import format_range
+from rlinf_core.config.rules.groups import group_ranges
+from rlinf_core.config.rules.intervals import merged
+from rlinf_core.config.rules.site import CLUSTER, Site
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Path, Scalar, Sequence, find
+
+# Linux hands these out to outgoing connections unless it is told otherwise.
+_EPHEMERAL: Final = range(32768, 61000)
+_LOOPBACK: Final = ("localhost", "::1", "0.0.0.0", "::")
+
+
+def check(site: Site) -> None:
+    _hosts(site)
+    _head(site)
+    _ports(site)
+
+
+def _hosts(site: Site) -> None:
+    whole: Path = (*CLUSTER, "hosts")
+    with_hosts = [(path, group) for path, group in site.groups() if group.hosts]
+    if site.cluster.hosts and with_hosts:
+        first = (*with_hosts[0][0], "hosts")
+        site.report(
+            "hosts-twice",
+            "hosts are given for the cluster and for its groups",
+            whole,
+            span=site.key(whole),
+            help="keep those of the groups, or those of the cluster",
+            related=[(site.key(first), "a group's hosts are given at")],
+        )
+        return
+    if site.cluster.hosts:
+        count = site.num_nodes
+        if count is not None and not site.damaged(whole) and len(site.cluster.hosts) != count:
+            _count(site, whole, len(site.cluster.hosts), count, "`num_nodes` is")
+            return
+        _assign(site, [(whole, site.cluster.hosts, [range(len(site.cluster.hosts))])])
+        return
+    claims: list[tuple[Path, tuple[str, ...], list[range]]] = []
+    for path, group in with_hosts:
+        hosts = (*path, "hosts")
+        if site.damaged(hosts) or site.damaged((*path, "node_ranks")):
+            continue
+        nodes = group_ranges(site, group.node_ranks)
+        if group.node_ranks.ranges is None and site.num_nodes is None:
+            continue
+        size = sum(map(len, nodes))
+        if len(group.hosts) != size:
+            _count(site, hosts, len(group.hosts), size, f"the number of node_ranks of group `{group.label}` is")
+        else:
+            claims.append((hosts, group.hosts, nodes))
+    _assign(site, claims)
+    if with_hosts and len(claims) == len(with_hosts):
+        _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
+
+
+def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> None:
+    site.report(
+        "hosts-count",
+        f"{given} host{'' if given == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
+        path,
+        help=f"{subject} {wanted}; give one host for each, in rank order",
+    )
+
+
+def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], list[range]]]) -> None:
+    """A node has one host, and a host is one node."""
+    places = _Places(site)
+    host_of: dict[int, tuple[str, Path, int]] = {}
+    node_of: dict[str, tuple[int, Path, int]] = {}
+    for path, hosts, nodes in claims:
+        ranks = (rank for piece in nodes for rank in piece)
+        for number, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
+            known_host, first, at = host_of.setdefault(rank, (host, path, number))
+            if known_host != host:
+                site.report(
+                    "host-conflict",
+                    f"node {rank} is `{host}` here and `{known_host}` in another group",
+                    path,
+                    span=places.of(path, number),
+                    help="the groups that share a node give the same host for it",
+                    related=[(places.of(first, at), "the other host is given at")],
+                )
+                continue
+            known_rank, first, at = node_of.setdefault(host, (rank, path, number))
+            if known_rank != rank:
+                site.report(
+                    "duplicate-host",
+                    f"`{host}` is node {known_rank} and node {rank}",
+                    path,
+                    span=places.of(path, number),
+                    help="every node is a machine of its own",
+                    related=[(places.of(first, at), "first given at")],
+                )
+
+
+class _Places:
+    """Where host number N of a value was written: in a list the item that names it, which may name several."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._starts: dict[Path, list[int]] = {}
+
+    def of(self, path: Path, number: int) -> Span:
+        node = find(self._site.view.tree, path)
+        if not isinstance(node, Sequence):
+            return self._site.place(path)
+        if path not in self._starts:
+            sizes = (len(expand_hosts(item.raw)) for item in node.items if isinstance(item, Scalar))
+            self._starts[path] = list(accumulate(sizes, initial=0))
+        return self._site.place((*path, bisect_right(self._starts[path], number) - 1))
+
+
+def _without_host(site: Site, covered: list[range]) -> None:
+    """Some nodes have a host and others none: `rlinf up` cannot start those."""
+    count = site.num_nodes
+    if count is None:
+        return
+    missing: list[range] = []
+    at = 0
+    for piece in merged(covered):
+        if piece.start > at:
+            missing.append(range(at, min(piece.start, count)))
+        at = max(at, piece.stop)
+    if at < count:
+        missing.append(range(at, count))
+    if missing:
+        number = sum(map(len, missing))
+        site.report(
+            "node-without-host",
+            f"other nodes have a host, node{'' if number == 1 else 's'} {','.join(map(format_range, missing))} not",
+            (*CLUSTER, "num_nodes"),
+            help="`rlinf up` starts only nodes with a host: put the others into a group with `hosts`",
+            severity=Severity.WARNING,
+        )
+
+
+def _head(site: Site) -> None:
+    address = site.cluster.head_address
+    count = site.num_nodes
+    if address is None or count is None or count == 1:
+        return
+    if address in _LOOPBACK or address.startswith("127."):
+        site.report(
+            "head-address-local",
+            f"no other node reaches the head at `{address}`",
+            (*CLUSTER, "head_address"),
+            help="give the address of node 0 that the other nodes use",
+        )
+
+
+def _ports(site: Site) -> None:
+    ports = site.cluster.ports
+    path: Path = (*CLUSTER, "ports")
+    if find(site.view.tree, path) is not None and ports.start < _EPHEMERAL.stop and ports.stop > _EPHEMERAL.start:
+        site.report(
+            "ports-ephemeral",
+            f"ports {format_range(_EPHEMERAL)} are handed out to outgoing connections: one of these may be taken",
+            path,
+            help="choose ports below 32768",
+            severity=Severity.WARNING,
+        )

@@ -1,0 +1,68 @@
+"""What every rule works with: the cluster, its places in the file, and where findings go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.places import naming, part, place
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.rank_values import NodeRanks
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Path, child, find
+
+CLUSTER: Path = ("cluster",)
+
+
+class Site(NamedTuple):
+    """The `cluster` section as validated. Paths are those of `view.tree`, which match the model's indexes."""
+
+    cluster: ClusterConfig
+    view: Validated[Any]
+    diagnostics: Diagnostics
+
+    @property
+    def num_nodes(self) -> int | None:
+        """The number of nodes, or None when the file does not give a sound one."""
+        return None if self.damaged(("cluster", "num_nodes")) else self.cluster.num_nodes
+
+    def groups(self) -> Iterable[tuple[Path, NodeGroup]]:
+        return ((("cluster", "node_groups", index), group) for index, group in enumerate(self.cluster.node_groups))
+
+    def damaged(self, path: Path) -> bool:
+        """Whether what the file holds at `path` was not sound, so that the model's value may be a stand-in."""
+        return self.view.damaged(self.view.original(path))
+
+    def report(
+        self,
+        code: str,
+        message: str,
+        path: Path,
+        *,
+        span: Span | None = None,
+        help: str | None = None,
+        related: Iterable[tuple[Span, str]] = (),
+        severity: Severity = Severity.ERROR,
+    ) -> None:
+        """Adds a finding about the value at `path`, underlining `span` or else that value."""
+        where = span or self.place(path)
+        self.diagnostics.add(Diagnostic(code, severity, message, where, self.view.original(path), help, tuple(related)))
+
+    def place(self, path: Path) -> Span:
+        return place(self.view.tree, path)
+
+    def key(self, path: Path) -> Span:
+        return naming(self.view.tree, path)
+
+    def piece(self, path: Path, ranks: NodeRanks, index: int) -> Span:
+        """Where range `index` of the `node_ranks` at `path` was written."""
+        if index >= len(ranks.places):
+            return self.place(path)
+        written = ranks.places[index]
+        node = find(self.view.tree, path)
+        if node is not None and written.item is not None:
+            node = child(node, written.item)
+            path = (*path, written.item)
+        return part(node, written.start, written.end) or self.place(path)

@@ -1,0 +1,158 @@
+"""Which values look secret, and hiding them wherever something is printed.
+
+Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
+
+Configuration keys (any other spelling): the same words, but `token` and `key` are also words of this field, for
+special tokens (`pad_token`) and columns (`prompt_key`). So `*_token` is secret unless it is a known special
+token, and `*_key` only after a word such as `api`, `access` or `private`. Neither `max_tokens` nor `identity_file` is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from collections.abc import Mapping as MappingABC
+from typing import Final
+
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+
+MASK: Final = "********"
+
+_ALWAYS: Final = ("password", "passwd", "passphrase", "secret")
+_SPECIAL_TOKENS: Final = frozenset(
+    (
+        *("action", "bos", "cls", "end", "eos", "eot", "image", "mask", "newline", "pad", "per", "sep"),
+        *("special", "start", "state", "stop", "think", "unk", "video"),
+    )
+)
+_SECRET_KEYS: Final = frozenset(
+    ("access", "account", "api", "auth", "encryption", "private", "service", "signing", "ssh")
+)
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable or a key of this name must not be printed. Of `a.b` the last part counts."""
+    name = name.rpartition(".")[2]
+    folded = name.casefold()
+    if any(word in folded for word in _ALWAYS):
+        return True
+    if not ("token" in folded or "key" in folded):
+        return False
+    if name.isupper():
+        return name in ("TOKEN", "KEY", "APIKEY") or name.endswith(("_TOKEN", "_KEY", "_APIKEY", "AUTHTOKEN"))
+    words = [word.casefold() for word in _WORDS.findall(name)]
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last == "token":
+        return before not in _SPECIAL_TOKENS
+    return last == "apikey" or (last == "key" and before in _SECRET_KEYS)
+
+
+def mask_value(name: str, value: str) -> str:
+    """`value`, or stars when it is not empty and `name` looks secret."""
+    return MASK if value and is_secret(name) else value
+
+
+def mask_environment(environment: MappingABC[str, str]) -> dict[str, str]:
+    """Variables for printing."""
+    return {name: mask_value(name, value) for name, value in environment.items()}
+
+
+def mask(tree: Mapping, secret: Collection[Path] = ()) -> Mapping:
+    """`tree` for printing: stars instead of every value under a key that looks secret or at a path of `secret`.
+
+    Null stays null: that a secret is missing is none.
+    """
+    masked = _mask(tree, (), frozenset(secret), hidden=False)
+    return masked if isinstance(masked, Mapping) else tree
+
+
+def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> Node:
+    hidden = hidden or path in secret
+    if isinstance(node, Scalar):
+        return Scalar(node.span, MASK, MASK, plain=False) if hidden and node.value not in (None, "") else node
+    if isinstance(node, Sequence):
+        items = tuple([_mask(item, (*path, i), secret, hidden=hidden) for i, item in enumerate(node.items)])
+        return Sequence(node.span, items)
+    entries: list[Entry] = []
+    for entry in node.entries:
+        name = entry.key.raw
+        value = _mask(entry.value, (*path, name), secret, hidden=hidden or is_secret(name))
+        entries.append(Entry(entry.key, value))
+    return Mapping(node.span, tuple(entries))
+
+
+# What every name that looks secret holds; a text without any is not searched further.
+_SECRET_WORD: Final = re.compile("password|passwd|passphrase|secret|token|key", re.IGNORECASE)
+# `name:` or `name=`, quoted or not, wherever it stands in a line.
+_ASSIGNMENT: Final = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?[ \t]*+[:=]""")
+_FLOW_END: Final = re.compile(r"[,}\]]")
+# A reference without a default shows nothing of a value.
+_BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)?\Z""")
+
+
+def mask_text(text: str) -> str:
+    """Configuration text (lines of a file, an argument) for printing, with stars for the characters of secret values.
+
+    Every character keeps its place, so offsets and carets still fit. A value that goes on in the next lines is known by
+    their indentation. The text need not be valid; when in doubt more is hidden.
+    """
+    if not _SECRET_WORD.search(text):
+        return text
+    shown: list[str] = []
+    # While a secret value goes on: the column of its key; what is indented deeper belongs to it.
+    column: int | None = None
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip())
+        if column is not None and (indent > column or not line.strip()):
+            shown.append(_stars(line))
+            continue
+        masked, column = _mask_line(line)
+        shown.append(masked)
+    return "\n".join(shown)
+
+
+_QUOTED: Final = re.compile("`[^`]+`")
+
+
+def mask_message(text: str) -> str:
+    """A message for printing: what it quotes in backticks may be a piece of a file, such as `API_TOKEN=...`."""
+    return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
+
+
+def _mask_line(line: str) -> tuple[str, int | None]:
+    """The line masked, and the column of a secret key whose value may go on in the next line."""
+    shown = ""
+    column: int | None = None
+    depth = 0
+    at = 0
+    while (match := _ASSIGNMENT.search(line, at)) is not None:
+        start = match.end()
+        before = line[at:start]
+        shown += before
+        depth += sum(before.count(opening) for opening in "{[") - sum(before.count(closing) for closing in "}]")
+        at = start
+        if is_secret(match["name"]):
+            at = _value_end(line, start, inside=depth > 0)
+            value = line[start:at]
+            shown += value if _BARE_REFERENCE.match(value.strip()) else _stars(value)
+            quoted = line[: match.start()].endswith(("'", '"'))
+            column = match.start() - quoted if at == len(line) else None
+    return shown + line[at:], column
+
+
+def _value_end(line: str, start: int, *, inside: bool) -> int:
+    """Where the value that begins at `start` ends: inside of brackets at a comma or a bracket, else with the line."""
+    if not inside:
+        return len(line)
+    while line[start : start + 1].isspace():
+        start += 1
+    quote = line[start : start + 1]
+    if quote in ('"', "'"):
+        return line.find(quote, start + 1) + 1 or len(line)
+    end = _FLOW_END.search(line, start)
+    return end.start() if end else len(line)
+
+
+def _stars(text: str) -> str:
+    return re.sub(r"\S", "*", text)

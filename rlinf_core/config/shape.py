@@ -1,0 +1,288 @@
+"""The shape of a file: a tree becomes a model, and everything pydantic finds becomes a finding at its place.
+
+One mistake must not hide the next. What pydantic refuses is taken out of the tree and the rest is validated again,
+so that the rules about relations between places can judge whatever is sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Mapping as MappingABC
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.places import naming, part, place
+from rlinf_core.config.pruning import Cuts, Kept, Validated, cut, original, prefixes
+from rlinf_core.config.secrets import is_secret
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, child, find, format_path, to_data
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+M = TypeVar("M", bound=BaseModel)
+
+# A round takes out at least one level of the tree around a mistake; no sound configuration nests deeper than this.
+_ROUNDS: Final = 16
+ANY_ITEM: Final = "*"
+StandIns: TypeAlias = MappingABC[Path, "bool | int | float | str"]
+
+
+def validate(
+    model_type: type[M],
+    tree: Mapping,
+    diagnostics: Diagnostics,
+    *,
+    stand_ins: StandIns | None = None,
+    unresolved: Collection[Path] = (),
+    secret: Collection[Path] = (),
+) -> Validated[M]:
+    """Validates `tree` as a `model_type`, reporting every mistake at its place.
+
+    Args:
+        model_type: the model of the whole file.
+        tree: the file.
+        diagnostics: where the mistakes go.
+        stand_ins: for required values, what to go on with where the value is missing or wrong; `*` in a path is any
+            index. Rules ask `Validated.damaged` before they believe a value.
+        unresolved: paths whose value is known to be no value, which has been reported.
+        secret: paths whose value no message may show.
+    """
+    rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret))
+    rounds.leave_out(unresolved)
+    model: M | None = None
+    for _ in range(_ROUNDS):
+        if rounds.hopeless or model is not None:
+            break
+        model = rounds.run()
+    return Validated(model, rounds.tree, frozenset(rounds.pruned), rounds.kept)
+
+
+class _Rounds(Generic[M]):
+    """The state of one `validate`: what is left of the tree, and what has been taken out of it."""
+
+    def __init__(
+        self,
+        model_type: type[M],
+        tree: Mapping,
+        diagnostics: Diagnostics,
+        stand_ins: StandIns,
+        secret: frozenset[Path],
+    ) -> None:
+        self.secret = secret
+        self.model_type = model_type
+        self.whole = tree
+        self.tree = tree
+        self.diagnostics = diagnostics
+        self.stand_ins = stand_ins
+        self.pruned: set[Path] = set()
+        self.kept: Kept = {}
+        self.hopeless = False
+
+    def leave_out(self, paths: Collection[Path]) -> None:
+        """Takes out what is known to be no value."""
+        cuts: Cuts = {path: self._stand_in(path) for path in paths}
+        self.pruned.update(cuts)
+        self.hopeless = () in cuts
+        if cuts and not self.hopeless:
+            self.tree = cut(self.tree, cuts, self.kept)
+
+    def run(self) -> M | None:
+        """One round: the model, or None after its errors were reported and cut out."""
+        try:
+            return self.model_type.model_validate(to_data(self.tree))
+        except ValidationError as failure:
+            found = [_locate(self.tree, error) for error in failure.errors(include_url=False)]
+        # What an earlier round took out makes its own errors in what held it: those are no news.
+        earlier = prefixes(self.pruned)
+        # `{a:1}` is a bad key with no value: one mistake.
+        bad_keys = {located.path for located in found if located.of_key}
+        found = [each for each in found if each.of_key or each.error["input"] is not None or each.path not in bad_keys]
+        reports: list[Diagnostic] = []
+        cuts: Cuts = {}
+        for group in _by_union(found):
+            if original(group[0].path, self.kept) not in earlier:
+                reports += self._report(group)
+            for located in group:
+                self._plan_cut(located, cuts)
+        for report in _merge_aliases(self._without_twins(reports), self.whole):
+            self.diagnostics.add(report)
+        self.hopeless = () in cuts
+        if not self.hopeless:
+            self.tree = cut(self.tree, cuts, self.kept)
+        return None
+
+    def _plan_cut(self, located: _Located, cuts: Cuts) -> None:
+        path = located.path
+        whole = original(path, self.kept)
+        if located.kind == "extra_forbidden":
+            cuts.setdefault(path, None)
+            return
+        stand_in = None if whole in self.pruned else self._stand_in(whole)
+        self.pruned.add(whole)
+        if stand_in is None and located.kind == "missing":
+            self.pruned.add(whole[:-1])
+            path = path[:-1]
+        cuts[path] = stand_in
+
+    def _stand_in(self, path: Path) -> Scalar | None:
+        pattern = tuple(ANY_ITEM if isinstance(segment, int) else segment for segment in path)
+        value = self.stand_ins.get(pattern)
+        return None if value is None else Scalar(naming(self.whole, path), str(value), value)
+
+    def _report(self, group: list[_Located]) -> list[Diagnostic]:
+        # Imported here and below: a file without mistakes, the common case, needs no words for them.
+        from rlinf_core.config import shape_keys
+
+        located = group[0]
+        path = original(located.path, self.kept)
+        if located.kind == "missing":
+            return [shape_keys.missing_key(self.model_type, self.whole, path)]
+        if located.kind == "extra_forbidden":
+            return [shape_keys.unknown_key(self.model_type, self.whole, path)]
+        return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
+
+    def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
+        """A mistyped required key is unknown, and the one it should be is missing: one mistake, told once."""
+        from rlinf_core.config.shape_keys import meant_key
+
+        meant: set[Path] = set()
+        for report in reports:
+            if report.code == "unknown-key":
+                key = meant_key(self.model_type, self.whole, report.path)
+                meant.add((*report.path[:-1], key) if key else report.path)
+        return [report for report in reports if report.code != "missing-key" or report.path not in meant]
+
+    def _value_report(self, located: _Located, path: Path) -> Diagnostic:
+        from rlinf_core.config.shape_messages import words_for
+
+        words = words_for(located.error, subject_of(path))
+        if path in self.secret or is_secret(str(path[-1] if path else "")):
+            words = words.without(find(self.whole, path))
+        span = located.span(self.whole, path)
+        return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
+
+    def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
+        """One finding for the errors of all members of a union at one value."""
+        from rlinf_core.config.shape_messages import is_our_code, wrong_kind
+
+        for located in group:
+            if is_our_code(located.kind) and located.kind != "wrong-type":
+                return self._value_report(located, path)
+        expected = [str(located.context.get("what", located.kind)) for located in group]
+        words = wrong_kind(subject_of(path), expected, group[0].error["input"])
+        return Diagnostic(words.code, Severity.ERROR, words.message, place(self.whole, path), path, words.help)
+
+
+def subject_of(path: Path) -> str:
+    """What messages call the value at a path: its key, and an index if it is a list item."""
+    if not path:
+        return "the file"
+    start = len(path) - 1
+    while start > 0 and isinstance(path[start], int):
+        start -= 1
+    return f"`{format_path(path[start:])}`"
+
+
+class _Located(NamedTuple):
+    """One error of pydantic's with the path it is about, in the tree that was validated.
+
+    `union` is the path at which its `loc` first went through something that is no part of a path, the member of a
+    union usually, with the name of that member.
+    """
+
+    error: ErrorDetails
+    path: Path
+    union: tuple[Path, str] | None
+    of_key: bool
+
+    @property
+    def kind(self) -> str:
+        return self.error["type"]
+
+    @property
+    def context(self) -> dict[str, Any]:
+        return self.error.get("ctx") or {}
+
+    def span(self, tree: Mapping, path: Path) -> Span:
+        """What to underline: the key, the piece of a scalar that the validator named, or the value."""
+        target: Node | None = find(tree, path)
+        fallback = place(tree, path)
+        if self.of_key:
+            entry = _entry(tree, path)
+            if entry is not None:
+                target, fallback = entry.key, entry.key.span
+        start, end = self.context.get("start"), self.context.get("end")
+        if isinstance(start, int) and isinstance(end, int):
+            return part(target, start, end) or fallback
+        return fallback
+
+
+def _entry(tree: Mapping, path: Path) -> Entry | None:
+    parent = find(tree, path[:-1]) if path else None
+    return parent.entry(str(path[-1])) if isinstance(parent, Mapping) else None
+
+
+def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
+    """Walks along `loc`, passing over what is no child: members of unions, tags, validators."""
+    loc = error["loc"]
+    steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
+    path: Path = ()
+    union: tuple[Path, str] | None = None
+    node: Node = tree
+    for segment in steps:
+        below = child(node, segment)
+        if below is not None:
+            node = below
+            path = (*path, segment)
+        elif union is None and segment != "[key]":
+            union = (path, str(segment))
+    return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
+
+
+def _by_union(found: list[_Located]) -> list[list[_Located]]:
+    """The errors of all members of one union at one value form one group; every other error its own.
+
+    When a member got further into the value than the others (the mapping form of a value that may also be
+    a scalar), only its errors tell something.
+    """
+    unions: dict[Path, list[_Located]] = {}
+    groups: list[list[_Located]] = []
+    for located in found:
+        if located.union is None:
+            groups.append([located])
+        else:
+            unions.setdefault(located.union[0], []).append(located)
+    for at, members in unions.items():
+        labels = {located.union[1] for located in members if located.union}
+        deeper = [located for located in members if len(located.path) > len(at)]
+        if len(labels) == 1 or deeper:
+            groups += [[located] for located in deeper or members]
+        else:
+            groups.append(members)
+    return groups
+
+
+def _merge_aliases(reports: list[Diagnostic], tree: Mapping) -> list[Diagnostic]:
+    """One finding for the same mistake met twice through an alias, which tells where else it is used."""
+    merged: dict[tuple[str, int, int, int], Diagnostic] = {}
+    for report in reports:
+        span = report.span
+        key = (report.code, id(span.source), span.start, span.end)
+        first = merged.setdefault(key, report)
+        if first.path != report.path:
+            use = _use_of_alias(tree, first.path, report.path)
+            if use is not None:
+                merged[key] = first._replace(related=(*first.related, (use, "also used at")))
+    return list(merged.values())
+
+
+def _use_of_alias(tree: Mapping, first: Path, second: Path) -> Span | None:
+    """Where the second of two paths to one node leaves the first: the key or item that holds the alias."""
+    for size in range(min(len(first), len(second)), 0, -1):
+        here, there = naming(tree, second[:size]), naming(tree, first[:size])
+        if (here.source, here.start) != (there.source, there.start):
+            return here
+    return None

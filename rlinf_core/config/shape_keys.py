@@ -1,0 +1,113 @@
+"""Keys that are not there and keys that should not be: what was probably meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.model_fields import fields_at, item_type, model_of, places_of, value_type, written_fields
+from rlinf_core.config.places import naming
+from rlinf_core.config.tree import Mapping, Path, Scalar, find, format_path, key_span
+from rlinf_core.hardware.robots.registry import hardware_model
+from rlinf_core.suggest import near, quoted
+
+_LISTED = 12
+
+
+def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
+    """The finding for a key that no model knows."""
+    name = str(path[-1])
+    here = list(_fields(model, tree, path[:-1]))
+    meant = meant_key(model, tree, path)
+    elsewhere = [place for place in places_of(model, name) if place != _pattern(path[:-1])]
+    before_colon, colon, after_colon = name.partition(":")
+    hint: str | None = None
+    if colon and before_colon in here:
+        hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
+    elif meant:
+        hint = f"did you mean `{meant}`?"
+    elif elsewhere:
+        hint = f"`{name}` belongs {_where(elsewhere[0])}"
+    elif here:
+        hint = f"known keys: {quoted(here[:_LISTED])}{', …' if len(here) > _LISTED else ''}"
+    return Diagnostic(
+        "unknown-key",
+        Severity.ERROR,
+        f"unknown key `{name}` {_where(format_path(path[:-1]))}",
+        key_span(tree, path) or naming(tree, path),
+        path,
+        hint,
+    )
+
+
+def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
+    """The known key beside it, not given yet, that an unknown one was probably meant to be.
+
+    What a base gives may be given again by the file above it, and what the file gives by an override.
+    """
+    parent = find(tree, path[:-1])
+    entries = parent.entries if isinstance(parent, Mapping) else ()
+    source = naming(tree, path).source
+    given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
+    guesses = near(str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given])
+    return guesses[0] if guesses else None
+
+
+def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
+    """The finding for a required key that is not there, at what should hold it."""
+    name = str(path[-1])
+    field = _fields(model, tree, path[:-1]).get(name)
+    example = _example(field)
+    return Diagnostic(
+        "missing-key",
+        Severity.ERROR,
+        f"{_holder(path[:-1])} needs `{name}`",
+        naming(tree, path[:-1]),
+        path,
+        f"add `{name}: {example}`" if example else f"add `{name}:` with what it holds",
+    )
+
+
+def _fields(model: type[BaseModel], tree: Mapping, path: Path) -> dict[str, FieldInfo]:
+    """What may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
+    if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
+        kind = find(tree, (*path[:-2], "type"))
+        try:
+            return written_fields(hardware_model(kind.raw)) if isinstance(kind, Scalar) else {}
+        except PydanticCustomError:
+            return {}  # the type is unknown, which is a finding of its own
+    return fields_at(model, path)
+
+
+def _holder(path: Path) -> str:
+    return f"`{format_path(path)}`" if path else "the file"
+
+
+def _where(place: str) -> str:
+    return f"in `{place}`" if place else "at the top of the file"
+
+
+def _pattern(path: Path) -> str:
+    """`path` as `places_of` writes places."""
+    text = ""
+    for segment in path:
+        text += "[]" if isinstance(segment, int) else f".{segment}" if text else segment
+    return text
+
+
+def _example(field: FieldInfo | None) -> str | None:
+    """A value that the field could take, from its examples or its type; None where it is a whole section."""
+    if field is None:
+        return "..."
+    if field.examples:
+        return str(field.examples[0])
+    annotation: Any = field.annotation
+    if model_of(annotation) is not None or value_type(annotation) is not None:
+        return None
+    if item_type(annotation) is not None:
+        return "[...]"
+    return {int: "1", float: "1.0", bool: "true"}.get(annotation, "...")

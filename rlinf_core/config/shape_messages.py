@@ -1,0 +1,209 @@
+"""What pydantic found, in our words: its error types as codes, messages and helps."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_core.config.secrets import MASK
+from rlinf_core.config.tree import Node, Scalar
+from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_EXPECTED: Final = {
+    "string_type": "text",
+    "string_sub_type": "text",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "iterable_type": "a list",
+    "dict_type": "a mapping",
+    "mapping_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "none_required": "nothing",
+    "path_type": "a path",
+    "ip_any_address": "an IP address",
+    "ip_v4_address": "an IPv4 address",
+    "ip_v6_address": "an IPv6 address",
+}
+_QUOTED: Final = re.compile("`([^`]+)`")
+_OUR_CODE: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How one pydantic error is told."""
+
+    code: str
+    message: str
+    help: str | None = None
+
+    def without(self, node: Node | None) -> Words:
+        """The same without any quotation from a secret value."""
+        if not isinstance(node, Scalar):
+            return self
+
+        def hide(quoted: re.Match[str]) -> str:
+            return f"`{MASK}`" if quoted[1].rstrip("…") in node.raw else quoted[0]
+
+        help_text = _QUOTED.sub(hide, self.help) if self.help else None
+        return Words(self.code, _QUOTED.sub(hide, self.message), help_text)
+
+
+def words_for(error: ErrorDetails, subject: str) -> Words:
+    """The code and message of one entry of `ValidationError.errors()`; `subject` is the field as it is called here.
+
+    Unknown and missing keys are told by `shape`, which knows the neighbours.
+    """
+    kind = error["type"]
+    context = error.get("ctx") or {}
+    found: object = error["input"]
+    if kind == "wrong-type":
+        return _wrong_type(subject, str(context.get("what", "another value")), found, str(context.get("found", "")))
+    if is_our_code(kind):
+        help_text = context.get("help")
+        message = str(error["msg"])
+        if message.startswith("must "):
+            message = f"{subject} {message}"
+        return Words(kind, message, str(help_text) if help_text else None)
+    if kind in _EXPECTED:
+        if kind.startswith("ip_") and isinstance(found, str):
+            return Words("bad-value", f"{subject}: `{found}` is not {_EXPECTED[kind]}", _near_address(found))
+        return _wrong_type(subject, _EXPECTED[kind], found)
+    if kind in ("literal_error", "enum"):
+        return _not_a_choice(subject, str(context.get("expected", "")), found)
+    of_text = f"string_{kind}"
+    bound = _BOUNDS.get(of_text if isinstance(found, str | int | float) and of_text in _BOUNDS else kind)
+    if bound is not None:
+        return Words("bad-value", f"{subject} {bound(context)}, found {shown(found)}")
+    if kind in ("value_error", "assertion_error"):
+        return Words("bad-value", f"{subject}: {context.get('error', error['msg'])}")
+    text = str(error["msg"])
+    return Words("bad-value", f"{subject}: {text[:1].lower()}{text[1:]}")
+
+
+def is_our_code(kind: str) -> bool:
+    """Whether an error's type is a diagnostic code: kebab case, where pydantic's own types have underscores."""
+    return _OUR_CODE.match(kind) is not None
+
+
+def wrong_kind(subject: str, expected: list[str], found: object) -> Words:
+    """None of the members of a union fits."""
+    kinds = list(dict.fromkeys(_EXPECTED.get(kind, "") or kind for kind in expected))
+    text = kinds[0] if len(kinds) == 1 else ", ".join(kinds[:-1]) + " or " + kinds[-1]
+    return _wrong_type(subject, text, found)
+
+
+def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> Words:
+    """`kind` is what the value is, where the value itself is not at hand."""
+    if kind == "null" or (found is None and not kind):
+        return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
+    kind = kind or kind_of(found)
+    return Words("wrong-type", f"{subject}: expected {expected}, found {kind}", _how_to_write(expected, kind, found))
+
+
+def _how_to_write(expected: str, kind: str, found: object) -> str | None:
+    """The slip behind a value of the wrong kind, where it is easy to see."""
+    if expected == "a list" and kind == "a mapping":
+        return "start each item of a list with `- `"
+    if expected == "a list" and isinstance(found, str | int | float) and len(written := _written(found)) <= 40:
+        return f"write it as a list: `[{written}]`"
+    if isinstance(found, str):
+        if expected == "true or false" and found.lower() in _YES | _NO:
+            return f"write `{'true' if found.lower() in _YES else 'false'}`"
+        if expected in ("an integer", "a number") and _NUMBER.fullmatch(found):
+            return "remove the quotes"
+        if expected == "a mapping" and (glued := _GLUED.match(found)):
+            return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
+    return None
+
+
+_YES: Final = {"yes", "on", "y"}
+_NO: Final = {"no", "off", "n"}
+_NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
+# `key:value`, which YAML reads as one word.
+_GLUED: Final = re.compile(r"([A-Za-z_][\w.,-]*):([^\s:/]\S*)")
+_EMPTY_HELP: Final = "give it a value or remove the key"
+
+
+def _not_a_choice(subject: str, expected: str, found: object) -> Words:
+    from rlinf_core.suggest import did_you_mean
+
+    choices = [choice.strip("'\"") for choice in re.split(r", | or ", expected)]
+    guess = did_you_mean(found, choices) if isinstance(found, str) else None
+    listed = ", ".join(f"`{choice}`" for choice in choices)
+    return Words("bad-value", f"{subject} must be one of {listed}, found {shown(found)}", guess)
+
+
+def _near_address(text: str) -> str | None:
+    """The address that was meant, for the slips that are easy to see."""
+    host, _, port = text.partition(":")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return "write it as in `10.10.10.1`"
+    return f"leave the port out: `{host}`" if port.isdecimal() else None
+
+
+def kind_of(value: object) -> str:
+    """What a value of the file is, in words."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, YamlBool | bool):
+        return f"`{'true' if value else 'false'}`"
+    for type_, name in ((int, "an integer"), (float, "a number"), (str, "text"), (list, "a list"), (dict, "a mapping")):
+        if isinstance(value, type_):
+            return name
+    return type(value).__name__
+
+
+def _written(value: str | int | float) -> str:
+    """A scalar as it was written."""
+    return value.raw if isinstance(value, YamlInt | YamlFloat | YamlBool) else str(value)
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: what was written, cut when long."""
+    if not isinstance(value, str | int | float):
+        return kind_of(value)
+    text = _written(value)
+    return f"`{text if len(text) <= 60 else text[:59] + '…'}`"
+
+
+def _length(words: str) -> Callable[[dict[str, Any]], str]:
+    def text(context: dict[str, Any]) -> str:
+        number = context.get("min_length", context.get("max_length"))
+        return words.format(number, "" if number == 1 else "s")
+
+    return text
+
+
+_BOUNDS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "greater_than": lambda c: f"must be greater than {c['gt']}",
+    "greater_than_equal": lambda c: f"must be at least {c['ge']}",
+    "less_than": lambda c: f"must be less than {c['lt']}",
+    "less_than_equal": lambda c: f"must be at most {c['le']}",
+    "multiple_of": lambda c: f"must be a multiple of {c['multiple_of']}",
+    "string_pattern_mismatch": lambda c: f"must match `{c['pattern']}`",
+    "string_too_short": _length("must have at least {} character{}"),
+    "string_too_long": _length("must have at most {} character{}"),
+    "too_short": _length("must have at least {} item{}"),
+    "too_long": _length("must have at most {} item{}"),
+}

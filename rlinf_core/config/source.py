@@ -1,0 +1,96 @@
+"""Source texts and places in them.
+
+A `SourceText` is anything a person wrote that we may have to point at: a file, standard input, or the
+`key=value` arguments of a command. A `Span` is a piece of one of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+OVERRIDES_NAME = "<overrides>"
+STDIN_NAME = "<stdin>"
+
+
+class Position(NamedTuple):
+    """A place in a text. Lines and columns count from 1, columns in code points."""
+
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, eq=False)
+class SourceText:
+    """A text with the name it is shown under.
+
+    `kind` "overrides" is the command line: every argument is one line of the text.
+    """
+
+    name: str
+    text: str = field(repr=False)
+    kind: Literal["file", "stdin", "overrides"] = "file"
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        starts = [0]
+        text, length = self.text, len(self.text)
+        at = 0
+        while at < length:
+            newline = text.find("\n", at)
+            if newline < 0:
+                break
+            at = newline + 1
+            starts.append(at)
+        return starts
+
+    @property
+    def line_count(self) -> int:
+        return len(self._line_starts)
+
+    def position(self, offset: int) -> Position:
+        """The line and column of a code point offset; an offset past the end is the end."""
+        offset = max(0, min(offset, len(self.text)))
+        index = bisect_right(self._line_starts, offset) - 1
+        return Position(index + 1, offset - self._line_starts[index] + 1)
+
+    def line(self, number: int) -> str:
+        """Line `number` (from 1) without its line end."""
+        start = self._line_starts[number - 1]
+        end = self._line_starts[number] if number < len(self._line_starts) else len(self.text)
+        return self.text[start:end].rstrip("\r\n")
+
+
+class Span(NamedTuple):
+    """The code points `start` up to but not including `end` of a source."""
+
+    source: SourceText
+    start: int
+    end: int
+
+    @property
+    def begin(self) -> Position:
+        return self.source.position(self.start)
+
+    @property
+    def finish(self) -> Position:
+        """The position just after the last code point."""
+        return self.source.position(self.end)
+
+    @property
+    def text(self) -> str:
+        return self.source.text[self.start : self.end]
+
+    def part(self, start: int, end: int) -> Span:
+        """The sub-span between two offsets relative to this one, kept inside it."""
+        size = self.end - self.start
+        start = max(0, min(start, size))
+        return Span(self.source, self.start + start, self.start + max(start, min(end, size)))
+
+    def __str__(self) -> str:
+        return f"{self.source.name}:{self.begin}"

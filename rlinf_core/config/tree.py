@@ -1,0 +1,137 @@
+"""A configuration as a tree that remembers where each of its nodes was written.
+
+Reading (`reader.py`) makes such trees, composing (`compose.py`) makes new ones out of them, and `to_data` turns
+one into the plain data that the models validate. Nodes are immutable; an override or a base file shows in
+the spans, which may belong to different sources within one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from rlinf_core.config.source import Span
+from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
+
+Path: TypeAlias = tuple["str | int", ...]
+Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[str, Value]"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scalar:
+    """A single value. `raw` is its text as written (unescaped, unquoted), `value` what YAML 1.2 core makes of it.
+
+    `plain` is False for quoted and block scalars, whose value is always `raw`.
+    """
+
+    span: Span
+    raw: str
+    value: bool | int | float | str | None
+    plain: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sequence:
+    span: Span
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Entry:
+    """One `key: value` of a mapping."""
+
+    key: Scalar
+    value: Node
+
+
+@dataclass(frozen=True, eq=False)
+class Mapping:
+    """Entries in the order written; their keys' raw texts are unique."""
+
+    span: Span
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def _by_key(self) -> dict[str, Entry]:
+        return {entry.key.raw: entry for entry in self.entries}
+
+    def entry(self, key: str) -> Entry | None:
+        return self._by_key.get(key)
+
+    def get(self, key: str) -> Node | None:
+        entry = self._by_key.get(key)
+        return entry.value if entry else None
+
+    def keys(self) -> Iterator[str]:
+        return iter(self._by_key)
+
+
+Node: TypeAlias = Scalar | Sequence | Mapping
+
+
+def child(node: Node, segment: str | int) -> Node | None:
+    """The node under one path segment, or None when there is none."""
+    if isinstance(node, Mapping):
+        return node.get(str(segment))
+    if isinstance(node, Sequence) and isinstance(segment, int) and 0 <= segment < len(node.items):
+        return node.items[segment]
+    return None
+
+
+def find(node: Node, path: Path) -> Node | None:
+    """The node at `path`, or None when the tree has no such place."""
+    current: Node | None = node
+    for segment in path:
+        if current is None:
+            return None
+        current = child(current, segment)
+    return current
+
+
+def key_span(node: Node, path: Path) -> Span | None:
+    """The span of the key that names the mapping entry at `path`, or None for a list item or a missing place."""
+    parent = find(node, path[:-1]) if path else None
+    if isinstance(parent, Mapping):
+        entry = parent.entry(str(path[-1]))
+        return entry.key.span if entry else None
+    return None
+
+
+def to_data(node: Node) -> Value:
+    """Plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
+    if isinstance(node, Scalar):
+        value = node.value
+        if isinstance(value, bool):
+            return YamlBool(value, node.raw)
+        if isinstance(value, int):
+            return YamlInt(value, node.raw)
+        if isinstance(value, float):
+            return YamlFloat(value, node.raw)
+        return value
+    if isinstance(node, Sequence):
+        return [to_data(item) for item in node.items]
+    return {entry.key.raw: to_data(entry.value) for entry in node.entries}
+
+
+def format_path(path: Path) -> str:
+    """`cluster.node_groups[0].label`, the form that overrides and `rlinf explain` take; `paths.parse_path` reads it."""
+    text = ""
+    for segment in path:
+        if isinstance(segment, int):
+            text += f"[{segment}]"
+        else:
+            name = _quoted(segment) if _needs_quotes(segment) else segment
+            text += f".{name}" if text else name
+    return text
+
+
+def _needs_quotes(name: str) -> bool:
+    return not name or name[0] in "~+" or any(c in ".,[]{}=\"'\\" or c.isspace() for c in name)
+
+
+def _quoted(name: str) -> str:
+    for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        name = name.replace(character, escape)
+    return f'"{name}"'

@@ -1,0 +1,105 @@
+"""Tags: the few of the YAML core schema, and the refusal of all others. Nothing is ever built from a tag."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+from rlinf_core.config.scalar_resolver import resolve_plain
+
+Verdict: TypeAlias = Literal["ok", "unknown", "mismatch"]
+Resolved: TypeAlias = "bool | int | float | str | None"
+
+_CORE = "tag:yaml.org,2002:"
+_SCALAR_TAGS = frozenset(("str", "int", "float", "bool", "null"))
+_COLLECTION_TAGS = frozenset(("map", "seq"))
+# What may stand before the content of a node: an anchor, a tag, blanks and comments.
+_PROPERTY = re.compile(r"&[^ \t\r\n,\[\]{}]+|!<[^>]*>|![^ \t\r\n,\[\]{}]*|[ \t\r\n]+|(?<=[ \t\r\n])#[^\n]*")
+_BLANKS = " \t\r\n"
+_TAG_ENDS = _BLANKS + ",[]{}"
+# Tags of other tools, and what to write here instead.
+_HELP = {
+    "!env": "write `${env:NAME}` for a variable of the environment",
+    "!include": "write `extends: FILE` at the top level to build on another file",
+}
+
+
+def find_properties(
+    text: str, start: int, end: int, *, has_anchor: bool, has_tag: bool
+) -> tuple[tuple[int, int] | None, int]:
+    """Where the tag of a node is, if it has one, and where its content starts, `end` at most.
+
+    `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
+    Nothing beyond the node's own properties is skipped, for the first key of a mapping may have some too.
+    """
+    tag = _tag_before(text, start) if has_anchor and has_tag else None
+    at = start
+    while at < end and (match := _PROPERTY.match(text, at)):
+        first = match[0][0]
+        if first == "!":
+            if not has_tag or tag is not None:
+                break
+            tag = match.span()
+        elif first == "&":
+            if not has_anchor:
+                break
+            has_anchor = False
+        at = match.end()
+    return tag, min(at, end)
+
+
+def _tag_before(text: str, at: int) -> tuple[int, int] | None:
+    """Where the tag is that stands right before `at`."""
+    end = at
+    while end and text[end - 1] in _BLANKS:
+        end -= 1
+    start = end
+    if text.endswith(">", 0, end):
+        start = max(text.rfind("!<", 0, end), 0)
+    while start and text[start - 1] not in _TAG_ENDS:
+        start -= 1
+    return (start, end) if text.startswith("!", start, end) else None
+
+
+def tagged_scalar(tag: str, raw: str) -> tuple[Verdict, Resolved, bool]:
+    """What a scalar with a tag means: the verdict, the value, and whether it was resolved rather than taken as text."""
+    name = _core_name(tag)
+    if name == "str":
+        return "ok", raw, False
+    if name is None or name not in _SCALAR_TAGS:
+        return ("unknown" if name is None else "mismatch"), raw, False
+    value = resolve_plain(raw)
+    is_bool = isinstance(value, bool)
+    if name == "float" and isinstance(value, int) and not is_bool:
+        try:
+            value = float(value)
+        except OverflowError:
+            return "mismatch", raw, False
+    fits = {
+        "int": isinstance(value, int) and not is_bool,
+        "float": isinstance(value, float),
+        "bool": is_bool,
+        "null": value is None,
+    }
+    return ("ok", value, True) if fits[name] else ("mismatch", raw, False)
+
+
+def collection_tag(tag: str, *, is_mapping: bool) -> Verdict:
+    """Whether a tag fits a mapping or a list."""
+    name = _core_name(tag)
+    if name is None:
+        return "unknown"
+    return "ok" if name == ("map" if is_mapping else "seq") or tag == "!" else "mismatch"
+
+
+def tag_help(tag: str) -> str:
+    """What to write instead of an unknown tag, given as written."""
+    return _HELP.get(tag.lower(), "remove the tag, or quote the value if the `!` belongs to it")
+
+
+def _core_name(tag: str) -> str | None:
+    """The name of a core tag, None for any other; a lone `!` says that a scalar is text."""
+    if tag == "!":
+        return "str"
+    name = tag.removeprefix(_CORE)
+    return name if name != tag and name in _SCALAR_TAGS | _COLLECTION_TAGS else None

@@ -1,0 +1,71 @@
+"""What a worker is told at birth: one frozen value, so that nothing is read again from the environment later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.placement.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the processes of one job share.
+
+    Attributes:
+        job: the job's name, unique on its cluster; it is the Ray namespace of the job's actors.
+        secret: what a process proves to know before its peers take a byte of data from it.
+        folder: the private folder of the driver on its own machine, in which sockets may lie, or None.
+        log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
+        import_path: the folders besides installed packages from which the driver imports; workers import from them too,
+            where they exist.
+        member: the worker that this process is, or None in the driver.
+    """
+
+    job: str
+    secret: bytes = field(repr=False)
+    folder: str | None = None
+    log_folder: str | None = None
+    import_path: tuple[str, ...] = ()
+    member: WorkerAddress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Everything that one worker is told.
+
+    Attributes:
+        address: its name among all workers of the job.
+        group_name: the name of its group, which peers send to.
+        placement: its place; `placement.rank` and `placement.world_size` are those within its group.
+        node_ip: the address under which other nodes reach its node.
+        master_addr: the address of rank 0 of its group, for `torch.distributed`.
+        hardware: the robots or other declared units that it owns, in the order of its `local_hardware_ranks`.
+        session: the job.
+        incarnation: which launch of the group this is, from 1: a relaunched worker is told from its predecessor by it.
+    """
+
+    address: WorkerAddress
+    group_name: str
+    placement: Placement
+    node_ip: str
+    master_addr: str
+    hardware: tuple[RobotUnit, ...]
+    session: Session
+    incarnation: int
+
+
+# The one ambient value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.
+_session: Session | None = None
+
+
+def current_session() -> Session | None:
+    """The job that this process belongs to, or None before it has one."""
+    return _session
+
+
+def enter_session(session: Session | None) -> None:
+    """Make `session` the job of this process."""
+    global _session
+    _session = session

@@ -1,0 +1,157 @@
+"""The environment variables that rlinf reads: each with its default, its type and its meaning, in one place.
+
+    seconds = env_vars.TIMEOUT.get()
+
+A variable that is unset or empty has its default; one that holds something else than it can mean is an
+`EnvironmentVariableError`, never silently the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rlinf_core.errors import EnvironmentVariableError
+
+T = TypeVar("T", covariant=True)
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class EnvVar(Generic[T]):
+    """One declared variable.
+
+    Attributes:
+        name: as it stands in the environment.
+        default: its value where it is unset or empty.
+        doc: what it decides, with units.
+        expected: what it may hold, in words.
+        parse: from text to value; a ValueError means "not that".
+    """
+
+    name: str
+    default: T
+    doc: str
+    expected: str
+    parse: Callable[[str], T]
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The variable's value in `environ` (by default this process's).
+
+        Raises:
+            EnvironmentVariableError: it holds something that it cannot mean.
+        """
+        raw = (os.environ if environ is None else environ).get(self.name, "").strip()
+        if not raw:
+            return self.default
+        try:
+            return self.parse(raw)
+        except ValueError:
+            raise EnvironmentVariableError(self.name, raw, expected=self.expected, help=self.doc) from None
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    # Written so that nan fails too; inf fails because no wait may be unbounded.
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError
+    return int(text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as `64MB`, `1.5 GiB` or `4096`.
+
+    Raises:
+        ValueError: it is no positive size.
+    """
+    match = _SIZE.fullmatch(text)
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
+    if size <= 0:
+        raise ValueError(f"`{text}` is not a size")
+    return size
+
+
+def _level(text: str) -> str:
+    if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
+        raise ValueError
+    return text.upper()
+
+
+_A_TIME = "a positive number of seconds, such as `1800` or `0.5`"
+_A_COUNT = "a whole number from 0"
+_A_SIZE = "a positive size in bytes, such as `256MB`, `2GiB` or `1048576`"
+
+TIMEOUT = EnvVar(
+    "RLINF_TIMEOUT",
+    1800.0,
+    "Seconds that an operation between processes (send, recv, put, get, a call) may wait when none are given to it.",
+    _A_TIME,
+    _seconds,
+)
+CALL_TIMEOUT = EnvVar(
+    "RLINF_CALL_TIMEOUT",
+    86400.0,
+    "Seconds that a call on a worker group may take when its `wait` is given none; what the method waits in meanwhile"
+    " has its own deadline.",
+    _A_TIME,
+    _seconds,
+)
+CONNECT_TIMEOUT = EnvVar(
+    "RLINF_CONNECT_TIMEOUT",
+    30.0,
+    "Seconds that the first contact with a peer may take, while the peer may still be launching.",
+    _A_TIME,
+    _seconds,
+)
+ADDRESS: EnvVar[str | None] = EnvVar(
+    "RLINF_ADDRESS",
+    None,
+    "The address of the head of the cluster to join, as in `10.0.0.1:6379`; by default this machine alone.",
+    "HOST:PORT",
+    str,
+)
+NODE_RANK: EnvVar[int | None] = EnvVar(
+    "RLINF_NODE_RANK",
+    None,
+    "The rank of this node in the cluster; set it on every node before Ray starts there, or on none.",
+    _A_COUNT,
+    _count,
+)
+NET_IF: EnvVar[str | None] = EnvVar(
+    "RLINF_NET_IF",
+    None,
+    "The network interface by which other nodes reach this one, such as `eth0`; by default the one of Ray's address.",
+    "the name of a network interface",
+    str,
+)
+SHM_LIMIT: EnvVar[int | None] = EnvVar(
+    "RLINF_SHM_LIMIT",
+    None,
+    "Bytes of shared memory that one process may hold for messages; by default a share of the memory it is allowed.",
+    _A_SIZE,
+    parse_size,
+)
+LOG_LEVEL = EnvVar(
+    "RLINF_LOG_LEVEL",
+    "INFO",
+    "The least severe messages that workers log.",
+    "one of DEBUG, INFO, WARNING, ERROR, CRITICAL",
+    _level,
+)
+
+# Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
+REGISTER: Mapping[str, EnvVar[object]] = {
+    variable.name: variable
+    for variable in (TIMEOUT, CALL_TIMEOUT, CONNECT_TIMEOUT, ADDRESS, NODE_RANK, NET_IF, SHM_LIMIT, LOG_LEVEL)
+}

@@ -1,0 +1,251 @@
+"""The errors that rlinf raises on purpose: what happened, where, why, and what to do about it.
+
+Every one of them survives pickling with its fields, because it may be raised in a worker and read in the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RLinfError(Exception):
+    """Base of all errors that rlinf raises on purpose.
+
+    Attributes:
+        message: what happened, one sentence without a final full stop.
+        where: the place it concerns (a file position, a component and rank, a node), or None.
+        why: the cause, where it is known and not said by the message, or None.
+        help: what the reader can do, or None.
+    """
+
+    def __init__(
+        self, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.why = why
+        self.help = help
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        for label, part in (("why", self.why), ("help", self.help)):
+            if part:
+                text += f"\n  {label}: {part}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[RLinfError], args: tuple[Any, ...], state: dict[str, Any]) -> RLinfError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(RLinfError):
+    """The configuration is wrong; `str()` holds every finding as `rlinf validate` prints them."""
+
+
+class PlacementError(RLinfError):
+    """Processes cannot be laid out as asked."""
+
+
+class InvalidNameError(RLinfError, ValueError):
+    """A name or an address is not well formed."""
+
+
+class EnvironmentVariableError(RLinfError, ValueError):
+    """An environment variable holds what it cannot mean.
+
+    Attributes:
+        name: the variable.
+        value: what it holds.
+    """
+
+    def __init__(self, name: str, value: str, *, expected: str, help: str | None = None) -> None:
+        super().__init__(f"`{name}` is `{value}`, expected {expected}", where="environment", help=help)
+        self.name = name
+        self.value = value
+
+
+class RuntimeFailure(RLinfError):  # noqa: N818 - a branch of the tree, never raised itself
+    """Base of what goes wrong between the processes of a running job."""
+
+
+class UnknownGroupError(RuntimeFailure, LookupError):
+    """No group of this name is among those that the job declared or launched.
+
+    Attributes:
+        group: the name that was asked for.
+        known: the names that exist.
+    """
+
+    def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None) -> None:
+        from rlinf_core.suggest import did_you_mean
+
+        listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
+        super().__init__(
+            f"no group is named `{group}`",
+            where=where,
+            why=f"groups of this job: {listed}",
+            help=did_you_mean(group, known),
+        )
+        self.group = group
+        self.known = known
+
+
+class PeerNotFoundError(RuntimeFailure, LookupError):
+    """The group is known, the worker is not: its rank does not exist, or it was not launched in time.
+
+    Attributes:
+        address: the worker that was asked for, as in `actor:3`.
+    """
+
+    def __init__(
+        self, address: str, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
+    ) -> None:
+        super().__init__(message, where=where, why=why, help=help)
+        self.address = address
+
+
+class WorkerDiedError(RuntimeFailure):
+    """A process that the operation depends on is gone.
+
+    Attributes:
+        address: the worker that died, as in `actor:3`.
+        node: where it ran, as in `node 1 (10.0.0.2)`, or None where that is not known.
+        cause: why it died, as far as can be known.
+    """
+
+    def __init__(
+        self, address: str, *, node: str | None = None, cause: str | None = None, where: str | None = None
+    ) -> None:
+        place = f" on {node}" if node else ""
+        super().__init__(
+            f"`{address}`{place} died", where=where, why=cause or "it was killed, or exited without an exception"
+        )
+        self.address = address
+        self.node = node
+        self.cause = cause
+
+
+class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
+    """An operation reached its deadline.
+
+    Attributes:
+        operation: what was waited in, as in `recv from actor:0`.
+        seconds: how long.
+        picture: who waits for whom, in words, or None.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        seconds: float,
+        *,
+        where: str | None = None,
+        picture: str | None = None,
+        help: str | None = None,
+    ) -> None:
+        super().__init__(f"`{operation}` did not finish in {seconds:g} s", where=where, why=picture, help=help)
+        self.operation = operation
+        self.seconds = seconds
+        self.picture = picture
+
+
+class DeadlockError(RuntimeFailure):
+    """A set of processes wait for one another, and nobody else can wake them.
+
+    Attributes:
+        members: the processes that can never continue, as in `actor:0`.
+        picture: who waits for whom, in words.
+    """
+
+    def __init__(self, members: tuple[str, ...], picture: str, *, where: str | None = None) -> None:
+        super().__init__(f"deadlock among {', '.join(f'`{member}`' for member in members)}", where=where, why=picture)
+        self.members = members
+        self.picture = picture
+
+
+class ChannelError(RuntimeFailure):
+    """Base of what a channel answers.
+
+    Attributes:
+        channel: the channel's name.
+        key: the key of the queue within it, or None when it concerns all of them.
+    """
+
+    def __init__(
+        self,
+        channel: str,
+        message: str,
+        *,
+        key: str | None = None,
+        where: str | None = None,
+        why: str | None = None,
+        help: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, why=why, help=help)
+        self.channel = channel
+        self.key = key
+
+
+class ChannelClosed(ChannelError):  # noqa: N818 - named like queue.Full and queue.ShutDown
+    """The channel is closed: a put was not accepted, or nothing is left to get."""
+
+
+class ChannelFull(ChannelError):  # noqa: N818 - named like queue.Full
+    """A put that must not wait found its queue full."""
+
+
+class ChannelEmpty(ChannelError):  # noqa: N818 - named like queue.Empty
+    """A get that must not wait found its queue empty."""
+
+
+class PayloadError(RuntimeFailure):
+    """An object cannot travel: it does not pickle, or the receiving side cannot hold it."""
+
+
+class MismatchError(RuntimeFailure, ValueError):
+    """The two sides of a transfer do not fit: sizes, dtypes, or `send` against `recv_tensor`.
+
+    Attributes:
+        sent: what was sent, as in `float32[4, 2]`.
+        expected: what the receiver wanted.
+    """
+
+    def __init__(self, sent: str, expected: str, *, where: str | None = None, help: str | None = None) -> None:
+        super().__init__(f"sent {sent}, the receiver expects {expected}", where=where, help=help)
+        self.sent = sent
+        self.expected = expected
+
+
+class AuthenticationError(RuntimeFailure):
+    """Whoever is on the other end of a connection does not belong to this cluster."""
+
+
+class CancelledOperationError(RuntimeFailure):
+    """The operation was cancelled before it finished."""
+
+
+class RemoteError(RuntimeFailure):
+    """Stands for an exception of another process whose type cannot be rebuilt in this one.
+
+    Attributes:
+        type_name: the full name of its type.
+        text: its message.
+        traceback: the traceback as text, or None.
+    """
+
+    def __init__(self, type_name: str, text: str, *, traceback: str | None = None, where: str | None = None) -> None:
+        super().__init__(f"{type_name}: {text}" if text else type_name, where=where)
+        self.type_name = type_name
+        self.text = text
+        self.traceback = traceback
+
+
+class ClusterError(RLinfError):
+    """The cluster cannot be reached, is not whole, or cannot start what was asked of it."""

@@ -1,0 +1,208 @@
+"""How an exception of one process reaches another, and how those of a whole group are raised as one."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, cast
+
+from rlinf_core.errors import (
+    CancelledOperationError,
+    ChannelClosed,
+    CommunicationTimeoutError,
+    DeadlockError,
+    PeerNotFoundError,
+    RemoteError,
+    RLinfError,
+    WorkerDiedError,
+)
+
+# What a worker raises because of what happened to another one.
+_CONSEQUENCES = (
+    WorkerDiedError,
+    CommunicationTimeoutError,
+    DeadlockError,
+    CancelledOperationError,
+    ChannelClosed,
+    PeerNotFoundError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedError:
+    """An exception on its way to another process; it always pickles, whatever the exception holds.
+
+    Attributes:
+        pickled: the exception itself, or None when it does not pickle.
+        type_name: the full name of its type.
+        text: its message.
+        traceback: where it was raised, as text; empty when it was never raised.
+        where: the worker that raised it, as in `actor:3`, or None.
+    """
+
+    pickled: bytes | None
+    type_name: str
+    text: str
+    traceback: str
+    where: str | None
+
+    @classmethod
+    def of(cls, error: BaseException, where: str | None = None) -> PackedError:
+        """`error` as raised in the worker `where`."""
+        try:
+            pickled = _dumps(error)
+        except Exception:  # noqa: BLE001 - pickling runs the code of any type, which can raise anything
+            pickled = None
+        kind = type(error)
+        return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error), where)
+
+    def unpack(self) -> Exception:
+        """The exception itself where its type exists here, else a `RemoteError`; a note tells where it was raised.
+
+        The bytes come from a worker of this cluster: whoever calls this has authenticated the connection.
+        """
+        error = self._original()
+        if error is None:
+            error = RemoteError(self.type_name, self.text, traceback=self.traceback or None, where=self.where)
+        if self.traceback:
+            error.add_note(f"raised in {self.where or 'another process'}:\n{self.traceback.rstrip()}")
+        return error
+
+    def _original(self) -> Exception | None:
+        if self.pickled is None:
+            return None
+        try:
+            error = pickle.loads(self.pickled)  # noqa: S301 - see unpack
+        except Exception:  # noqa: BLE001 - rebuilding runs the code of any type, which can raise anything
+            return None
+        # SystemExit and KeyboardInterrupt of another process must not end this one.
+        return error if isinstance(error, Exception) else None
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles exceptions so that their own constructor is not called again when they are rebuilt.
+
+    Python rebuilds an exception by calling its type with `args`, which fails for the many types whose constructor
+    takes other arguments than it hands to `super().__init__`.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = cast("type[object]", type(obj))
+        if not isinstance(obj, BaseException) or isinstance(obj, BaseExceptionGroup):
+            return NotImplemented
+        if kind.__reduce__ is not BaseException.__reduce__ or not isinstance(kind.__init__, FunctionType):
+            return NotImplemented
+        return _rebuild, (kind, obj.args, obj.__dict__)
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _dumps(error: BaseException) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(error)
+    return buffer.getvalue()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ can raise anything; it must not hide the error
+        return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+def _traceback(error: BaseException) -> str:
+    if error.__traceback__ is None:
+        return ""
+    report = traceback.TracebackException.from_exception(error)
+    # The notes travel with the exception, and would else be told twice.
+    report.__notes__ = None  # pyright: ignore[reportAttributeAccessIssue] - typeshed lacks it
+    return "".join(report.format())
+
+
+class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
+    """A call on a worker group failed on some ranks: the group of each failed rank's original exception.
+
+    `except* ValueError` sees the ranks' own exceptions. Root causes stand first: a rank that failed by itself comes
+    before one that failed because a peer had died, timed out or closed a channel. It pickles whatever the exceptions
+    hold; those that cannot be rebuilt on the other side become `RemoteError` there.
+
+    Attributes:
+        group: the name of the worker group.
+        method: the method that was called, or `__init__` for the launch.
+        world_size: how many workers the group has.
+        ranks: the failed ranks, in the order of `exceptions`.
+    """
+
+    group: str
+    method: str
+    world_size: int
+    ranks: tuple[int, ...]
+
+    def __new__(cls, group: str, method: str, failures: Mapping[int, Exception], world_size: int) -> WorkerGroupError:
+        if not failures:
+            raise ValueError("a group did not fail without a failure of one of its workers")
+        ordered = sorted(failures.items(), key=lambda item: (_is_consequence(group, *item), item[0]))
+        ranks = tuple(rank for rank, _ in ordered)
+        first = ordered[0][1]
+        message = (
+            f"{len(ordered)} of {world_size} workers of `{group}` failed in `{method}`, "
+            f"first rank {ranks[0]}: {type(first).__name__}: {_text(first)}"
+        )
+        self = super().__new__(cls, message, [error for _, error in ordered])
+        self.group, self.method, self.world_size, self.ranks = group, method, world_size, ranks
+        return self
+
+    def __init__(self, group: str, method: str, failures: Mapping[int, Exception], world_size: int) -> None:
+        # `message` is the exception group's own read-only field, so RLinfError.__init__ cannot set it.
+        self.where = None
+        self.why = None
+        self.help = None
+
+    @property
+    def by_rank(self) -> dict[int, Exception]:
+        """Each failed rank's exception, by rank."""
+        return dict(sorted(zip(self.ranks, self.exceptions, strict=True)))
+
+    def derive(self, excs: Sequence[Exception], /) -> WorkerGroupError:  # pyright: ignore[reportIncompatibleMethodOverride] - typeshed's is generic over any exception
+        """The same failure with only some of its exceptions; `except*` calls it."""
+        # A rank's exception may itself be a group of which only a part is left: a leaf tells whose it was.
+        owners = {
+            id(leaf): rank for rank, error in zip(self.ranks, self.exceptions, strict=True) for leaf in _leaves(error)
+        }
+        failures = {owners[id(next(_leaves(error)))]: error for error in excs}
+        return WorkerGroupError(self.group, self.method, failures, self.world_size)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = tuple((rank, PackedError.of(error, f"{self.group}:{rank}")) for rank, error in self.by_rank.items())
+        return _rebuild_group, (self.group, self.method, packed, self.world_size, self.__dict__)
+
+
+def _rebuild_group(
+    group: str, method: str, packed: Sequence[tuple[int, PackedError]], world_size: int, state: dict[str, Any]
+) -> WorkerGroupError:
+    error = WorkerGroupError(group, method, {rank: one.unpack() for rank, one in packed}, world_size)
+    # Not the order of the ranks: an exception that cannot be rebuilt here may change it.
+    error.__dict__.update({name: value for name, value in state.items() if name != "ranks"})
+    return error
+
+
+def _is_consequence(group: str, rank: int, error: Exception) -> bool:
+    own_death = isinstance(error, WorkerDiedError) and error.address == f"{group}:{rank}"
+    return isinstance(error, _CONSEQUENCES) and not own_death
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,1 @@
+"""What nodes hold: accelerators, which are found, and robots, which are declared. Two registries."""

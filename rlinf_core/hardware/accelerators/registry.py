@@ -1,0 +1,89 @@
+"""Accelerators by vendor, and the one question that a probe asks: what does this node have?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
+from rlinf_core.hardware.accelerators.amd import Amd
+from rlinf_core.hardware.accelerators.ascend import Ascend
+from rlinf_core.hardware.accelerators.host import Host
+from rlinf_core.hardware.accelerators.intel import Intel
+from rlinf_core.hardware.accelerators.musa import Musa
+from rlinf_core.hardware.accelerators.none import NoAccelerator
+from rlinf_core.hardware.accelerators.nvidia import Nvidia
+
+NONE = NoAccelerator()
+# In the order in which a node with several vendors' devices is decided: what somebody bought to compute comes first.
+_ACCELERATORS: dict[str, Accelerator] = {each.name: each for each in (Nvidia(), Ascend(), Amd(), Musa(), Intel(), NONE)}
+
+
+class Found(NamedTuple):
+    """The accelerators of a node, all of one vendor."""
+
+    accelerator: Accelerator
+    devices: tuple[Device, ...]
+
+
+def register_accelerator(accelerator: Accelerator) -> None:
+    """Add a vendor. Its devices are looked for before those of the vendors known here.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    if accelerator.name in _ACCELERATORS:
+        raise ConfigError(f"accelerator `{accelerator.name}` is registered twice", help="give one of them another name")
+    known = dict(_ACCELERATORS)
+    _ACCELERATORS.clear()
+    _ACCELERATORS.update({accelerator.name: accelerator, **known})
+
+
+def accelerator_names() -> list[str]:
+    """The known vendors, `none` last."""
+    return list(_ACCELERATORS)
+
+
+def get_accelerator(name: str) -> Accelerator:
+    """The vendor called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    accelerator = _ACCELERATORS.get(name)
+    if accelerator is None:
+        from rlinf_core.suggest import did_you_mean
+
+        known = ", ".join(f"`{each}`" for each in _ACCELERATORS)
+        raise ConfigError(f"unknown accelerator `{name}`", help=did_you_mean(name, _ACCELERATORS) or f"known: {known}")
+    return accelerator
+
+
+def accelerator_of_model(model: str | None) -> Accelerator:
+    """The vendor that makes a model, judged by its name; NVIDIA for a name that tells nothing.
+
+    For a file checked away from its nodes: a live node is asked instead.
+    """
+    name = (model or "").casefold()
+    for accelerator in _ACCELERATORS.values():
+        if name.startswith(accelerator.models):
+            return accelerator
+    return _ACCELERATORS[Nvidia.name]
+
+
+def find_accelerators(host: Host | None = None, environ: Mapping[str, str] | None = None) -> Found:
+    """The accelerators that a process on this machine may use; `none` with no devices when there are none.
+
+    Args:
+        host: the machine; default this one.
+        environ: the environment whose visibility variables hide devices; default the process's own.
+    """
+    host = Host() if host is None else host
+    environ = os.environ if environ is None else environ
+    for accelerator in _ACCELERATORS.values():
+        devices = accelerator.available(host, environ)
+        if devices:
+            return Found(accelerator, devices)
+    return Found(NONE, ())

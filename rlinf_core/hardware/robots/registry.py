@@ -1,0 +1,107 @@
+"""Robots by the name that `hardware.type` gives.
+
+A package of your own adds one with a subclass of `RobotUnit`, the decorator, and an entry point of the same name:
+
+    [project.entry-points."rlinf.hardware"]
+    Gantry = "my_lab.gantry:Gantry"
+
+It is loaded only when a file names a type that is not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TypeVar
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.scalars import problem
+
+ENTRY_POINT_GROUP = "rlinf.hardware"
+
+U = TypeVar("U", bound=RobotUnit)
+
+# Our own, by module, so that a file pays only for the robots it names.
+_BUILT_IN = {"Franka": "rlinf_core.hardware.robots.franka"}
+_registered: dict[str, type[RobotUnit]] = {}
+
+
+def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
+    """Make `hardware: {type: NAME}` mean the decorated model.
+
+    Raises:
+        ConfigError: another model has the name already.
+    """
+
+    def register(model: type[U]) -> type[U]:
+        present = _registered.get(name)
+        if present is not None and present.__qualname__ != model.__qualname__:
+            raise ConfigError(
+                f"hardware type `{name}` is registered twice",
+                why=f"by {present.__module__}.{present.__qualname__} and {model.__module__}.{model.__qualname__}",
+                help="give one of them another name",
+            )
+        _registered[name] = model
+        return model
+
+    return register
+
+
+def hardware_model(name: str) -> type[RobotUnit]:
+    """The model of one unit of hardware type `name`.
+
+    Raises:
+        PydanticCustomError: `unknown-hardware-type`: nobody offers it, or the package that does cannot be loaded.
+    """
+    if name not in _registered and name in _BUILT_IN:
+        import_module(_BUILT_IN[name])
+    if name not in _registered:
+        _load_plugin(name)
+    if name in _registered:
+        return _registered[name]
+
+    from rlinf_core.suggest import did_you_mean
+
+    known = hardware_types()
+    listed = ", ".join(f"`{each}`" for each in known)
+    hint = did_you_mean(name, known)
+    raise problem(
+        "unknown-hardware-type",
+        f"unknown hardware type `{name}`",
+        help=f"{hint} known types: {listed}" if hint else f"known types: {listed}",
+    )
+
+
+def hardware_types() -> list[str]:
+    """Every name that `hardware.type` may take, installed packages' ones included, in alphabetical order."""
+    return sorted({*_registered, *_BUILT_IN, *_plugin_names()})
+
+
+def _plugin_names() -> set[str]:
+    from importlib.metadata import entry_points
+
+    return {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load_plugin(name: str) -> None:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            model = point.load()
+        except Exception as error:
+            # A user's package may fail in any way; the finding says how.
+            raise problem(
+                "unknown-hardware-type",
+                f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}",
+                help="repair or remove the package that offers it",
+            ) from error
+        if isinstance(model, type) and issubclass(model, RobotUnit):
+            _registered.setdefault(name, model)
+            return
+        raise problem(
+            "unknown-hardware-type",
+            f"hardware type `{name}`: `{point.value}` is not a subclass of RobotUnit",
+            help="repair or remove the package that offers it",
+        )

@@ -1,0 +1,1 @@
+"""A job: a configuration file read, checked and understood, with the recipe it selects."""

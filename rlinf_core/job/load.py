@@ -1,0 +1,289 @@
+"""From the name of a file to a job: the one pipeline that the commands and the runtime share.
+
+    file -> compose (bases, overrides, references) -> shape -> cluster rules -> placement -> the recipe's rules
+
+Every stage reports what it finds and passes on what is sound, so that one run tells all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping as MappingABC
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.compose import Composed, compose
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.leading_zeros import warn_of_leading_zeros
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.reader import load_source
+from rlinf_core.config.rules.check import check_cluster
+from rlinf_core.config.shape import ANY_ITEM, StandIns, validate
+from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import Mapping, Path, Scalar
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.job.recipe import Recipe
+from rlinf_core.placement.check import check_placement
+from rlinf_core.placement.resolve import resolve
+from rlinf_core.topology import ClusterTopology
+
+_GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
+# What the rules go on with where a required value is missing or wrong: they never believe it (`Validated.damaged`),
+# but without it they could judge nothing that stands beside it.
+STAND_INS: Final[StandIns] = {
+    ("cluster", "num_nodes"): 1,
+    (*_GROUP, "label"): "?",
+    (*_GROUP, "node_ranks"): "all",
+    (*_GROUP, "env_configs", ANY_ITEM, "node_ranks"): "all",
+    (*_GROUP, "hardware", "configs", ANY_ITEM, "node_rank"): 0,
+}
+
+
+class ClusterFile(BaseModel):
+    """A file that selects no recipe: only its `cluster` section is known."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    cluster: ClusterConfig = Field(description="The machines, and which component runs where.")
+
+
+class Job(NamedTuple):
+    """A file as far as it could be understood.
+
+    Attributes:
+        name: the file's name, as it is shown.
+        diagnostics: everything that was found, errors, warnings and notes.
+        tree: the configuration in one piece, with the place each value came from; None when it could not be read.
+        sources: the file, its bases, and the overrides if there are any.
+        recipe: what the file selects, or None.
+        config: the recipe's model of the whole file, or None.
+        cluster: the `cluster` section, or None.
+        topology: its nodes, groups and units as declared or assumed, or None.
+        secret: paths whose values must not be printed, besides those whose keys tell.
+
+    The last four may hold less than the file when `ok` is False: what was wrong is left out.
+    """
+
+    name: str
+    diagnostics: Diagnostics
+    tree: Mapping | None = None
+    sources: tuple[SourceText, ...] = ()
+    recipe: Recipe | None = None
+    config: BaseModel | None = None
+    cluster: ClusterConfig | None = None
+    topology: ClusterTopology | None = None
+    secret: frozenset[Path] = frozenset()
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing that was found is an error."""
+        return self.diagnostics.ok
+
+    def raise_if_bad(self) -> None:
+        """Raises the findings, as `rlinf validate` prints them, when one of them is an error.
+
+        Raises:
+            ConfigError: with every finding in its text.
+        """
+        if not self.ok:
+            from rlinf_core.config.render import render_text
+
+            raise ConfigError("\n".join(render_text(diagnostic) for diagnostic in self.diagnostics))
+
+
+def load_job(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    assume: Sequence[str] = (),
+    stdin: bytes | None = None,
+    environ: MappingABC[str, str] | None = None,
+) -> Job:
+    """Reads and checks a configuration, without touching a machine. Never raises for what a file can hold.
+
+    Args:
+        name: a file, the bare name of a shipped configuration, or `-` for standard input.
+        overrides: `key=value` and `~key` arguments.
+        assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
+        stdin: stands in for the process's standard input.
+        environ: what `${env:NAME}` refers to; default the process's environment.
+    """
+    diagnostics = Diagnostics()
+    source = _load_source(name, stdin, diagnostics)
+    if source is None:
+        return Job(name, diagnostics)
+    composed = compose(
+        source,
+        overrides,
+        diagnostics,
+        environ=os.environ if environ is None else environ,
+        find_base=_find_base,
+    )
+    if composed is None:
+        return Job(source.name, diagnostics)
+    job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
+    return _understand(job, composed, assume)
+
+
+def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> SourceText | None:
+    if not is_bare_name(name) or os.path.exists(name):
+        return load_source(name, diagnostics, stdin=stdin)
+    shipped = shipped_config(name)
+    if shipped is not None:
+        return load_source(str(shipped), diagnostics)
+
+    from rlinf_core.suggest import did_you_mean, quoted
+
+    found = Diagnostics()
+    source = load_source(name, found)
+    known = shipped_configs()
+    hint = did_you_mean(name, known) or (f"the shipped configurations are {quoted(known)}" if known else None)
+    diagnostics.extend(each._replace(help=each.help or hint) for each in found)
+    return source
+
+
+def _find_base(name: str, _extending: str) -> str | None:
+    """Where `extends` names a shipped configuration."""
+    shipped = shipped_config(name.removesuffix(".yaml"))
+    return str(shipped) if shipped else None
+
+
+def _understand(job: Job, composed: Composed, assume: Sequence[str]) -> Job:
+    """The stages after composing."""
+    diagnostics = job.diagnostics
+    recipe, model = _select_recipe(composed, diagnostics)
+    view: Validated[Any] = _validate(model or ClusterFile, composed, diagnostics)
+    config: BaseModel | None = view.model if model is not None else None
+    if view.model is None and model is not None:
+        # Something required elsewhere is wrong; the cluster can be judged all the same. Its own mistakes are reported.
+        view = _validate(ClusterFile, composed, Diagnostics())
+    warn_of_leading_zeros(model or ClusterFile, view, composed.sources, diagnostics)
+    cluster = getattr(view.model, "cluster", None)
+    if not isinstance(cluster, ClusterConfig):
+        return job._replace(recipe=recipe, config=config)
+    check_cluster(cluster, view, diagnostics)
+    topology = _topology(cluster, assume, diagnostics)
+    check_placement(composed.tree, cluster, topology, diagnostics, view.pruned)
+    if recipe is not None and config is not None:
+        _check_recipe(recipe, config, view, _world_sizes(cluster, topology, view), diagnostics)
+    damaged = view.damaged(("cluster", "num_nodes"))
+    return job._replace(recipe=recipe, config=config, cluster=cluster, topology=None if damaged else topology)
+
+
+def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnostics) -> Validated[BaseModel]:
+    return validate(
+        model,
+        composed.tree,
+        diagnostics,
+        stand_ins=STAND_INS,
+        unresolved=composed.unresolved,
+        secret=composed.secret,
+    )
+
+
+def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> tuple[Recipe | None, type[BaseModel] | None]:
+    """The recipe that the file selects and the model of its file; both None when it selects none that can be used."""
+    tree = composed.tree
+    entry = tree.entry("recipe")
+    if entry is None:
+        _note_unchecked(tree, diagnostics)
+        return None, None
+    if ("recipe",) in composed.unresolved:
+        return None, None
+    if not isinstance(entry.value, Scalar) or not entry.value.raw:
+        message = "`recipe` must be the name of a recipe"
+        diagnostics.add(Diagnostic("unknown-recipe", Severity.ERROR, message, entry.key.span, ("recipe",)))
+        return None, None
+
+    from rlinf_core.job.registry import UnknownRecipeError, find_recipe
+
+    try:
+        recipe = find_recipe(entry.value.raw)
+        return recipe, recipe.config_model()
+    except ConfigError as error:
+        code = "unknown-recipe" if isinstance(error, UnknownRecipeError) else "broken-recipe"
+        span = entry.value.span
+        diagnostics.add(Diagnostic(code, Severity.ERROR, error.message, span, ("recipe",), error.help))
+        return None, None
+
+
+def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
+    """Without a recipe nobody knows the other sections."""
+    others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
+    if others:
+        from rlinf_core.suggest import quoted
+
+        names = quoted(entry.key.raw for entry in others)
+        first = others[0].key
+        diagnostics.add(
+            Diagnostic(
+                "section-not-checked",
+                Severity.NOTE,
+                f"without `recipe` only `cluster` is checked, not {names}",
+                first.span,
+                (first.raw,),
+                "add `recipe: NAME`; `rlinf recipes` lists the names",
+            )
+        )
+
+
+def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
+    """The topology under those assumptions that can be made."""
+    arguments = SourceText("--assume", "\n".join(assume), "overrides")
+    sound: list[str] = []
+    start = 0
+    for text in assume:
+        try:
+            check_assumption(text, cluster)
+            sound.append(text)
+        except RLinfError as error:
+            span = Span(arguments, start, start + len(text))
+            diagnostics.add(Diagnostic("bad-assumption", Severity.ERROR, error.message, span, (), error.help))
+        start += len(text) + 1
+    return ClusterTopology.from_config(cluster, sound)
+
+
+def check_assumption(text: str, cluster: ClusterConfig) -> None:
+    """Reads an `--assume` argument.
+
+    Raises:
+        RLinfError: it cannot be read, or names no group of the cluster.
+    """
+    from rlinf_core.config.assumptions import check_labels, parse_assumption
+
+    check_labels([parse_assumption(text)], cluster)
+
+
+def _world_sizes(cluster: ClusterConfig, topology: ClusterTopology, view: Validated[Any]) -> dict[str, int | None]:
+    """How many processes each component has, None where that cannot be told."""
+    sizes: dict[str, int | None] = {}
+    doubtful = view.damaged(("cluster", "num_nodes")) or view.damaged(("cluster", "node_groups"))
+    for name, entry in cluster.component_placement.items():
+        resolution = resolve(name, entry.rank_map, entry.node_group, topology)
+        open_end = resolution.selection is None and any(part.resources is None for part in entry.rank_map.parts)
+        sizes[name] = None if doubtful or resolution.problems or open_end else resolution.world_size
+    return sizes
+
+
+def _check_recipe(
+    recipe: Recipe,
+    config: BaseModel,
+    view: Validated[Any],
+    world_sizes: MappingABC[str, int | None],
+    diagnostics: Diagnostics,
+) -> None:
+    from rlinf_core.job.report import Report
+
+    try:
+        check = recipe.check_function()
+        if check is not None:
+            check(config, world_sizes, Report(view, diagnostics))
+    except Exception as error:  # noqa: BLE001  a user's recipe may fail in any way; the finding says how
+        message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
+        span = Span(view.tree.span.source, 0, 0)
+        help_text = "repair the package that offers the recipe"
+        diagnostics.add(Diagnostic("broken-recipe", Severity.ERROR, message, span, ("recipe",), help_text))

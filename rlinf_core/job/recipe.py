@@ -1,0 +1,71 @@
+"""What a recipe says about itself: names only, so that listing and validating import nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+class Recipe(NamedTuple):
+    """Something that can be trained.
+
+    A package offers one through the entry point group `rlinf.recipes`.
+
+    Attributes:
+        name: what `recipe: NAME` says in a file.
+        summary: one line for `rlinf recipes`.
+        config: the pydantic model of its whole file, as `module:Class`. It has the fields `recipe` and `cluster`.
+        program: `program(job)`, what `rlinf train` runs, as `module:function`; None while it can only be validated.
+        default_config: the shipped config that `rlinf train recipe=NAME` starts from.
+        check: `check(config, world_sizes, report)`, the rules that relate sections, as `module:function`; None when
+            there are none. `world_sizes` has the number of processes of each placed component, None where that cannot
+            be known yet; `report(path, code, message, help)` adds a finding (see `rlinf_core.job.report.Report`).
+    """
+
+    name: str
+    summary: str
+    config: str
+    default_config: str
+    program: str | None = None
+    check: str | None = None
+
+    def config_model(self) -> type[BaseModel]:
+        """The model of the recipe's whole file.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return self._load(self.config)
+
+    def check_function(self) -> Callable[..., None] | None:
+        """The recipe's rules, or None.
+
+        Raises:
+            ConfigError: they cannot be imported.
+        """
+        return None if self.check is None else self._load(self.check)
+
+    def program_function(self) -> Callable[..., Any] | None:
+        """The recipe's program, or None. This is what imports torch and ray.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.program is None else self._load(self.program)
+
+    def _load(self, target: str) -> Any:
+        module, _, name = target.partition(":")
+        try:
+            return getattr(import_module(module), name)
+        except Exception as error:
+            raise ConfigError(
+                f"recipe `{self.name}` cannot be loaded: {type(error).__name__}: {error}",
+                why=f"it names `{target}`",
+                help="install what is missing, or repair the package that offers the recipe",
+            ) from error

@@ -1,0 +1,336 @@
+"""A process's line to the manager of its job, and through it to everybody else."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.codec import FallbackDumps
+from rlinf_core.collective.connector import Connector, FixedConnector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.link import Link
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.work import Work
+from rlinf_core.context import Session
+from rlinf_core.errors import (
+    CancelledOperationError,
+    CommunicationTimeoutError,
+    DeadlockError,
+    PeerNotFoundError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
+from rlinf_core.manager import evidence
+from rlinf_core.manager import messages as m
+from rlinf_core.manager.post import Post, expect
+from rlinf_core.manager.stacks import describe_stacks
+from rlinf_core.manager.wakers import ChannelView
+from rlinf_core.manager.watch import is_long_wait
+from rlinf_core.waiting import Operation, OperationBoard, OperationKind, Publication, PublishedOperation
+
+_log = logging.getLogger("rlinf.job")
+_REPORT_EVERY = 1.0
+# How long the failure of an operation may be held up to learn why its peer died.
+_CAUSE_SECONDS = 1.0
+_PICTURE_SECONDS = 1.5
+# The serial of an operation that has left the board already; no other one has it.
+_EXPIRED = -2
+
+
+class ManagerClient(Connector):
+    """What a process uses to find others, to hear of their ends, and to say what it waits for.
+
+    Attributes:
+        me: the address of this process: of its worker, or a name without ranks, as `driver`.
+        endpoint: through which it talks.
+        board: what it is in.
+        card: where the manager is.
+        in_flight: tells the workers that have not answered a call of this process.
+        channels: tells the channels that live in this process.
+        on_cancel: called with the calls that whoever made them gave up, or None for all.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        card: AddressCard,
+        me: WorkerAddress,
+        *,
+        ip: str | None = None,
+        has_main: bool = False,
+        fallback: FallbackDumps | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """
+        Args:
+            session: the job.
+            card: where its manager is.
+            me: the address of this process.
+            ip: the address under which other nodes reach it.
+            has_main: whether it runs code of its own outside methods, as a driver does.
+            fallback: pickles what plain pickle cannot.
+            settings: of its endpoint; by default from the environment.
+        """
+        self.me = me
+        self.card = card
+        self.board = OperationBoard(has_main=has_main)
+        self.in_flight: Callable[[], Sequence[str]] = tuple
+        self.channels: Callable[[], Mapping[str, ChannelView]] = dict
+        self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
+        self._name = me.get_name()
+        self._serials = itertools.count(1)
+        self._requests: dict[int, Work[object]] = {}
+        self._notices: dict[int, m.NotYetNotice] = {}
+        self._failures: dict[int, Exception] = {}
+        self._deaths: dict[str, m.Died] = {}
+        self._news = threading.Condition()
+        self._next_report = 0.0
+        self._closed = False
+        self.endpoint = Endpoint(
+            ClusterSecret(session.secret),
+            ip=ip,
+            settings=settings,
+            directory=_own(session.folder),
+            operations=self.board,
+            fallback=fallback,
+            explain=self._explain,
+        )
+        self.endpoint.board.picture = self._picture
+        manager = WorkerAddress(m.MANAGER)
+        self._link = self.endpoint.link(me, manager, FixedConnector({manager: card}))
+        self.endpoint.on_peer_lost(self._peer_lost)
+        self._post = Post(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
+
+    # What it says
+
+    def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
+        """Says that this process is there."""
+        log = evidence.own_log()
+        hello = m.Hello(incarnation, self.endpoint.card, node, node_rank, device, log, evidence.memory_kills())
+        self._post.send(self._link, hello)
+
+    def tell(self, message: m.ToManager) -> None:
+        """Tells the manager something that it does not answer."""
+        self._post.send(self._link, message)
+
+    def say_last_words(self, cause: str) -> None:
+        """This process is about to end by its own will: says why."""
+        with suppress(RuntimeFailure):
+            self.request(m.LastWords(cause), _CAUSE_SECONDS)
+
+    def request(
+        self,
+        body: object,
+        timeout: float,
+        kind: OperationKind = OperationKind.CONNECT,
+        target: str = m.MANAGER,
+    ) -> object:
+        """What the manager answers.
+
+        Raises:
+            CommunicationTimeoutError: it does not within `timeout` seconds.
+            Exception: whatever it answers with.
+        """
+        serial = next(self._serials)
+        work: Work[object] = Work(kind, target, timeout, self.endpoint.board)
+        self._requests[serial] = work
+        try:
+            self._post.send(self._link, m.Request(serial, body))
+            return work.wait()
+        except CommunicationTimeoutError:
+            self.tell(m.Forget(serial))
+            notice = self._notices.get(serial)
+            if notice is not None:
+                raise PeerNotFoundError(
+                    target, f"`{target}` was not there within {timeout:.3g} s", why=notice.message, help=notice.help
+                ) from None
+            raise
+        finally:
+            self._requests.pop(serial, None)
+            self._notices.pop(serial, None)
+
+    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
+        name = address.get_name()
+        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), AddressCard)
+        with self._news:
+            self._deaths.pop(name, None)
+        return found
+
+    def group_size(self, name: str, timeout: float) -> int:
+        """How many workers a group has, once it is being launched."""
+        return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
+
+    def group_members(self, name: str, timeout: float) -> tuple[str, ...]:
+        """The node of each worker of a group, in words, by rank.
+
+        Raises:
+            UnknownGroupError: no such group is there.
+        """
+        return cast("tuple[str, ...]", self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name))
+
+    def open_group(self, name: str, size: int, timeout: float, *, channel: bool = False) -> int:
+        """Registers a group, or a channel, that is about to be launched; returns its incarnation."""
+        return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
+
+    # What it hears
+
+    def _at_once(self, message: object) -> bool:
+        """Handles, in the thread that reads, what somebody waits for."""
+        if isinstance(message, m.Reply):
+            work = self._requests.get(message.serial)
+            if work is not None:
+                if message.error is not None:
+                    work.fail(message.error.unpack())
+                else:
+                    work.finish(message.value)
+            return True
+        if isinstance(message, m.Died):
+            with self._news:
+                self._deaths[message.address] = message
+                self._news.notify_all()
+        return False
+
+    def _handle(self, link: Link | None, message: object) -> None:
+        if isinstance(message, m.Question):
+            stacks = describe_stacks() if message.stacks else ""
+            answer = m.Answer(message.round, self.board.publication(), tuple(self.in_flight()), self.channels(), stacks)
+            self.tell(answer)
+        elif isinstance(message, m.Died):
+            self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
+        elif isinstance(message, m.Stuck):
+            self._fail_stuck(message)
+        elif isinstance(message, m.Cancelled):
+            self.on_cancel(message.calls)
+        elif isinstance(message, m.NotYetNotice):
+            self._warn(message)
+        elif isinstance(message, m.AutopsyQuestion):
+            cause = evidence.describe_end(message.hello.log, message.hello.memory_kills)
+            self.tell(m.Autopsy(message.name, cause))
+
+    def _warn(self, notice: m.NotYetNotice) -> None:
+        work = self._requests.get(notice.serial)
+        if work is None:
+            return
+        self._notices[notice.serial] = notice
+        if notice.help:
+            _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
+        else:
+            _log.info("%s; waiting up to %.3g s", notice.message, work.seconds)
+
+    # Waiting
+
+    def failure(self, serial: int) -> Exception | None:
+        """Why an operation that is no `Work` has to end, once there is a reason; told once."""
+        return self._failures.pop(serial, None)
+
+    def _fail_stuck(self, stuck: m.Stuck) -> None:
+        current = {one.operation.serial for one in self.board.publication().operations}
+        for serial in stuck.serials:
+            error = DeadlockError(stuck.members, stuck.picture, where=self._name)
+            if not self.endpoint.board.fail(serial, error) and serial in current:
+                self._failures[serial] = error
+
+    def _free_for(self) -> float:
+        return max(0.0, self._next_report - time.monotonic())
+
+    def _report_long_waits(self) -> None:
+        now = time.monotonic()
+        if now < self._next_report or self._closed:
+            return
+        self._next_report = now + _REPORT_EVERY
+        publication = self.board.publication()
+        if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
+            self.tell(m.Report(publication))
+
+    def picture_of(self, serial: int) -> str | None:
+        """Whom an operation of this process waits for, in words, where that can be found out in a moment."""
+        return self._ask_for_picture(serial, self.board.publication())
+
+    def _picture(self, work: Work[object]) -> str | None:
+        """Whom an operation waits for that has reached its deadline; blocks for a moment."""
+        if work.target == m.MANAGER:
+            return None
+        # It may have left the board already: it is shown as it was.
+        operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
+        shown = PublishedOperation(operation, time.monotonic() - work.since)
+        now = self.board.publication()
+        return self._ask_for_picture(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
+
+    def _ask_for_picture(self, serial: int, publication: Publication) -> str | None:
+        if self._closed:
+            return None
+        try:
+            return cast("str", self.request(m.Explain(serial, publication), _PICTURE_SECONDS)) or None
+        except RuntimeFailure:
+            return None
+
+    # The ends of others
+
+    def _explain(self, peer: str, reason: str) -> Exception:
+        """Why a peer was lost; waits for what the manager finds out."""
+        if peer == m.MANAGER or self._closed:
+            return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
+        died = self._await_death(peer)
+        return self._death(died) if died is not None else WorkerDiedError(peer, where=self._name)
+
+    def cause_of_death(self, peer: str) -> str | None:
+        """Why a worker that is known to have died did so; waits a moment for what the manager finds out."""
+        died = self._await_death(peer)
+        return died.cause if died is not None else None
+
+    def _await_death(self, peer: str) -> m.Died | None:
+        with self._news:
+            self._news.wait_for(lambda: peer in self._deaths or self._closed, _CAUSE_SECONDS)
+            return self._deaths.get(peer)
+
+    def _death(self, died: m.Died) -> WorkerDiedError:
+        return WorkerDiedError(died.address, node=died.node, cause=died.cause, where=self._name)
+
+    def _peer_lost(self, peer: str, reason: str) -> None:
+        if peer != m.MANAGER:
+            return
+        error = RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}", where=self._name)
+        for work in list(self._requests.values()):
+            work.fail(error)
+
+    def _cancel_all(self, calls: tuple[str, ...] | None) -> None:
+        self.endpoint.fail(CancelledOperationError("the call was cancelled", where=self._name))
+
+    def close(self, linger: float = 1.0) -> None:
+        """Says goodbye; safe to call twice."""
+        with self._news:
+            if self._closed:
+                return
+            self._closed = True
+            self._news.notify_all()
+        self._post.stop()
+        self.endpoint.close(linger=linger)
+
+
+def _own(folder: str | None) -> str | None:
+    """The folder, where it is one of this user's on this machine."""
+    return folder if folder is not None and os.access(folder, os.W_OK) else None
+
+
+_client: ManagerClient | None = None
+
+
+def current_client() -> ManagerClient | None:
+    """This process's line to its job's manager, or None before it has one."""
+    return _client
+
+
+def enter_job(client: ManagerClient | None) -> None:
+    """Make `client` this process's line to its job."""
+    global _client
+    _client = client

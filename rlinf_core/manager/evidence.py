@@ -1,0 +1,108 @@
+"""Why a process of this node ended, from what it left behind: its last words on standard error, and the kernel's count
+of processes that it killed for memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_TAIL_BYTES = 64 << 10
+_LAST_LINES = 8
+_FRAMES = 6
+_CGROUPS = Path("/sys/fs/cgroup")
+_FATAL = re.compile(r"^Fatal Python error: (.*)$")
+_CURRENT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+# Where users' code is called from: what is further out is ours and the engine's.
+_OUTERMOST = "/rlinf_core/worker/process.py"
+# Lines of the engine, which say nothing about the users' code: Ray's markers, and its own crash report.
+_ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
+
+
+def describe_end(log: str | None, memory_kills_before: int) -> str | None:
+    """What is known about a process of this node that ended, in words; None when that is nothing.
+
+    Args:
+        log: the file of its standard error.
+        memory_kills_before: `memory_kills()` when it began.
+    """
+    parts: list[str] = []
+    if memory_kills() > memory_kills_before:
+        parts.append("the kernel killed a process there because memory ran out")
+    lines = _tail(log)
+    crash = _crash(lines)
+    if crash:
+        parts.append(crash)
+    else:
+        said = [line for line in lines if line.strip() and not _ENGINE.match(line)][-_LAST_LINES:]
+        if said:
+            parts.append(_block("the last lines of its log", said))
+    return "; ".join(parts) or None
+
+
+def own_log() -> str | None:
+    """The file that this process's standard error goes to, or None where it goes elsewhere."""
+    try:
+        path = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return None
+    return path if path.startswith("/") and os.path.isfile(path) else None
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed for memory in this control group and below, else on this machine."""
+    for file in (_own_group() / "memory.events", Path("/proc/vmstat")):
+        try:
+            text = file.read_text(encoding="ascii")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdigit():
+                return int(count)
+    return 0
+
+
+def _own_group() -> Path:
+    try:
+        line = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1]
+    except (OSError, IndexError):
+        return _CGROUPS
+    return _CGROUPS / line.rpartition(":")[2].lstrip("/")
+
+
+def _tail(log: str | None) -> list[str]:
+    if log is None:
+        return []
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _crash(lines: list[str]) -> str | None:
+    """What faulthandler wrote when the process crashed: the fault, and where the thread was that had it."""
+    starts = [index for index, line in enumerate(lines) if _FATAL.match(line)]
+    if not starts:
+        return None
+    rest = lines[starts[-1] :]
+    frames: list[str] = []
+    inside = False
+    for line in rest:
+        if _CURRENT_THREAD.match(line):
+            inside = line.startswith("Current")
+        elif inside and (frame := _FRAME.match(line)):
+            if frame[1].endswith(_OUTERMOST):
+                break
+            frames.append(f"{frame[1]}:{frame[2]} in {frame[3]}")
+        elif not line.strip() and frames:
+            break
+    fault = rest[0].partition(": ")[2]
+    return _block(f"it crashed: {fault}; its stack, innermost call first", frames[:_FRAMES]) if frames else fault
+
+
+def _block(title: str, lines: list[str]) -> str:
+    return "\n".join((f"{title}:", *(f"    {line}" for line in lines)))

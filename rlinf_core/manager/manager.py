@@ -1,0 +1,344 @@
+"""What the manager of a job does: it knows who is there, tells who died, and looks who waits for whom.
+
+One thread handles one message after the other, so nothing here needs a lock. Deciding is done by the registry, the
+ownership and the wait-for graph; this file carries their words to and fro.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.link import Link
+from rlinf_core.errors import RLinfError
+from rlinf_core.failures import PackedError
+from rlinf_core.manager import evidence
+from rlinf_core.manager import messages as m
+from rlinf_core.manager.job_picture import views
+from rlinf_core.manager.ownership import Kind, Ownership, Resource
+from rlinf_core.manager.post import Post, expect
+from rlinf_core.manager.registry import Life, NotYet, Registry, WorkerRecord
+from rlinf_core.manager.watch import Round, Watch
+
+_log = logging.getLogger(__name__)
+# Seconds between looks at the clock, while something is due soon, and while nothing is.
+_SLICE = 0.05
+_IDLE = 3600.0
+# How long another process of a dead one's node may take to tell what is left of it.
+_AUTOPSY_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Party:
+    """A process that is there."""
+
+    name: str
+    link: Link
+    hello: m.Hello
+    last_words: str | None = None
+    # Whom it has looked for, and who has looked for it.
+    acquaintances: set[str] = field(default_factory=set[str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A request that cannot be answered yet."""
+
+    link: Link
+    serial: int
+    name: str
+    sizes_only: bool = False
+
+
+@dataclass(slots=True)
+class _Death:
+    """A process that is gone, while the cause is being found out."""
+
+    party: Party
+    until: float
+
+
+class Manager:
+    """The register of one job, and the lookout over its waits.
+
+    Args:
+        endpoint: through which processes talk to it.
+        job: the job's name.
+    """
+
+    def __init__(self, endpoint: Endpoint, job: str) -> None:
+        self._job = job
+        self._card = endpoint.card
+        self._registry: Registry[AddressCard] = Registry()
+        self._ownership = Ownership(m.DRIVER)
+        self._parties: dict[str, Party] = {}
+        self._pending: list[_Pending] = []
+        self._deaths: dict[str, _Death] = {}
+        self._watch = Watch()
+        self._handlers: dict[type, Callable[[Link, object], None]] = {
+            m.Hello: self._hello,
+            m.CloseGroup: self._close_group,
+            m.Declare: self._declare,
+            m.Forget: self._forget,
+            m.Report: self._report,
+            m.Cancel: self._cancel,
+            m.Dismiss: self._dismiss,
+            m.Request: self._request,
+            m.Answer: self._answer,
+            m.Autopsy: self._autopsy,
+        }
+        self._post = Post(endpoint, self._handle, self._tick, self._free_for)
+        endpoint.on_peer_lost(lambda peer, reason: self._post.put(_Lost(peer, reason)))
+
+    def _free_for(self) -> float:
+        return _SLICE if self._deaths or self._watch.busy else _IDLE
+
+    def _handle(self, link: Link | None, message: object) -> None:
+        if link is None:
+            self._lost(expect(message, _Lost))
+        else:
+            self._handlers[type(message)](link, message)
+
+    def _send(self, name: str, message: object) -> None:
+        party = self._parties.get(name)
+        if party is not None:
+            self._post.send(party.link, message)
+
+    # Who is there
+
+    def _hello(self, link: Link, message: object) -> None:
+        hello = expect(message, m.Hello)
+        address = WorkerAddress.from_name(link.peer)
+        if address.ranks and not self._registry.ready(address, hello.incarnation, hello.card, hello.node):
+            return  # a straggler of a life that is over
+        self._parties[link.peer] = Party(link.peer, link, hello)
+        self._retry_pending()
+
+    def _last_words(self, link: Link, message: m.LastWords) -> None:
+        party = self._parties.get(link.peer)
+        if party is not None:
+            party.last_words = message.cause
+
+    def _open_group(self, link: Link, message: m.OpenGroup) -> int:
+        incarnation = self._registry.open_group(message.name, message.size)
+        kind = Kind.CHANNEL if message.channel else Kind.GROUP
+        self._ownership.claim(Resource(kind, message.name), link.peer)
+        self._retry_pending()
+        return incarnation
+
+    def _close_group(self, link: Link, message: object) -> None:
+        self._end_group(expect(message, m.CloseGroup).name)
+
+    def _end_group(self, name: str) -> None:
+        for address in self._registry.close_group(name):
+            party = self._parties.pop(str(address), None)
+            self._deaths.pop(str(address), None)
+            if party is not None:
+                self._tell(party, "its group was shut down")
+        self._ownership.release(Resource(Kind.GROUP, name))
+
+    def _declare(self, link: Link, message: object) -> None:
+        self._registry.declare(expect(message, m.Declare).groups)
+        self._retry_pending()
+
+    # Requests
+
+    def _request(self, link: Link, message: object) -> None:
+        request = expect(message, m.Request)
+        body = request.body
+        try:
+            if isinstance(body, m.OpenGroup):
+                self._reply(link, request.serial, self._open_group(link, body))
+            elif isinstance(body, m.Lookup):
+                self._try_pending(_Pending(link, request.serial, body.address), first=True)
+            elif isinstance(body, m.GroupSize):
+                self._try_pending(_Pending(link, request.serial, body.name, sizes_only=True), first=True)
+            elif isinstance(body, m.GroupMembers):
+                nodes = tuple(worker.node or "" for worker in self._registry.workers(body.name))
+                self._reply(link, request.serial, nodes)
+            elif isinstance(body, m.LastWords):
+                self._reply(link, request.serial, self._last_words(link, body))
+            elif isinstance(body, m.Explain):
+                self._explain(link, request.serial, body)
+            elif isinstance(body, m.Inspect):
+                self._inspect(link, request.serial, body)
+        except RLinfError as error:
+            self._refuse(link, request.serial, error)
+
+    def _reply(self, link: Link, serial: int, value: object) -> None:
+        self._post.send(link, m.Reply(serial, value))
+
+    def _refuse(self, link: Link, serial: int, error: Exception) -> None:
+        self._post.send(link, m.Reply(serial, error=PackedError.of(error)))
+
+    def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
+        try:
+            found = self._find(pending)
+        except RLinfError as error:
+            self._refuse(pending.link, pending.serial, error)
+            return
+        if isinstance(found, NotYet):
+            self._pending.append(pending)
+            if first:
+                self._post.send(pending.link, m.NotYetNotice(pending.serial, found.message, found.help))
+            return
+        self._reply(pending.link, pending.serial, found)
+
+    def _find(self, pending: _Pending) -> AddressCard | int | NotYet:
+        if pending.sizes_only:
+            size = self._registry.groups().get(pending.name)
+            if size is not None:
+                return size
+            found = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
+            return found if isinstance(found, NotYet) else 0
+        self._acquaint(pending.link.peer, pending.name)
+        found = self._registry.look_up(WorkerAddress.from_name(pending.name))
+        if isinstance(found, NotYet):
+            return found
+        return found.card or NotYet(f"`{pending.name}` is being launched")
+
+    def _retry_pending(self) -> None:
+        waiting, self._pending = self._pending, []
+        for pending in waiting:
+            self._try_pending(pending)
+
+    def _forget(self, link: Link, message: object) -> None:
+        serial = expect(message, m.Forget).serial
+        self._pending = [one for one in self._pending if (one.link, one.serial) != (link, serial)]
+
+    def _acquaint(self, one: str, other: str) -> None:
+        for here, there in ((one, other), (other, one)):
+            party = self._parties.get(here)
+            if party is not None:
+                party.acquaintances.add(there)
+
+    # Calls that were given up
+
+    def _cancel(self, link: Link, message: object) -> None:
+        for name, calls in expect(message, m.Cancel).calls.items():
+            self._send(name, m.Cancelled(calls))
+
+    def _dismiss(self, link: Link, message: object) -> None:
+        for name in expect(message, m.Dismiss).workers:
+            self._send(name, m.Cancelled(None))
+
+    # Who died
+
+    def _lost(self, lost: _Lost) -> None:
+        self._pending = [one for one in self._pending if one.link.peer != lost.peer]
+        party = self._parties.pop(lost.peer, None)
+        self._watch.left(lost.peer)
+        if party is None:
+            return
+        address = WorkerAddress.from_name(lost.peer)
+        if not address.ranks:
+            return
+        if not self._registry.died(address, party.hello.incarnation, time.monotonic(), node=party.hello.node):
+            return
+        for resource in self._ownership.gone(lost.peer):
+            if resource.kind is Kind.GROUP:
+                self._end_group(resource.name)
+        self._find_cause(party)
+
+    def _find_cause(self, party: Party) -> None:
+        hello = party.hello
+        if party.last_words is not None:
+            self._conclude(party, party.last_words)
+            return
+        if self._is_here(hello):
+            self._conclude(party, evidence.describe_end(hello.log, hello.memory_kills))
+            return
+        self._deaths[party.name] = _Death(party, time.monotonic() + _AUTOPSY_SECONDS)
+        neighbour = next((one for one in self._parties.values() if one.hello.card.host == hello.card.host), None)
+        if neighbour is not None:
+            self._post.send(neighbour.link, m.AutopsyQuestion(party.name, hello))
+
+    def _autopsy(self, link: Link, message: object) -> None:
+        autopsy = expect(message, m.Autopsy)
+        death = self._deaths.pop(autopsy.name, None)
+        if death is not None:
+            self._conclude(death.party, autopsy.cause)
+
+    def _conclude(self, party: Party, cause: str | None) -> None:
+        self._registry.died(WorkerAddress.from_name(party.name), party.hello.incarnation, time.monotonic(), cause=cause)
+        self._tell(party, cause)
+        # Who looks for it now hears that it is dead.
+        self._retry_pending()
+
+    def _tell(self, party: Party, cause: str | None) -> None:
+        died = m.Died(party.name, party.hello.node, cause)
+        for name in {*party.acquaintances, m.DRIVER}:
+            self._send(name, died)
+
+    def _is_here(self, hello: m.Hello) -> bool:
+        return self._card.host == hello.card.host
+
+    # Who waits for whom
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for name, death in list(self._deaths.items()):
+            if now >= death.until:
+                del self._deaths[name]
+                self._conclude(death.party, None)
+        for deadlock in self._watch.tick(now, self._ask, self._dead):
+            _log.warning("deadlock among %s: %s", ", ".join(deadlock.members), deadlock.picture)
+            for name in deadlock.members:
+                serials = tuple(serial for owner, serial in deadlock.operations if owner == name)
+                self._send(name, m.Stuck(serials, deadlock.members, deadlock.picture))
+
+    def _report(self, link: Link, message: object) -> None:
+        self._watch.alarm()
+
+    def _answer(self, link: Link, message: object) -> None:
+        self._watch.answered(link.peer, expect(message, m.Answer))
+
+    def _ask(self, round_: Round) -> Iterable[str]:
+        names = [name for name in self._parties if not _only_looks(name)]
+        for name in names:
+            self._send(name, m.Question(round_.serial, round_.stacks))
+        return names
+
+    def _dead(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {
+            name: now - (worker.died_at or now) for name, worker in self._workers().items() if worker.life is Life.DEAD
+        }
+
+    def _explain(self, link: Link, serial: int, body: m.Explain) -> None:
+        def answer(round_: Round) -> None:
+            round_.answers[link.peer] = m.Answer(round_.serial, body.publication)
+            self._reply(link, serial, round_.graph(self._dead()).explain(link.peer, body.serial))
+
+        self._watch.begin(time.monotonic(), self._ask, answer)
+
+    def _inspect(self, link: Link, serial: int, body: m.Inspect) -> None:
+        def answer(round_: Round) -> None:
+            parties = {name: party.hello for name, party in self._parties.items() if not _only_looks(name)}
+            shown = views(round_, parties, self._workers(), self._dead())
+            self._reply(link, serial, m.JobPicture(self._job, tuple(shown)))
+
+        self._watch.begin(time.monotonic(), self._ask, answer, stacks=body.stacks)
+
+    def _workers(self) -> dict[str, WorkerRecord[AddressCard]]:
+        return {
+            str(worker.address): worker for group in self._registry.groups() for worker in self._registry.workers(group)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A connection that ended, and with it the process."""
+
+    peer: str
+    reason: str
+
+
+def _only_looks(name: str) -> bool:
+    """Whether it is somebody who looks at the job from outside."""
+    return name.startswith(m.INSPECTOR)

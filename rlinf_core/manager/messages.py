@@ -1,0 +1,290 @@
+"""What the manager and the processes of a job say to each other.
+
+A `Request` is answered by a `Reply` of the same serial, a `Question` by an `Answer`; everything else wants no answer.
+All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from rlinf_core.collective.card import AddressCard
+from rlinf_core.failures import PackedError
+from rlinf_core.manager.wakers import ChannelView
+from rlinf_core.waiting import Publication
+
+# The endpoint's service for these messages; far from the small numbers, which channels use.
+CONTROL = 60_000
+MANAGER = "manager"
+DRIVER = "driver"
+# What the name of whoever looks at a job from outside begins with.
+INSPECTOR = "inspect"
+
+
+# From a process to the manager
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A process is there. The link that it comes through tells its address.
+
+    Attributes:
+        incarnation: which life of its group it belongs to; 0 for what is no worker.
+        card: how to reach it.
+        node: where it runs, in words, as in `node 1 (10.0.0.2)`.
+        node_rank: the rank of that node, or None where it is not known.
+        device: what it computes on, as in `cuda:0`; empty when it is the CPU.
+        log: the file on its node that its standard error goes to, or None.
+        memory_kills: how many processes the kernel had killed for memory where it runs, when it began.
+    """
+
+    incarnation: int
+    card: AddressCard
+    node: str
+    node_rank: int | None = None
+    device: str = ""
+    log: str | None = None
+    memory_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The process is about to end by its own will: why. Answered, so that it does not end before that is known."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group, or a channel's process, is being launched by the sender. Answered with its incarnation."""
+
+    name: str
+    size: int
+    channel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGroup:
+    """A group is shut down: its processes end now, and nobody shall take that for an accident."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """These groups are all that the job will have."""
+
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Answered with the card of a worker's endpoint as soon as it is there."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for the reply to this request any longer."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    """Answered with the number of workers of a group, as soon as it is being launched."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """Answered at once with the node of each worker of a group, in words, by rank."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the process is in; sent while something has lasted for seconds."""
+
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Answered with whom an operation of the sender waits for, in words.
+
+    Attributes:
+        serial: the operation.
+        publication: what the sender was in, the operation included.
+    """
+
+    serial: int
+    publication: Publication
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Calls on these workers are given up: whoever is in one of them shall be woken.
+
+    Attributes:
+        calls: for each worker the calls, by the id that Ray gave them.
+    """
+
+    calls: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The workers of a group shall stop what they wait in: the group is shut down."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Answered with a `JobPicture`."""
+
+    stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of the above that is answered."""
+
+    serial: int
+    body: object
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a process says to a `Question`.
+
+    Attributes:
+        round: of the question.
+        publication: what it is in.
+        in_flight: workers that have not answered a call that it made.
+        channels: the channels that live in it, by name.
+        stacks: of its threads, in words, where they were asked for.
+    """
+
+    round: int
+    publication: Publication
+    in_flight: tuple[str, ...] = ()
+    channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
+    stacks: str = ""
+
+
+# From the manager to a process
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The outcome of a request."""
+
+    serial: int
+    value: object = None
+    error: PackedError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotYetNotice:
+    """A lookup waits; for its first word."""
+
+    serial: int
+    message: str
+    help: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What are you in?"""
+
+    round: int
+    stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AutopsyQuestion:
+    """What is left on your node of a process that died there? Answered with an `Autopsy`."""
+
+    name: str
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Autopsy:
+    """Why a process died, as far as its node tells."""
+
+    name: str
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A worker that you have to do with is gone."""
+
+    address: str
+    node: str | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Operations of yours are part of a deadlock, and shall fail."""
+
+    serials: tuple[int, ...]
+    members: tuple[str, ...]
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Calls that whoever made them gave up; None: all, for the group is shut down."""
+
+    calls: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One process of a job, for people.
+
+    Attributes:
+        name: its address, or `driver`.
+        node: where it runs, in words.
+        node_rank: the rank of that node.
+        pid: its process id, or None before it is there.
+        device: what it computes on.
+        state: `launching`, `ready`, `dead`, or `silent` when it did not answer.
+        doing: what it is in, in words.
+        since: for how many seconds, or None.
+        waits_for: the addresses or channels that it waits for.
+        stacks: of its threads, where they were asked for.
+    """
+
+    name: str
+    node: str
+    node_rank: int | None
+    pid: int | None
+    device: str
+    state: str
+    doing: str
+    since: float | None = None
+    waits_for: tuple[str, ...] = ()
+    stacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPicture:
+    """All processes of a job at one moment."""
+
+    job: str
+    workers: tuple[WorkerView, ...]
+
+
+ToManager: TypeAlias = Hello | CloseGroup | Declare | Forget | Report | Cancel | Dismiss | Request | Answer | Autopsy
+ToProcess: TypeAlias = Reply | NotYetNotice | Question | AutopsyQuestion | Died | Stuck | Cancelled

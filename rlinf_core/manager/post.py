@@ -1,0 +1,100 @@
+"""Control messages over an endpoint: out by any thread, in by one thread of their own.
+
+Whoever handles a message may take its time, for it is not the thread that reads for everybody.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlinf_core.collective.dispatcher import Delivery
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.link import Link
+from rlinf_core.manager.messages import CONTROL
+from rlinf_core.waiting import OperationKind
+
+_log = logging.getLogger(__name__)
+M = TypeVar("M")
+_SEND_SECONDS = 30.0
+
+
+class Post:
+    """Sends control messages, and hands those that come to `handle` in a thread of its own.
+
+    Args:
+        endpoint: of this process.
+        handle: takes a message, and the link that it came through (None for what `put` gave).
+        tick: called after each message, and every so often, in the same thread.
+        every: tells for how many seconds at most there is nothing to do but messages.
+        at_once: looks at each message first, in the thread that reads: it must not block, and returns whether it took
+            the message.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        handle: Callable[[Link | None, object], None],
+        tick: Callable[[], None],
+        every: Callable[[], float],
+        at_once: Callable[[object], bool] | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._handle = handle
+        self._tick = tick
+        self._every = every
+        self._at_once = at_once
+        self._inbox: queue.SimpleQueue[tuple[Link | None, object] | None] = queue.SimpleQueue()
+        self._stopped = False
+        endpoint.serve(CONTROL, self._deliver)
+        self._thread = threading.Thread(target=self._run, name="rlinf-control", daemon=True)
+        self._thread.start()
+
+    def send(self, link: Link, message: object) -> None:
+        """Sends without waiting. A peer that is gone is told by the endpoint's own means."""
+        endpoint = self._endpoint
+        work = endpoint.work(OperationKind.SEND, link.peer, _SEND_SECONDS)
+        endpoint.send_async(link, endpoint.message(message, tag=CONTROL), work)
+
+    def put(self, message: object) -> None:
+        """Gives the handler a message of this process itself."""
+        self._inbox.put((None, message))
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._inbox.put(None)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        message = delivery.parcel.load()
+        if self._at_once is None or not self._at_once(message):
+            self._inbox.put((delivery.link, message))
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._guarded(self._next)
+            self._guarded(self._tick)
+
+    def _next(self) -> None:
+        try:
+            item = self._inbox.get(timeout=self._every())
+        except queue.Empty:
+            return
+        if item is not None:
+            self._handle(*item)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception:  # noqa: BLE001 - one message that fails must not silence the process for the rest of its life
+            if not self._stopped:
+                _log.exception("a control message failed")
+
+
+def expect(value: object, kind: type[M]) -> M:
+    """`value`, which the protocol says is a `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+    return value

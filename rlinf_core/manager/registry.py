@@ -1,0 +1,240 @@
+"""Who is in a job: its groups, their workers, where each can be reached, and which life of it that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
+from rlinf_core.suggest import did_you_mean
+
+C = TypeVar("C")
+
+
+class Life(StrEnum):
+    """How far a worker has come."""
+
+    LAUNCHING = "launching"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord(Generic[C]):
+    """What is known of one worker.
+
+    Attributes:
+        address: its address.
+        incarnation: which life of its group it belongs to, from 1; a relaunch of the group counts one up.
+        life: how far it has come.
+        card: how to reach it, once it is ready.
+        node: where it runs, in words, once that is known.
+        cause: why it died, where that is known.
+        died_at: when it died, in monotonic seconds of whoever recorded it.
+    """
+
+    address: WorkerAddress
+    incarnation: int
+    life: Life = Life.LAUNCHING
+    card: C | None = None
+    node: str | None = None
+    cause: str | None = None
+    died_at: float | None = None
+
+    def died(self) -> WorkerDiedError:
+        """The error for those who need a worker that is dead."""
+        return WorkerDiedError(self.address.get_name(), node=self.node, cause=self.cause)
+
+
+@dataclass(slots=True)
+class _Group(Generic[C]):
+    incarnation: int
+    size: int
+    workers: dict[int, WorkerRecord[C]] = field(default_factory=dict[int, "WorkerRecord[C]"])
+
+    @property
+    def alive(self) -> bool:
+        return any(worker.life is not Life.DEAD for worker in self.workers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """A peer that may still come.
+
+    Attributes:
+        message: what is missing, for the first word of a wait.
+        help: near names, where the group is unknown, or None.
+    """
+
+    message: str
+    help: str | None = None
+
+
+class Registry(Generic[C]):
+    """The groups and workers of one job. Its cards are whatever the transport publishes; nothing here looks into them.
+
+    A group is known by the name of its address without the last rank: workers of a group that `env:0` launches have
+    addresses `env:0:0`, `env:0:1`, ..., and their group is `env:0`.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group[C]] = {}
+        self._declared: frozenset[str] | None = None
+        # The last incarnation of each name, which outlives the group: a relaunch must not repeat one.
+        self._incarnations: dict[str, int] = {}
+
+    # Groups
+
+    def declare(self, groups: Iterable[str]) -> None:
+        """Says which groups the job will have; a name outside of them is then wrong at once, not late.
+
+        Declaring again adds names.
+        """
+        self._declared = (self._declared or frozenset()) | frozenset(groups)
+
+    def open_group(self, name: str, size: int) -> int:
+        """A group of `size` workers is being launched.
+
+        Returns:
+            The incarnation that its workers carry.
+
+        Raises:
+            InvalidNameError: the name cannot be one, or a group of this name has living workers.
+        """
+        address = WorkerAddress.from_name(name)
+        existing = self._groups.get(name)
+        if existing is not None and existing.alive:
+            raise InvalidNameError(
+                f"a group named `{name}` is running",
+                help="choose another name, or shut that group down first",
+            )
+        incarnation = self._incarnations.get(name, 0) + 1
+        self._incarnations[name] = incarnation
+        group: _Group[C] = _Group(incarnation, size)
+        for rank in range(size):
+            group.workers[rank] = WorkerRecord(address.get_child_address(rank), incarnation)
+        self._groups[name] = group
+        return incarnation
+
+    def close_group(self, name: str) -> tuple[WorkerAddress, ...]:
+        """The group is shut down, and its name free; returns the workers that it had."""
+        group = self._groups.pop(name, None)
+        return tuple(worker.address for worker in group.workers.values()) if group else ()
+
+    def groups(self) -> dict[str, int]:
+        """The sizes of the groups that exist, by name."""
+        return {name: group.size for name, group in self._groups.items()}
+
+    def workers(self, group: str) -> tuple[WorkerRecord[C], ...]:
+        """The workers of a group by rank.
+
+        Raises:
+            UnknownGroupError: there is no such group.
+        """
+        found = self._groups.get(group)
+        if found is None:
+            raise UnknownGroupError(group, self._names())
+        return tuple(found.workers[rank] for rank in range(found.size))
+
+    # Workers
+
+    def ready(self, address: WorkerAddress, incarnation: int, card: C, node: str | None = None) -> bool:
+        """A worker is up and can be reached; False for a life that is over, whose word no longer counts."""
+        known = self._current(address, incarnation)
+        if known is None or known.life is Life.DEAD:
+            return False
+        self._store(replace(known, life=Life.READY, card=card, node=node))
+        return True
+
+    def died(
+        self, address: WorkerAddress, incarnation: int, now: float, *, node: str | None = None, cause: str | None = None
+    ) -> bool:
+        """A worker's process is gone; False when that is no news, or is about a life that no longer counts.
+
+        A cause that becomes known later is added to what is known.
+        """
+        known = self._current(address, incarnation)
+        if known is None:
+            return False
+        news = known.life is not Life.DEAD
+        self._store(
+            replace(
+                known,
+                life=Life.DEAD,
+                card=None,
+                node=known.node or node,
+                cause=known.cause or cause,
+                died_at=now if news else known.died_at,
+            )
+        )
+        return news
+
+    def is_current(self, address: WorkerAddress, incarnation: int) -> bool:
+        """Whether this life of a worker is its present one: a connection that says otherwise is stale."""
+        known = self._current(address, incarnation)
+        return known is not None and known.life is not Life.DEAD
+
+    def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
+        """What is known of a worker, or None."""
+        return self._find(address)
+
+    def look_up(self, address: WorkerAddress) -> WorkerRecord[C] | NotYet:
+        """A worker that is ready to be reached, or why to wait for it.
+
+        Raises:
+            UnknownGroupError: the job declared its groups, and this is not one of them.
+            PeerNotFoundError: the group has no such rank.
+            WorkerDiedError: the worker is dead.
+        """
+        name = address.get_name()
+        if not address.ranks:
+            raise PeerNotFoundError(name, f"`{name}` is a group, not a worker", help=f"name a rank, as in `{name}:0`")
+        group_name = _group_name(address)
+        group = self._groups.get(group_name)
+        if group is None:
+            return self._unknown(group_name, address)
+        worker = group.workers.get(address.rank)
+        if worker is None:
+            raise PeerNotFoundError(
+                name,
+                f"`{group_name}` has no rank {address.rank}",
+                why=f"it has {group.size} workers, ranks 0 to {group.size - 1}",
+            )
+        if worker.life is Life.DEAD:
+            raise worker.died()
+        if worker.life is Life.LAUNCHING:
+            return NotYet(f"`{name}` is being launched")
+        return worker
+
+    # Inside
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._groups.keys() | (self._declared or frozenset())))
+
+    def _unknown(self, group: str, address: WorkerAddress) -> NotYet:
+        # Only the outermost groups are declared; which ones a worker launches is known when it does.
+        if self._declared is not None and address.root_group_name not in self._names():
+            raise UnknownGroupError(group, self._names())
+        if group in (self._declared or ()):
+            return NotYet(f"the group `{group}` is declared and not launched yet")
+        return NotYet(f"no group is named `{group}`, it may be launched yet", did_you_mean(group, self._names()))
+
+    def _store(self, record: WorkerRecord[C]) -> None:
+        self._groups[_group_name(record.address)].workers[record.address.rank] = record
+
+    def _find(self, address: WorkerAddress) -> WorkerRecord[C] | None:
+        if not address.ranks:
+            return None
+        group = self._groups.get(_group_name(address))
+        return group.workers.get(address.rank) if group else None
+
+    def _current(self, address: WorkerAddress, incarnation: int) -> WorkerRecord[C] | None:
+        known = self._find(address)
+        return known if known is not None and known.incarnation == incarnation else None
+
+
+def _group_name(address: WorkerAddress) -> str:
+    return WorkerAddress(address.root_group_name, address.ranks[:-1]).get_name()

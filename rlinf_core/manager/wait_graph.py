@@ -1,0 +1,299 @@
+"""Who waits for whom, and who therefore waits for ever.
+
+The nodes are operations that wait, and the code of processes. An operation can end when one of its wakers can act (or
+when all of them can, for a call on a whole group); code can act when it runs, or when one of the operations that it
+waits in can end. What can act or end is found from the running code outwards; what is left over is stuck, and
+the knots in it, the parts that wait for nobody outside themselves, are the deadlocks.
+
+Whatever is unknown counts as able to act, so that a healthy job is never called dead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rlinf_core.manager.components import knots
+from rlinf_core.waiting import Operation, OperationKind, spell_seconds
+
+# A process's code, or one of its operations by serial (serials count from 1).
+Node: TypeAlias = tuple[str, int]
+_CODE = 0
+# Stands for the code of all processes at once, for operations that anyone may end.
+_ANYONE: Node = ("", _CODE)
+# How many sentences a picture has before it says how many more there are.
+_PICTURE_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An operation that waits, and what could end it.
+
+    Attributes:
+        operation: the operation.
+        age: seconds that it has lasted.
+        wakers: the processes whose code could end it.
+        every: whether all of them have to, as for a call on a whole group; otherwise any one will do.
+        anyone: whether processes beyond `wakers` could end it too, as on a channel that anybody may connect to.
+            Anyone may call a method of a process that is idle.
+        wakes: for a detached operation, the processes whose operations it may end when it ends itself.
+        failing: whether an error is on its way to it, or a deadline that its process set itself. The death of all
+            wakers (of one, where `every`) is one anyway.
+        role: what its wakers are to it, as in `producer`; empty for a peer.
+        state: what it finds, as in `empty`.
+    """
+
+    operation: Operation
+    age: float
+    wakers: tuple[str, ...] = ()
+    every: bool = False
+    anyone: bool = False
+    wakes: frozenset[str] = frozenset()
+    failing: bool = False
+    role: str = ""
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process at one moment.
+
+    Attributes:
+        name: its address, or `driver`.
+        waits: the operations that it waits in.
+        progress: a number that changes whenever it gets on with something.
+        running: whether some code of it is under way that waits in nothing.
+        doing: what it runs, as in `runs `train` for 3 s`, for the picture.
+        died: seconds ago, or None while it lives.
+    """
+
+    name: str
+    waits: tuple[Wait, ...] = ()
+    progress: int = 0
+    running: bool = False
+    doing: str = "runs"
+    died: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlock:
+    """Processes that wait for one another with nobody left to wake them.
+
+    Attributes:
+        members: their names, in order.
+        operations: the operations that have to fail: (process, serial).
+        picture: who waits for whom, in words.
+    """
+
+    members: tuple[str, ...]
+    operations: tuple[Node, ...]
+    picture: str
+
+
+class WaitGraph:
+    """Who waits for whom at one moment.
+
+    Args:
+        processes: everyone who is known.
+        moving: names of processes that got on lately: what they wait in may be over already, so it does not count.
+    """
+
+    def __init__(self, processes: Iterable[Process], moving: Collection[str] = ()) -> None:
+        self._processes: Mapping[str, Process] = {process.name: process for process in processes}
+        self._dead = {process.name for process in self._processes.values() if process.died is not None}
+        self._waits: dict[Node, Wait] = {
+            (process.name, wait.operation.serial): wait
+            for process in self._processes.values()
+            if process.died is None
+            for wait in process.waits
+        }
+        self._detached = [(node, wait) for node, wait in self._waits.items() if wait.operation.detached]
+        self._edges: dict[Node, list[Node]] = {node: self._wakers(node, wait) for node, wait in self._waits.items()}
+        for process in self._processes.values():
+            if process.died is None:
+                own = [(process.name, wait.operation.serial) for wait in process.waits if not wait.operation.detached]
+                self._edges[process.name, _CODE] = own
+        self._stuck = self._find_stuck(frozenset(moving))
+
+    def _wakers(self, node: Node, wait: Wait) -> list[Node]:
+        """The nodes that could end an operation."""
+        # Where anyone may end it, the one node for all code stands for those that are known.
+        wakers = [(name, _CODE) for name in wait.wakers if not _anyone(wait) or name not in self._processes]
+        if not wait.every:
+            wakers += [
+                other
+                for other, detached in self._detached
+                if node[0] in detached.wakes and (wait.anyone or other[0] in wait.wakers)
+            ]
+        return wakers
+
+    def _free(self, moving: frozenset[str]) -> Iterator[Node]:
+        """The nodes that can act or end without anyone's help."""
+        for process in self._processes.values():
+            if process.died is None and (
+                process.running or process.name in moving or not self._edges[process.name, _CODE]
+            ):
+                yield (process.name, _CODE)
+        for node, wait in self._waits.items():
+            if node[0] in moving or self._fails(wait) or (wait.every and not wait.wakers):
+                yield node
+            # Nobody knows what a process does that nobody knows.
+            yield from (waker for waker in self._edges[node] if waker[0] not in self._processes)
+
+    def _fails(self, wait: Wait) -> bool:
+        """Whether an operation is about to end with an error."""
+        dead = sum(name in self._dead for name in wait.wakers) if self._dead else 0
+        return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.wakers) and not _anyone(wait))))
+
+    def _find_stuck(self, moving: frozenset[str]) -> frozenset[Node]:
+        waited_by: dict[Node, list[Node]] = {}
+        for node, wakers in self._edges.items():
+            for waker in wakers:
+                waited_by.setdefault(waker, []).append(node)
+        waited_by[_ANYONE] = [node for node, wait in self._waits.items() if _anyone(wait) and not wait.every]
+        missing = {node: len(self._edges[node]) for node, wait in self._waits.items() if wait.every}
+        able: set[Node] = set()
+        todo = deque(self._free(moving))
+        while todo:
+            node = todo.popleft()
+            if node in able:
+                continue
+            able.add(node)
+            if node[1] == _CODE:
+                todo.append(_ANYONE)
+            for waiter in waited_by.get(node, ()):
+                missing[waiter] = missing.get(waiter, 1) - 1
+                if missing[waiter] <= 0:
+                    todo.append(waiter)
+        return frozenset(node for node in self._edges if node not in able)
+
+    @property
+    def stuck(self) -> frozenset[Node]:
+        """The operations that can never end as things are: (process, serial)."""
+        return frozenset(node for node in self._stuck if node[1] != _CODE)
+
+    def deadlocks(self) -> list[Deadlock]:
+        """The knots: each is stuck by itself, whatever becomes of the rest."""
+        edges = {node: [to for to in self._edges[node] if to in self._stuck] for node in self._stuck}
+        edges[_ANYONE] = [node for node in self._stuck if node[1] == _CODE]
+        for node in self._stuck:
+            if node in self._waits and _anyone(self._waits[node]):
+                edges[node].append(_ANYONE)
+        found: list[Deadlock] = []
+        for knot in knots(edges):
+            # Being idle is no operation that could fail.
+            operations = sorted(
+                (node for node in knot if node in self._waits and not _idle(self._waits[node])),
+                key=lambda node: (_natural(node[0]), node[1]),
+            )
+            if operations:
+                members = tuple(dict.fromkeys(name for name, _ in operations))
+                found.append(Deadlock(members, tuple(operations), self._picture(operations)))
+        return sorted(found, key=lambda deadlock: deadlock.members)
+
+    def explain(self, name: str, serial: int | None = None) -> str:
+        """In words: what a process (or one operation of it) waits for, what that waits for, and so on to the root.
+
+        As in "env:3 waits on channel `action`, empty, for 12 s; its only producer rollout:1 waits in recv from actor:0
+        for 14 s; actor:0 died 12 s ago". Empty when it waits in nothing.
+        """
+        process = self._processes.get(name)
+        waits = process.waits if process else ()
+        serials = [wait.operation.serial for wait in waits if serial in (None, wait.operation.serial)]
+        return self._picture([(name, one) for one in serials])
+
+    def _picture(self, start: Iterable[Node]) -> str:
+        sentences: list[str] = []
+        told: set[Node] = set()
+        for node in start:
+            if node in self._waits:
+                self._tell(node, sentences, told)
+        if len(sentences) > _PICTURE_LINES:
+            more = len(sentences) - _PICTURE_LINES + 1
+            sentences[_PICTURE_LINES - 1 :] = [f"and {more} more"]
+        return "; ".join(sentences)
+
+    def _tell(self, start: Node, sentences: list[str], told: set[Node]) -> None:
+        """Adds a sentence for an operation, for those that it waits for, and so on."""
+        todo: deque[tuple[Node, str]] = deque()
+
+        def follow(node: Node, role: str) -> None:
+            if node not in told:
+                told.add(node)
+                todo.append((node, role))
+
+        follow(start, "")
+        while todo:
+            node, role = todo.popleft()
+            process = self._processes.get(node[0])
+            if node in self._waits:
+                wait = self._waits[node]
+                sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}")
+                if wait.role and not wait.wakers:
+                    sentences.append(f"it has no {wait.role}")
+                only = "only " if len(wait.wakers) == 1 else ""
+                towards = f"its {only}{wait.role} " if wait.role else ""
+                for name in wait.wakers:
+                    follow((name, _CODE), towards)
+            elif process is None:
+                sentences.append(f"{role}{node[0]} is not known")
+            elif process.died is not None:
+                sentences.append(f"{role}{node[0]} died {spell_seconds(process.died)} ago")
+            elif process.running or not self._edges[node]:
+                sentences.append(f"{role}{node[0]} {process.doing}")
+            else:
+                for operation in self._edges[node]:
+                    follow(operation, role)
+
+
+class DeadlockDetector:
+    """Looks at a job again and again, and names the knots in which nothing has moved for a while.
+
+    One look is not enough: the pictures of the processes are taken one after another, and a message may have been
+    under way between them.
+
+    Args:
+        patience: seconds for which every process of a knot must have been seen unchanged.
+    """
+
+    def __init__(self, patience: float = 1.0) -> None:
+        self._patience = patience
+        # Process -> what was seen of it, and since when it has looked like that.
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def look(self, processes: Collection[Process], now: float) -> list[Deadlock]:
+        """The deadlocks of a job whose processes look like this at `now` (monotonic seconds)."""
+        seen: dict[str, tuple[object, float]] = {}
+        moving: set[str] = set()
+        for process in processes:
+            signature = (
+                process.progress,
+                process.running,
+                process.died is None,
+                tuple(
+                    (wait.operation.serial, wait.operation.detached, wait.wakers, wait.state) for wait in process.waits
+                ),
+            )
+            before = self._seen.get(process.name)
+            since = before[1] if before is not None and before[0] == signature else now
+            seen[process.name] = (signature, since)
+            if now - since < self._patience:
+                moving.add(process.name)
+        self._seen = seen
+        return WaitGraph(processes, moving).deadlocks()
+
+
+def _idle(wait: Wait) -> bool:
+    return wait.operation.kind is OperationKind.IDLE
+
+
+def _anyone(wait: Wait) -> bool:
+    return wait.anyone or _idle(wait)
+
+
+def _natural(name: str) -> tuple[str, tuple[int, ...]]:
+    """Orders `env:2` before `env:10`."""
+    group, *ranks = name.split(":")
+    return group, tuple(int(rank) for rank in ranks if rank.isdigit())

@@ -1,0 +1,95 @@
+"""From what processes publish to a wait-for graph: who could end which operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlinf_core.manager.wait_graph import Process, Wait
+from rlinf_core.waiting import Operation, OperationKind, Publication
+
+_PUTS = frozenset({OperationKind.PUT})
+_GETS = frozenset({OperationKind.GET, OperationKind.GET_BATCH})
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelView:
+    """What is known of a channel.
+
+    Attributes:
+        producers: the processes that have put into it, or wait to.
+        consumers: the processes that have got from it, or wait to.
+        maxsize: the bound of each key; 0 means none.
+        depths: for each key how many items nobody has taken or reserved.
+    """
+
+    producers: tuple[str, ...] = ()
+    consumers: tuple[str, ...] = ()
+    maxsize: int = 0
+    depths: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def orphaned(self, key: str, dead: frozenset[str]) -> bool:
+        """Whether a get of `key` can only fail: it is empty, and all that ever put into the channel are dead."""
+        return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
+
+    def state(self, operation: Operation) -> str:
+        """What an operation finds there, in words."""
+        depth = self.depths.get(operation.key or "default", 0)
+        if operation.kind in _PUTS:
+            return f"full ({depth} of {self.maxsize})" if 0 < self.maxsize <= depth else ""
+        return "empty" if depth == 0 else f"with {depth} items"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What is known of a job, beyond what its processes publish.
+
+    Attributes:
+        channels: by name.
+        dead: the processes that died.
+    """
+
+    channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
+    dead: frozenset[str] = frozenset()
+
+    def process(self, name: str, publication: Publication) -> Process:
+        """A living process as the wait-for graph wants it."""
+        methods = [one for one in publication.operations if one.operation.kind is OperationKind.METHOD]
+        waits = tuple(
+            self._wait(one.operation, one.age)
+            for one in publication.operations
+            if one.operation.kind is not OperationKind.METHOD
+        )
+        held_up = any(not wait.operation.detached for wait in waits)
+        if not publication.running and not held_up:
+            # No operation of a board has this serial.
+            idle = Operation(OperationKind.IDLE, "", None, since=0, serial=-1)
+            waits = (*waits, Wait(idle, publication.quiet, anyone=True))
+        doing = methods[-1].operation.waits(methods[-1].age) if methods else "runs"
+        return Process(name, waits, publication.progress, publication.running, doing)
+
+    def _wait(self, operation: Operation, age: float) -> Wait:
+        if operation.kind in _GETS or operation.kind in _PUTS:
+            return self._wait_on_channel(operation, age)
+        if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
+            peers = operation.peers
+            return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
+        peers = operation.peers or (operation.target,)
+        wakes = frozenset(peers) if operation.detached else frozenset[str]()
+        return Wait(operation, age, peers, wakes=wakes, failing=operation.bounded)
+
+    def _wait_on_channel(self, operation: Operation, age: float) -> Wait:
+        channel = self.channels.get(operation.target, ChannelView())
+        getting = operation.kind in _GETS
+        wakes = channel.consumers if not getting else ()
+        return Wait(
+            operation,
+            age,
+            channel.producers if getting else channel.consumers,
+            # Whoever runs may connect to a channel and wake whoever waits there, the driver first of all.
+            anyone=True,
+            wakes=frozenset(wakes) if operation.detached else frozenset(),
+            failing=operation.bounded or (getting and channel.orphaned(operation.key or "default", self.dead)),
+            role="producer" if getting else "consumer",
+            state=channel.state(operation),
+        )

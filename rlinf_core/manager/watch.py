@@ -1,0 +1,148 @@
+"""Rounds of questions to all processes of a job, and the look at who waits for whom that follows from the answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlinf_core.manager.messages import Answer
+from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
+from rlinf_core.manager.wakers import ChannelView, JobView
+from rlinf_core.waiting import OperationKind, PublishedOperation
+
+# Between two looks, while anybody waits; a little more than the patience of the detector, so that two looks suffice.
+_LOOK_EVERY = 1.0
+_PATIENCE = 0.9
+# How long a round waits for the last answer: a process that computes in native code answers late or not at all.
+_ROUND_SECONDS = 0.7
+# Waits shorter than this are nobody's business.
+_LONG_WAIT = 1.0
+_CALLS = frozenset({OperationKind.CALL, OperationKind.LAUNCH})
+
+
+@dataclass(slots=True)
+class Round:
+    """One question to everybody.
+
+    Attributes:
+        serial: its number.
+        stacks: whether stacks are asked for.
+        until: when it ends, in monotonic seconds, answered or not.
+        done: what is to be done with the answers.
+        asked: who was asked.
+        answers: who answered what.
+    """
+
+    serial: int
+    stacks: bool
+    until: float
+    done: Callable[[Round], None]
+    asked: set[str] = field(default_factory=set[str])
+    answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody has answered."""
+        return self.asked <= self.answers.keys()
+
+    def processes(self, dead: Mapping[str, float]) -> list[Process]:
+        """Everyone who answered, and the dead, each with the seconds since."""
+        channels: dict[str, ChannelView] = {}
+        called: set[str] = set()
+        for answer in self.answers.values():
+            channels.update(answer.channels)
+            called.update(answer.in_flight)
+        view = JobView(channels, frozenset(dead))
+        found = [Process(name, died=seconds) for name, seconds in dead.items()]
+        for name, answer in self.answers.items():
+            publication = answer.publication
+            if name in called and not publication.operations:
+                # A call on its way to it, or its answer on its way back: it will go on by itself.
+                publication = replace(publication, running=True)
+            found.append(view.process(name, publication))
+        return found
+
+    def graph(self, dead: Mapping[str, float]) -> WaitGraph:
+        """Who waits for whom."""
+        return WaitGraph(self.processes(dead))
+
+
+class Watch:
+    """The rounds that are under way, and the looks while anybody waits."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, Round] = {}
+        self._serial = 0
+        self._detector = DeadlockDetector(_PATIENCE)
+        self._watching = False
+        self._looking = False
+        self._next_look = 0.0
+        self._found: list[Deadlock] = []
+
+    def alarm(self) -> None:
+        """A process waits for long."""
+        self._watching = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is due soon."""
+        return self._watching or bool(self._rounds)
+
+    def begin(
+        self,
+        now: float,
+        ask: Callable[[Round], Iterable[str]],
+        done: Callable[[Round], None],
+        *,
+        stacks: bool = False,
+    ) -> None:
+        """Asks everybody; `done` is called when all have answered, or time is up."""
+        self._serial += 1
+        started = Round(self._serial, stacks, now + _ROUND_SECONDS, done)
+        self._rounds[started.serial] = started
+        started.asked.update(ask(started))
+
+    def answered(self, name: str, answer: Answer) -> None:
+        """A process has answered."""
+        asked = self._rounds.get(answer.round)
+        if asked is not None:
+            asked.answers[name] = answer
+
+    def left(self, name: str) -> None:
+        """A process is gone, and will not answer."""
+        for each in self._rounds.values():
+            each.asked.discard(name)
+
+    def tick(
+        self, now: float, ask: Callable[[Round], Iterable[str]], dead: Callable[[], Mapping[str, float]]
+    ) -> list[Deadlock]:
+        """Ends the rounds whose time has come; returns the deadlocks that the look among them finds."""
+        if self._watching and not self._looking and now >= self._next_look:
+            self._looking = True
+            self._next_look = now + _LOOK_EVERY
+            self.begin(now, ask, lambda answers: self._look(answers, dead()))
+        for serial, each in list(self._rounds.items()):
+            if each.complete or now >= each.until:
+                del self._rounds[serial]
+                each.done(each)
+        found, self._found = self._found, []
+        return found
+
+    def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
+        self._looking = False
+        self._watching = any(map(_waits, answers.answers.items()))
+        self._found += self._detector.look(answers.processes(dead), time.monotonic())
+
+
+def _waits(named: tuple[str, Answer]) -> bool:
+    name, answer = named
+    return any(is_long_wait(one, is_worker=":" in name) for one in answer.publication.operations)
+
+
+def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
+    """Whether an operation is worth a look: a driver that waits for its workers is as it should be."""
+    kind = published.operation.kind
+    if kind is OperationKind.METHOD or published.age < _LONG_WAIT:
+        return False
+    return is_worker or kind not in _CALLS

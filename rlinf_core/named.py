@@ -1,0 +1,85 @@
+"""Things found by the name that a configuration gives them: ours, those a user registered, those a user imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Generic, TypeVar, cast
+
+from rlinf_core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing.
+
+    What we bring is listed as `package.module:name` and imported when it is asked for, so that a registry costs nothing
+    to import. A name with a colon is imported too: that is how a configuration names something of the user's own.
+
+    Args:
+        what: the kind of thing, for messages, as in `advantage`.
+        known: what we bring, by name, as `package.module:name`.
+    """
+
+    def __init__(self, what: str, known: Mapping[str, str]) -> None:
+        self._what = what
+        self._known = dict(known)
+        self._registered: dict[str, T] = {}
+
+    def names(self) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted({*self._known, *self._registered})
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds what it decorates under `name`, and returns it unchanged.
+
+        Raises:
+            ConfigError: the name is taken, or is none: it is empty or has a colon.
+        """
+        if not name or ":" in name:
+            raise ConfigError(f"`{name}` cannot name a {self._what}", help="a name is not empty and has no colon")
+
+        def add(value: T) -> T:
+            if self._registered.get(name, value) is not value or name in self._known:
+                raise ConfigError(f"{self._what} `{name}` is registered twice", help="give one of them another name")
+            self._registered[name] = value
+            return value
+
+        return add
+
+    def get(self, name: str) -> T:
+        """What `name` stands for: a registered name, or `package.module:name` to import.
+
+        Raises:
+            ConfigError: there is nothing of this name, or it cannot be imported.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        target = self._known.get(name, name)
+        if ":" in target:
+            return cast("T", import_target(target, self._what))
+        from rlinf_core.suggest import did_you_mean, quoted
+
+        known = f"known: {quoted(self.names())}; your own is written `package.module:name`"
+        raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or known)
+
+
+def import_target(target: str, what: str) -> object:
+    """What `package.module:name` names.
+
+    Args:
+        target: the name to import.
+        what: the kind of thing, for messages.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has nothing of that name.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} `{target}` cannot be loaded: {type(error).__name__}: {error}",
+            help=f"install what is missing, or check that `{module}` can be imported here and defines `{name}`",
+        ) from error

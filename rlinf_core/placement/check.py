@@ -1,0 +1,174 @@
+"""The placement rules over a file: every mistake at the very characters that make it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.places import naming, part, place
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
+from rlinf_core.placement.resolve import resolve
+from rlinf_core.placement.written import GROUPS, PLACEMENT, Placed, group_paths, pieces, problem_span
+from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
+
+
+def check_placement(
+    tree: Mapping,
+    cluster: ClusterConfig,
+    topology: ClusterTopology,
+    diagnostics: Diagnostics,
+    pruned: frozenset[Path] = frozenset(),
+) -> None:
+    """Reports everything that is wrong or suspicious about `cluster.component_placement`.
+
+    Args:
+        tree: the whole file.
+        cluster: its model, without what was pruned.
+        topology: what the components are placed on; accelerators it doesn't know are reported in a note.
+        pruned: the paths of what was left out of the model; what depends on them is not judged.
+    """
+    _Check(tree, cluster, topology, diagnostics, pruned).run()
+
+
+class _Check:
+    def __init__(
+        self,
+        tree: Mapping,
+        cluster: ClusterConfig,
+        topology: ClusterTopology,
+        diagnostics: Diagnostics,
+        pruned: frozenset[Path],
+    ) -> None:
+        self.tree = tree
+        self.cluster = cluster
+        self.topology = topology
+        self.diagnostics = diagnostics
+        self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned)
+
+    def run(self) -> None:
+        written = list(self._written())
+        if self._damaged(("cluster", "num_nodes")):
+            return
+        doubtful = self._doubtful_labels()
+        placed: list[Placed] = []
+        for name, path in written:
+            entry = self.cluster.component_placement.get(name)
+            if entry is None or self._damaged(path) or doubtful.intersection(entry.node_group or (CLUSTER_LABEL,)):
+                continue
+            resolution = resolve(name, entry.rank_map, entry.node_group, self.topology)
+            placed.append(Placed(name, path, entry, resolution))
+            for problem in resolution.problems:
+                at = problem_span(self.tree, path, problem)
+                finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, problem.help)
+                self.diagnostics.add(finding)
+        self._note_unknown(placed)
+        if len(placed) == len(written) and not any(each.resolution.problems for each in placed):
+            # Imported here: a file with mistakes has more urgent news than these.
+            from rlinf_core.placement.suspicious import suspicious
+
+            self.diagnostics.extend(suspicious(self.tree, self.cluster, self.topology, placed))
+
+    def _damaged(self, path: Path) -> bool:
+        return self._validated.damaged(path)
+
+    def _written(self) -> Iterator[tuple[str, Path]]:
+        """Every component of the file once, with the place of its name; a second time is reported."""
+        section = find(self.tree, PLACEMENT)
+        if not isinstance(section, Mapping):
+            return
+        first: dict[str, Span] = {}
+        for entry in section.entries:
+            for name, start, end in pieces(entry.key.raw):
+                if not name:  # `a,,b`, which the model reports
+                    continue
+                span = part(entry.key, start, end) or entry.key.span
+                if name not in first:
+                    first[name] = span
+                    yield name, (*PLACEMENT, entry.key.raw)
+                    continue
+                self.diagnostics.add(
+                    Diagnostic(
+                        "component-twice",
+                        Severity.ERROR,
+                        f"component `{name}` is placed twice",
+                        span,
+                        (*PLACEMENT, entry.key.raw),
+                        "give each component one entry; an entry may list several parts, as in `0-3,8-11`",
+                        ((first[name], "first placed at"),),
+                    )
+                )
+
+    def _doubtful_labels(self) -> set[str]:
+        """Labels of groups that are not what the file meant, because something about them was wrong and is reported."""
+        doubtful: set[str] = set()
+        groups = find(self.tree, GROUPS)
+        for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):
+            path: Path = (*GROUPS, index)
+            keys = ("label", "node_ranks", "hardware", "accelerators", "ignore_hardware")
+            if not any(self._damaged((*path, key)) for key in keys):
+                continue
+            label = find(group, ("label",))
+            if not isinstance(label, Scalar):
+                return set(self._all_labels()) | doubtful
+            doubtful |= {label.raw, CLUSTER_LABEL} if self._damaged((*path, "accelerators")) else {label.raw}
+        if self._damaged(GROUPS) and not isinstance(groups, Sequence):
+            return set(self._all_labels())
+        given = Counter(group.label for group in self.cluster.node_groups)
+        return doubtful | {
+            group.label
+            for group in self.cluster.node_groups
+            if given[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
+        }
+
+    def _all_labels(self) -> Iterator[str]:
+        """Every label that a component names, but those that mean the same whatever the groups are."""
+        for entry in self.cluster.component_placement.values():
+            yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
+        yield from (group.label for group in self.cluster.node_groups)
+
+    def _note_unknown(self, placed: list[Placed]) -> None:
+        """One note for each group whose accelerators nobody has declared."""
+        users: dict[str, list[Placed]] = {}
+        for each in placed:
+            for label in each.resolution.unknown:
+                users.setdefault(label, []).append(each)
+        for label, components in users.items():
+            names = [f"`{each.name}`" for each in components]
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            unknown = format_ranks(self._unknown_nodes(label))
+            nodes = f" (node{'s' * (not unknown.isdecimal())} {unknown})"
+            argument = "8" if label == CLUSTER_LABEL else f"{label}=8"
+            group = "the group" if self.cluster.node_groups else "a node group"
+            self.diagnostics.add(
+                Diagnostic(
+                    "accelerators-unknown",
+                    Severity.NOTE,
+                    f"the accelerators of `{label}`{nodes} are not declared: the resource ranks of {listed} will be"
+                    " checked on the nodes",
+                    *self._group_place(label, components[0].path),
+                    f"declare `accelerators: {{per_node: 8}}` in {group}, or try `--assume {argument}`",
+                )
+            )
+
+    def _unknown_nodes(self, label: str) -> list[int]:
+        nodes = self.topology.nodes
+        return [rank for rank in self.topology.groups[label].node_ranks if nodes[rank].num_accelerators is None]
+
+    def _group_place(self, label: str, component: Path) -> tuple[Span, Path]:
+        path = group_paths(self.tree).get(label)
+        if path is not None and label not in RESERVED_LABELS:
+            return place(self.tree, (*path, "label")), path
+        return naming(self.tree, component), component
+
+
+def _contradictory(group: NodeGroup, num_nodes: int) -> bool:
+    """Whether the cluster's own rules refuse something about the units of the group."""
+    ranks = group.node_ranks
+    beyond = any(piece.stop > num_nodes for piece in ranks.ranges or ())
+    units = group.hardware.configs if group.hardware else ()
+    return beyond or any(unit.node_rank not in ranks or unit.node_rank >= num_nodes for unit in units)

@@ -1,0 +1,200 @@
+"""The placements of a job's components, as `cluster.component_placement` asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, cast
+
+from pydantic import ValidationError
+
+from rlinf_core.config.cluster import ClusterConfig, PlacementEntry
+from rlinf_core.config.ranks import merge_ranges
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.coverage import Coverage, coverage
+from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.resolve import Resolution, resolve
+from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, topology_of, unknown_accelerators
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.topology import ClusterTopology, UnitKind
+
+
+class PlacementMode(StrEnum):
+    """How the components that hold hardware share it."""
+
+    COLLOCATED = "collocated"
+    DISAGGREGATED = "disaggregated"
+    HYBRID = "hybrid"
+
+
+class HasCluster(Protocol):
+    """A job's configuration, as far as placement is concerned."""
+
+    @property
+    def cluster(self) -> Any: ...
+
+
+ConfigLike: TypeAlias = "ClusterConfig | HasCluster | Mapping[str, Any]"
+
+
+class ComponentPlacement:
+    """Where every component of a job runs.
+
+    Args:
+        config: a cluster configuration, a job's configuration (anything with `.cluster.component_placement`), or plain
+            data `{"cluster": {"component_placement": {...}}}`.
+        cluster: a cluster, or a topology alone.
+
+    Raises:
+        PlacementError: a component cannot be placed; the first mistake, `rlinf validate` shows all.
+    """
+
+    def __init__(self, config: ConfigLike, cluster: ClusterLike) -> None:
+        topology = topology_of(cluster)
+        self._entries = _entries(config, topology)
+        self._resolutions = {name: _resolve(name, entry, topology) for name, entry in self._entries.items()}
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components, in the order written."""
+        return tuple(self._entries)
+
+    def get_strategy(self, name: str) -> PlacementStrategy:
+        """The strategy that lays out the processes of a component.
+
+        Raises:
+            PlacementError: the job has no such component.
+        """
+        return FlexiblePlacementStrategy(self._resolution(name).processes(), self._entries[name].node_group)
+
+    def get_world_size(self, name: str) -> int:
+        """How many processes a component has.
+
+        Raises:
+            PlacementError: the job has no such component.
+        """
+        return self._resolution(name).world_size
+
+    def get_hardware_ranks(self, name: str) -> list[int]:
+        """The resource ranks that a component holds, ascending, local to its node groups.
+
+        Raises:
+            PlacementError: the job has no such component.
+        """
+        return [rank for block in self._resolution(name).blocks for rank in block.resources]
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        """How the components share hardware; COLLOCATED when fewer than two hold any."""
+        return placement_mode(self._resolutions.values())
+
+    def _resolution(self, name: str) -> Resolution:
+        resolution = self._resolutions.get(name)
+        if resolution is None:
+            known = f"the components are {quoted(self.components)}" if self.components else "no component is placed"
+            raise PlacementError(
+                f"component `{name}` is not placed",
+                where="cluster.component_placement",
+                help=did_you_mean(name, self.components) or known,
+            )
+        return resolution
+
+
+def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
+    """How components share what they hold.
+
+    Nodes count as something to hold only where no component holds an accelerator or a robot; those of the group `node`,
+    and of groups that ignore hardware, never do.
+    """
+    held: list[Coverage] = []
+    for resolution in resolutions:
+        covered = coverage(resolution)
+        if covered and resolution.selection and not resolution.selection.ignores_hardware:
+            held.append(covered)
+    hardware = [covered for covered in held if covered.unit.kind is not UnitKind.NODE] or held
+    distinct = set(hardware)
+    if len(distinct) < 2:
+        return PlacementMode.COLLOCATED
+    if len(distinct) == len(hardware) and all(_disjoint(hardware, unit) for unit in {each.unit for each in hardware}):
+        return PlacementMode.DISAGGREGATED
+    return PlacementMode.HYBRID
+
+
+def _disjoint(coverages: Sequence[Coverage], unit: object) -> bool:
+    ours = [covered for covered in coverages if covered.unit == unit]
+    together = merge_ranges(piece for covered in ours for piece in covered.ranges)
+    return sum(map(len, together)) == sum(map(len, ours))
+
+
+def _resolve(name: str, entry: PlacementEntry, topology: ClusterTopology) -> Resolution:
+    resolution = resolve(name, entry.rank_map, entry.node_group, topology)
+    where = f"cluster.component_placement.{name}, map `{entry.rank_map}`"
+    if resolution.problems:
+        raise resolution.problems[0].error(where)
+    if resolution.selection is None:
+        raise unknown_accelerators(resolution.unknown, where)
+    return resolution
+
+
+def _entries(config: ConfigLike, topology: ClusterTopology) -> Mapping[str, PlacementEntry]:
+    if isinstance(config, ClusterConfig):
+        return config.component_placement
+    if isinstance(config, Mapping):
+        section: Any = config.get("cluster")
+    else:
+        section = config.cluster
+    if isinstance(section, Mapping):
+        written: Any = cast("Mapping[str, Any]", section).get("component_placement")
+    else:
+        written = getattr(section, "component_placement", None)
+    if not isinstance(written, Mapping):
+        raise PlacementError("the configuration places no component", help="give it `cluster.component_placement`")
+    entries = cast("Mapping[Any, Any]", written)
+    if all(isinstance(entry, PlacementEntry) for entry in entries.values()):
+        return cast("Mapping[str, PlacementEntry]", entries)
+    return _read(entries, topology)
+
+
+def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str, PlacementEntry]:
+    """Entries out of plain data, for programs that come with a mapping of their own."""
+    data = {str(names): _plain(entry) for names, entry in written.items()}
+    seen: set[str] = set()
+    for names in data:
+        for name in (each.strip() for each in names.split(",")):
+            if name in seen:
+                raise PlacementError(
+                    f"component `{name}` is placed twice",
+                    where="cluster.component_placement",
+                    help="give each component one entry",
+                )
+            seen.add(name)
+    try:
+        cluster = ClusterConfig.model_validate({"num_nodes": topology.num_nodes, "component_placement": data})
+    except ValidationError as failure:
+        raise _refusal(failure) from None
+    return cluster.component_placement
+
+
+def _refusal(failure: ValidationError) -> PlacementError:
+    """The first thing that pydantic found, in our words."""
+    first = failure.errors(include_url=False, include_input=False)[0]
+    path = [str(segment) for segment in first["loc"] if segment != "[key]"]
+    message, help = first["msg"], first.get("ctx", {}).get("help")
+    if first["type"] == "extra_forbidden":
+        keys = tuple(PlacementEntry.model_fields)
+        message, help = (
+            f"unknown key `{path.pop()}`",
+            did_you_mean(str(first["loc"][-1]), keys) or f"known: {quoted(keys)}",
+        )
+    elif first["type"] == "missing":
+        message, help = f"`{path.pop()}` is missing", "give it a rank map, as in `placement: 0-7`"
+    return PlacementError(message, where=".".join(("cluster", *path)), help=help)
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and lists of any make as dict and list."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in cast("Sequence[Any]", value)]
+    return value

@@ -1,0 +1,159 @@
+"""What a person asks about a placement: where a process gets its variables from, and who shares what with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.places import place
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Mapping as Tree
+from rlinf_core.config.tree import Path, find
+from rlinf_core.config.tree import Sequence as TreeSequence
+from rlinf_core.placement.environment import PATH_LISTS, NodeEnvironment, NodeVariable, node_environment
+from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+AT_LAUNCH = "<at launch>"
+NODES_OWN = "<node's own>"
+FROM_DRIVER = "<from the driver>"
+
+
+class Layer(StrEnum):
+    """What sets a variable. An upper layer wins over those below it."""
+
+    ENV_CONFIGS = "env_configs"
+    PATH_MERGE = "path merge"
+    FORWARD_ENV = "forward_env"
+    RUNTIME = "runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """A variable of a process.
+
+    Attributes:
+        name: of the variable.
+        value: what the process will see; a part in `<...>` is known only on the node or at launch.
+        layer: what sets it.
+        span: where that was written, or None for the runtime's and when the file is not at hand.
+        group: the node group whose `env_configs` set it, or None.
+    """
+
+    name: str
+    value: str
+    layer: Layer
+    span: Span | None = None
+    group: str | None = None
+
+
+def process_environment(
+    cluster: ClusterConfig,
+    placement: Placement,
+    tree: Tree | None = None,
+    environment: NodeEnvironment | None = None,
+) -> list[EnvVar]:
+    """Every variable that rlinf sets for a process, in alphabetical order. Secrets are not masked here.
+
+    Args:
+        cluster: the machines.
+        placement: the process.
+        tree: the file of `cluster`, for the places of its values.
+        environment: that of the process's node, for callers that have many processes of one node.
+    """
+    if environment is None:
+        environment = node_environment(cluster, placement.cluster_node_rank)
+    found = {
+        "MASTER_ADDR": EnvVar("MASTER_ADDR", AT_LAUNCH, Layer.RUNTIME),
+        "MASTER_PORT": EnvVar("MASTER_PORT", AT_LAUNCH, Layer.RUNTIME),
+    }
+    for name, value in placement.environment().items():
+        found[name] = EnvVar(name, value, Layer.RUNTIME)
+    for index, name in enumerate(cluster.forward_env):
+        span = place(tree, ("cluster", "forward_env", index)) if tree else None
+        if name in PATH_LISTS:
+            found[name] = EnvVar(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
+        else:
+            found[name] = EnvVar(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
+    for variable in environment.variables:
+        found[variable.name] = _from_group(variable, tree)
+    return sorted(found.values(), key=lambda each: each.name)
+
+
+def _from_group(variable: NodeVariable, tree: Tree | None) -> EnvVar:
+    span = place(tree, _variable_path(tree, variable)) if tree else None
+    if variable.prepended:
+        value = f"{variable.value}:{NODES_OWN}"
+        return EnvVar(variable.name, value, Layer.PATH_MERGE, span, variable.group)
+    return EnvVar(variable.name, variable.value, Layer.ENV_CONFIGS, span, variable.group)
+
+
+def _variable_path(tree: Tree, variable: NodeVariable) -> Path:
+    """`env_vars` is a list of one-key maps, or one map."""
+    if isinstance(find(tree, variable.path), TreeSequence):
+        return (*variable.path, variable.index, variable.name)
+    return (*variable.path, variable.name)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitUse:
+    """A unit of hardware, or a node as a whole, with the processes on it.
+
+    Attributes:
+        node_rank: its node.
+        hardware_type: as in `Placement.hardware_type`.
+        local_hardware_rank: its index among the node's units of that type.
+        users: (component, rank) of every process on it.
+    """
+
+    node_rank: int
+    hardware_type: str
+    local_hardware_rank: int
+    users: tuple[tuple[str, int], ...]
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components that use it, each once."""
+        return tuple(dict.fromkeys(component for component, _ in self.users))
+
+    @property
+    def idle(self) -> bool:
+        return not self.users
+
+    @property
+    def shared(self) -> bool:
+        """Whether several components use it."""
+        return len(self.components) > 1
+
+
+def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[UnitUse]:
+    """Every known accelerator and robot, node by node, used or not.
+
+    A node as a whole is listed where it has neither, and where processes were placed on nodes rather than on hardware.
+    """
+    users: dict[tuple[int, str, int], list[tuple[str, int]]] = {}
+    for component, processes in placements.items():
+        for process in processes:
+            node, kind = process.cluster_node_rank, process.hardware_type
+            for unit in process.local_hardware_ranks or (0,):
+                users.setdefault((node, kind, unit), []).append((component, process.rank))
+    uses: list[UnitUse] = []
+    for node in topology.nodes:
+        for kind, index in (*_units(node), ("node", 0)):
+            found = users.get((node.rank, kind, index), [])
+            bare = node.num_accelerators == 0 and not node.robots
+            if kind != "node" or found or bare:
+                uses.append(UnitUse(node.rank, kind, index, tuple(found)))
+    return uses
+
+
+def _units(node: NodeInfo) -> Iterable[tuple[str, int]]:
+    kind = node.accelerator_type or "accelerator"
+    yield from ((kind, index) for index in range(node.num_accelerators or 0))
+    counts: dict[str, int] = {}
+    for robot in node.robots:
+        index = counts.get(robot.type, 0)
+        counts[robot.type] = index + 1
+        yield robot.type, index

@@ -1,0 +1,108 @@
+"""Consecutive resources, dealt out in equal shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlinf_core.config.ranks import format_range
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import (
+    ClusterLike,
+    PlacementStrategy,
+    place,
+    select_or_raise,
+    split_labels,
+    topology_of,
+)
+from rlinf_core.topology import ClusterTopology
+
+
+class PackedPlacementStrategy(PlacementStrategy):
+    """Process i takes the lowest unused resource rank s, and with it s+stride, s+2*stride, ...
+
+    Args:
+        start_hardware_rank, end_hardware_rank: the first and the last resource rank, local to the selected groups.
+        num_hardware_per_process: how many resources each process holds.
+        stride: the distance between two resources of a process.
+        node_group: the group or groups whose resources are meant (`"a"`, `"a,b"`, a list); None means `cluster`.
+
+    Raises:
+        PlacementError: the range is not one, or the resources cannot be dealt out evenly this way.
+    """
+
+    def __init__(
+        self,
+        start_hardware_rank: int,
+        end_hardware_rank: int,
+        num_hardware_per_process: int = 1,
+        stride: int = 1,
+        node_group: str | int | Sequence[str | int] | None = None,
+    ) -> None:
+        self.start_hardware_rank = start_hardware_rank
+        self.end_hardware_rank = end_hardware_rank
+        self.num_hardware_per_process = num_hardware_per_process
+        self.stride = stride
+        self.node_group_labels = split_labels(node_group)
+        self._where = repr(self)
+        self._check()
+
+    def __repr__(self) -> str:
+        group = f", node_group={','.join(self.node_group_labels)!r}" if self.node_group_labels else ""
+        return (
+            f"PackedPlacementStrategy({self.start_hardware_rank}, {self.end_hardware_rank}, "
+            f"num_hardware_per_process={self.num_hardware_per_process}, stride={self.stride}{group})"
+        )
+
+    def _check(self) -> None:
+        if not 0 <= self.start_hardware_rank <= self.end_hardware_rank:
+            raise PlacementError(
+                f"{self.start_hardware_rank} to {self.end_hardware_rank} is not a range of resource ranks",
+                where=self._where,
+                help="give the first and the last rank, from 0, both included",
+            )
+        for name, value in (("num_hardware_per_process", self.num_hardware_per_process), ("stride", self.stride)):
+            if value < 1:
+                raise PlacementError(f"`{name}` is {value}", where=self._where, help="give a number from 1")
+        count = self.end_hardware_rank - self.start_hardware_rank + 1
+        if count % self._block:
+            fits = count // self._block * self._block
+            what = f"shares of {self.num_hardware_per_process}"
+            if self.num_hardware_per_process > 1 and self.stride > 1:
+                what += f" with stride {self.stride}"
+            resources = format_range(range(self.start_hardware_rank, self.end_hardware_rank + 1))
+            raise PlacementError(
+                f"{count} resources, {resources}, cannot be dealt out in {what}",
+                where=self._where,
+                help=f"their number must be a multiple of {self._block}"
+                + (f"; did you mean {format_range(self._range(fits))}?" if fits else ""),
+            )
+
+    @property
+    def _block(self) -> int:
+        """The smallest run of resources that is dealt out without a rest."""
+        per_process = self.num_hardware_per_process
+        return per_process * self.stride if per_process > 1 else 1
+
+    def _range(self, count: int) -> range:
+        return range(self.start_hardware_rank, self.start_hardware_rank + count)
+
+    def _processes(self) -> Iterator[range]:
+        offsets = self.stride if self.num_hardware_per_process > 1 else 1
+        for base in range(self.start_hardware_rank, self.end_hardware_rank + 1, self._block):
+            for offset in range(offsets):
+                yield range(base + offset, base + self._block, self.stride)
+
+    def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
+        selection = select_or_raise(topology_of(cluster), self.node_group_labels, self._where)
+        return place(selection, self._processes(), isolate_accelerator, self._where)
+
+
+def default_strategy(topology: ClusterTopology) -> PackedPlacementStrategy:
+    """One process for each accelerator of the cluster, or for each node where there are none.
+
+    Raises:
+        PlacementError: the accelerators of a node are unknown.
+    """
+    selection = select_or_raise(topology, (), "default placement")
+    return PackedPlacementStrategy(0, selection.count - 1)

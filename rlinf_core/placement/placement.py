@@ -1,0 +1,78 @@
+"""Where one process runs and what it may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlinf_core.hardware.accelerators.registry import get_accelerator
+
+# What hides accelerators from a process on a node whose own are unknown or none.
+DEFAULT_VISIBILITY_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The place of one process of a component.
+
+    Attributes:
+        rank: its rank among the component's `world_size` processes.
+        cluster_node_rank: the rank of its node in the cluster.
+        placement_node_rank: the index of its node among the nodes that this component uses, in order of first use.
+        local_rank: its index among the `local_world_size` processes of this component on its node.
+        local_accelerator_rank: the index on its node of the first accelerator assigned to it, or None without one.
+        accelerator_type: the maker of its node's accelerators, as in `NVIDIA`, whether it holds one or not; None where
+            the node has none or nobody knows.
+        visible_accelerators: the accelerators it sees, as indices on its node.
+        visible_device_ids: how its visibility variable calls them where that is not by their indices, else empty.
+        isolate_accelerator: whether it sees only what is assigned to it.
+        hardware_type: what it holds: the accelerators' maker, a robot's `hardware.type`, or `node`.
+        local_hardware_ranks: which of its node's units of that type are assigned to it; empty where it was placed on
+            nodes regardless of their hardware.
+        node_group_label: the group that selected its node.
+    """
+
+    rank: int
+    world_size: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_rank: int
+    local_world_size: int
+    local_accelerator_rank: int | None
+    accelerator_type: str | None
+    visible_accelerators: tuple[int, ...]
+    visible_device_ids: tuple[str, ...]
+    isolate_accelerator: bool
+    hardware_type: str
+    local_hardware_ranks: tuple[int, ...]
+    node_group_label: str
+
+    @property
+    def visibility_variable(self) -> str:
+        """The environment variable that says which accelerators this process sees."""
+        if self.accelerator_type is None:
+            return DEFAULT_VISIBILITY_VARIABLE
+        return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
+
+    def environment(self) -> dict[str, str]:
+        """The variables of this process that follow from its place; MASTER_ADDR and MASTER_PORT are known at launch.
+
+        A process that sees only its own accelerators is to itself the only one on its node (`LOCAL_RANK` 0 of 1), since
+        frameworks take `LOCAL_RANK` for the index of the device to use. `NODE_LOCAL_RANK` always counts the component's
+        processes on the node.
+        """
+        local_rank, local_world_size = self.local_rank, self.local_world_size
+        if self.local_accelerator_rank is not None:
+            if self.isolate_accelerator:
+                local_rank, local_world_size = 0, 1
+            else:
+                local_rank = self.local_accelerator_rank
+        visible = self.visible_device_ids or self.visible_accelerators
+        return {
+            "WORLD_SIZE": str(self.world_size),
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "NODE_RANK": str(self.placement_node_rank),
+            "NODE_LOCAL_RANK": str(self.local_rank),
+            self.visibility_variable: ",".join(map(str, visible)),
+        }

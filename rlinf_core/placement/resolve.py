@@ -1,0 +1,239 @@
+"""A rank map on a topology: which resources each process gets. Decides purely and collects every mistake as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlinf_core.config.rank_values import RankMap
+from rlinf_core.config.ranks import RankMapPart, format_range
+from rlinf_core.placement.problem import Problem
+from rlinf_core.placement.selection import Selection, select
+from rlinf_core.suggest import quoted
+from rlinf_core.topology import ClusterTopology, NodeGroupInfo, UnitKind
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a rank map with both sides known: one count is a multiple of the other."""
+
+    resources: range
+    processes: range
+
+    @property
+    def density(self) -> float:
+        """Processes per resource."""
+        return len(self.processes) / len(self.resources)
+
+    def __iter__(self) -> Iterator[range]:
+        """The resources of each process, in the order of the processes."""
+        start, each = self.resources.start, len(self.resources) // len(self.processes)
+        if each:
+            for index in range(len(self.processes)):
+                yield range(start + index * each, start + (index + 1) * each)
+        else:
+            sharing = len(self.processes) // len(self.resources)
+            for rank in self.resources:
+                ranks = range(rank, rank + 1)
+                for _ in range(sharing):
+                    yield ranks
+
+
+class Resolution(NamedTuple):
+    """What a rank map means.
+
+    Attributes:
+        selection: the units it counts, or None when they are unknown or wrongly selected.
+        blocks: the parts that are sound.
+        problems: every mistake, in the order of the map; empty if processes can be laid out.
+        unknown: labels of the selected groups whose accelerators are unknown; the map was checked without them.
+        groups: the selected groups that exist.
+    """
+
+    selection: Selection | None
+    blocks: tuple[Block, ...]
+    problems: tuple[Problem, ...]
+    unknown: tuple[str, ...] = ()
+    groups: tuple[NodeGroupInfo, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(block.processes) for block in self.blocks)
+
+    def processes(self) -> Iterator[range]:
+        """The resources of every process, by process rank."""
+        for block in self.blocks:
+            yield from block
+
+
+def resolve(component: str, rank_map: RankMap, labels: Sequence[str], topology: ClusterTopology) -> Resolution:
+    """Lay the processes of `component` out over the groups `labels` (none means `cluster`)."""
+    selected = select(topology, labels, f"component `{component}`")
+    parts = _Parts(component, selected.selection, selected.groups)
+    for part in rank_map.parts:
+        parts.take(part)
+    problems = [*selected.problems, *parts.problems]
+    return Resolution(selected.selection, tuple(parts.blocks), tuple(problems), selected.unknown, selected.groups)
+
+
+class _Parts:
+    """Reads a rank map part by part; a mistake in one part doesn't spoil the judgement of the next."""
+
+    def __init__(self, component: str, selection: Selection | None, groups: tuple[NodeGroupInfo, ...]) -> None:
+        self.component = component
+        self.selection = selection
+        self.name = quoted(group.label for group in groups)
+        self.blocks: list[Block] = []
+        self.problems: list[Problem] = []
+        self._taken: list[RankMapPart] = []
+        self._taken_all = False
+        self._next_resource = 0
+        self._next_process: int | None = 0
+
+    def take(self, part: RankMapPart) -> None:
+        resources = self._resources(part)
+        in_order = self._check_order(part, resources)
+        within = resources is not None and self._check_bounds(part, resources)
+        processes = self._processes(part, resources)
+        if resources is None or processes is None:
+            return
+        if not self._check_counts(part, resources, processes):
+            # Either end of the part may be what is wrong, so nobody can say where the next one has to go on.
+            self._next_process = None
+        else:
+            block = Block(resources, processes)
+            if in_order and within and self._check_nodes(part, block):
+                self.blocks.append(block)
+
+    def _report(self, code: str, message: str, part: RankMapPart, help: str | None) -> bool:
+        self.problems.append(Problem(code, f"component `{self.component}` {message}", help, part))
+        return False
+
+    def _resources(self, part: RankMapPart) -> range | None:
+        """The resources that the part names; None for `all` of an unknown number."""
+        if part.resources is not None:
+            return part.resources
+        return range(self.selection.count) if self.selection else None
+
+    def _check_order(self, part: RankMapPart, resources: range | None) -> bool:
+        taken, self._taken = self._taken, [*self._taken, part]
+        if part.resources is None or self._taken_all:
+            self._taken_all = True
+            if not taken:
+                return True
+            help = "`all` is every resource: write it alone, or list the resources one by one"
+            return self._report("placement-not-ascending", f"lists resources of {self.name} twice", part, help)
+        ranks = part.resources
+        if ranks.start >= self._next_resource:
+            self._next_resource = ranks.stop
+            return True
+        twice = next((r for other in taken if (r := _common(other.resources, ranks))), None)
+        self._next_resource = max(self._next_resource, ranks.stop)
+        if twice is not None:
+            message = f"lists resource{'s' * (len(twice) > 1)} {format_range(twice)} of {self.name} twice"
+            help = f"the next part may start at {taken[-1].resources.stop}" if taken[-1].resources else None
+            if part.processes is None or len(ranks) == 1:
+                help = "for several processes on one resource write them behind a colon, as in `0-3:0-7`"
+            return self._report("placement-not-ascending", message, part, help)
+        before = taken[-1].resources
+        message = f"lists resources {format_range(ranks)} after {format_range(before) if before else 'all'}"
+        return self._report("placement-not-ascending", message, part, self._sorted(taken, part))
+
+    def _sorted(self, taken: list[RankMapPart], part: RankMapPart) -> str:
+        parts = [*taken, part]
+        if any(each.processes is not None for each in parts):
+            return "write the parts in ascending order of their resources; process ranks follow that order"
+        ordered = sorted(parts, key=lambda each: each.resources.start if each.resources else 0)
+        return f"did you mean `{','.join(map(str, ordered))}`? Process ranks follow the order of resources"
+
+    def _check_bounds(self, part: RankMapPart, resources: range) -> bool:
+        selection = self.selection
+        if selection is None or resources.stop <= selection.count:
+            return True
+        beyond = range(max(resources.start, selection.count), resources.stop)
+        plural = len(selection.groups) > 1
+        message = (
+            f"asks for resource{'s' * (len(beyond) > 1)} {format_range(beyond)}, but {self.name} "
+            f"{'have' if plural else 'has'} {selection.exist}"
+        )
+        size = min(len(resources), selection.count)
+        if resources.start < selection.count:
+            meant = format_range(range(resources.start, selection.count))
+        else:
+            meant = format_range(range(size))
+        why = "" if resources.start < selection.count or plural else "; ranks count within the group, from 0"
+        help = f"{selection.describe()}{why}; did you mean {meant}?"
+        return self._report("placement-out-of-range", message, part, help)
+
+    def _processes(self, part: RankMapPart, resources: range | None) -> range | None:
+        """The part's process ranks; None when they cannot be told."""
+        expected = self._next_process
+        processes = part.processes
+        if processes is None:
+            if expected is None or resources is None:
+                self._next_process = None
+                return None
+            processes = range(expected, expected + len(resources))
+        elif expected is not None and processes.start != expected:
+            self._report_gap(part, processes, expected)
+        self._next_process = processes.stop
+        return processes
+
+    def _report_gap(self, part: RankMapPart, processes: range, expected: int) -> None:
+        meant = range(expected, expected + len(processes))
+        shown = RankMapPart(part.resources, meant, part.start, part.end)
+        if expected == 0:
+            message = f"starts its process ranks at {processes.start}; they start at 0"
+        elif processes.start > expected:
+            missing = format_range(range(expected, processes.start))
+            message = f"leaves out process rank{'s' * ('-' in missing)} {missing}"
+        else:
+            again = range(processes.start, min(processes.stop, expected))
+            message = f"gives process rank{'s' * (len(again) > 1)} {format_range(again)} twice"
+        self._report("process-ranks-gap", message, part, f"process ranks run on without gaps; did you mean `{shown}`?")
+
+    def _check_counts(self, part: RankMapPart, resources: range, processes: range) -> bool:
+        have, want = len(resources), len(processes)
+        if have and want and (have % want == 0 or want % have == 0):
+            return True
+        near = _nearest_count(have, want) if have else 0
+        message = f"puts {want} process{'es' * (want != 1)} on {have} resources: neither number divides the other"
+        shown = RankMapPart(part.resources, range(processes.start, processes.start + near), part.start, part.end)
+        help = f"the number of processes divides {have} or is a multiple of it; did you mean `{shown}`?"
+        return self._report("placement-counts-dont-divide", message, part, help)
+
+    def _check_nodes(self, part: RankMapPart, block: Block) -> bool:
+        selection = self.selection
+        if selection is None or len(block.resources) == len(block.processes) or block.density > 1:
+            return True
+        for rank, resources in zip(block.processes, block, strict=True):
+            first, last = selection.locate(resources.start), selection.locate(resources.stop - 1)
+            if first.node != last.node:
+                message = (
+                    f"gives process {rank} the resources {format_range(resources)} of {self.name}, which lie on nodes "
+                    f"{first.node} and {last.node}"
+                )
+                if selection.unit.kind is UnitKind.NODE:
+                    help = "a process runs on one node: give every node a process of its own"
+                else:
+                    help = f"a process runs on one node ({selection.describe()}): begin at a node's first resource, or"
+                    help += " give each process fewer"
+                return self._report("process-spans-nodes", message, part, help)
+        return True
+
+
+def _common(a: range | None, b: range) -> range | None:
+    if a is None:
+        return None
+    both = range(max(a.start, b.start), min(a.stop, b.stop))
+    return both or None
+
+
+def _nearest_count(resources: int, wanted: int) -> int:
+    """The number of processes nearest to `wanted` that `resources` can be dealt to, or can be shared by."""
+    if wanted > resources:
+        low = wanted // resources * resources
+        return low if wanted - low < low + resources - wanted else low + resources
+    divisors = {d for low in range(1, int(resources**0.5) + 1) if resources % low == 0 for d in (low, resources // low)}
+    return min(divisors, key=lambda d: (abs(d - wanted), -d))

@@ -1,0 +1,215 @@
+"""The units of the node groups that a component selects, numbered through in the order the groups are listed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
+from rlinf_core.placement.problem import Problem
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
+
+
+class Location(NamedTuple):
+    """Where a resource is: its node, its index among the node's units of its kind, and the group that selected it."""
+
+    node: int
+    local_rank: int
+    label: str
+
+
+class Segment(NamedTuple):
+    """Resource ranks from `first` on that are the cluster-wide units `units`, selected by group `label`."""
+
+    first: int
+    units: range
+    label: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """Groups that count the same kind of unit.
+
+    Attributes:
+        groups: in the order listed.
+        unit: what a resource rank counts.
+        segments: the resource ranks in order.
+        count: how many resources there are.
+    """
+
+    topology: ClusterTopology
+    groups: tuple[NodeGroupInfo, ...]
+    unit: Unit
+    segments: tuple[Segment, ...]
+    count: int
+    _firsts: list[int]
+    _numbers: UnitNumbers
+
+    @property
+    def ignores_hardware(self) -> bool:
+        return all(group.ignores_hardware for group in self.groups)
+
+    @property
+    def name(self) -> str:
+        """`a800` or `a800`, `4090`, in backticks."""
+        return quoted(group.label for group in self.groups)
+
+    @property
+    def exist(self) -> str:
+        """Which resource ranks there are, after "has"."""
+        return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
+
+    def locate(self, rank: int) -> Location:
+        """Where resource `rank`, which must be below `count`, is."""
+        segment = self.segments[bisect_right(self._firsts, rank) - 1]
+        unit = segment.units.start + rank - segment.first
+        node = self._numbers.node_of(unit)
+        return Location(node, unit - self._numbers.on_node(node).start, segment.label)
+
+    def units(self, ranks: range) -> Iterator[range]:
+        """The cluster-wide units behind consecutive resource ranks."""
+        for first, units, _ in self.segments:
+            start, stop = max(ranks.start, first), min(ranks.stop, first + len(units))
+            if start < stop:
+                yield range(units.start + start - first, units.start + stop - first)
+
+    def describe(self) -> str:
+        """What exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3 nodes`."""
+        counts = self._counts()
+        with_units = {node: count for node, count in counts.items() if count}
+        if self.unit.kind is UnitKind.NODE:
+            return self.unit.counted(self.count)
+        nodes = f"{len(with_units)} node{'s' * (len(with_units) != 1)}"
+        if len(set(with_units.values())) == 1 and self.unit.kind is UnitKind.ACCELERATOR:
+            return f"{nodes} x {self.unit.counted(next(iter(with_units.values())))}"
+        if self.unit.kind is UnitKind.ROBOT and with_units:
+            plural = "s" * (len(with_units) != 1)
+            return f"{self.unit.counted(self.count)} on node{plural} {format_ranks(sorted(with_units))}"
+        return f"{self.unit.counted(self.count)} on {nodes}"
+
+    def _counts(self) -> dict[int, int]:
+        """Units of each node of the groups."""
+        return {node: len(self._numbers.on_node(node)) for group in self.groups for node in group.node_ranks}
+
+
+class Selected(NamedTuple):
+    """The outcome of selecting groups.
+
+    `selection` is None when there are problems, and also when what the groups count is unknown: `unknown` then holds
+    the labels of the groups with unknown accelerators.
+    """
+
+    selection: Selection | None
+    problems: tuple[Problem, ...] = ()
+    unknown: tuple[str, ...] = ()
+    groups: tuple[NodeGroupInfo, ...] = ()
+
+
+def select(topology: ClusterTopology, labels: Sequence[str], subject: str) -> Selected:
+    """Select groups by label (none means `cluster`); `subject` begins the messages, as in "component `actor`"."""
+    labels = tuple(labels) or (CLUSTER_LABEL,)
+    problems = [
+        _unknown_group(topology, label, index, subject)
+        for index, label in enumerate(labels)
+        if label not in topology.groups
+    ]
+    groups = tuple(topology.groups[label] for label in labels if label in topology.groups)
+    problems += _listed_twice(labels, subject)
+    if problems:
+        return Selected(None, tuple(problems), groups=groups)
+    unknown = tuple(group.label for group in groups if group.unit is None)
+    problems = _mixed_units(groups, subject) or _overlaps(topology, groups, subject)
+    if problems or unknown:
+        return Selected(None, tuple(problems), unknown, groups)
+    empty = [_without_units(group, i, subject) for i, group in enumerate(groups) if group.num_units == 0]
+    if empty:
+        return Selected(None, tuple(empty), groups=groups)
+    return Selected(_make(topology, groups), groups=groups)
+
+
+def _make(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selection:
+    unit = groups[0].unit
+    if unit is None:
+        raise ValueError(f"what group {groups[0].label} counts is unknown")
+    segments: list[Segment] = []
+    count = 0
+    for group in groups:
+        for units in group.segments:
+            segments.append(Segment(count, units, group.label))
+            count += len(units)
+    firsts = [segment.first for segment in segments]
+    return Selection(topology, groups, unit, tuple(segments), count, firsts, topology.numbers(unit))
+
+
+def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: str) -> Problem:
+    hint = did_you_mean(label, topology.groups) or f"the groups are {quoted(topology.groups)}"
+    message = f"{subject} is placed on node group `{label}`, which does not exist"
+    return Problem("unknown-node-group", message, hint, label=index)
+
+
+def _listed_twice(labels: Sequence[str], subject: str) -> list[Problem]:
+    seen: set[str] = set()
+    problems: list[Problem] = []
+    for index, label in enumerate(labels):
+        if label in seen:
+            message = f"{subject} lists node group `{label}` twice"
+            problems.append(Problem("groups-overlap", message, "name each group once", label=index))
+        seen.add(label)
+    return problems
+
+
+def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]:
+    units = {group.unit for group in groups}
+    # A group whose accelerators are unknown may count accelerators or nodes, but never robots.
+    certain = [unit for unit in units if unit is not None]
+    if len(certain) < 2 and not (None in units and any(unit.robot for unit in certain)):
+        return []
+    counts = ", ".join(
+        f"`{group.label}` counts {group.unit.plural if group.unit else 'accelerators or nodes'}" for group in groups
+    )
+    first = groups[0].unit
+    other = next(index for index, group in enumerate(groups) if group.unit != first)
+    return [
+        Problem(
+            "groups-mixed-units",
+            f"{subject} mixes groups that count different things: {counts}",
+            "select groups that count the same, and place the rest as a component of its own",
+            label=other,
+        )
+    ]
+
+
+def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]:
+    problems: list[Problem] = []
+    for index, group in enumerate(groups):
+        for other in groups[:index]:
+            if group.unit is None or group.unit != other.unit:
+                continue
+            shared = [both for a in group.segments for b in other.segments if (both := _common(a, b))]
+            if not shared:
+                continue
+            numbers = topology.numbers(group.unit)
+            nodes = [range(numbers.node_of(both.start), numbers.node_of(both.stop - 1) + 1) for both in shared]
+            shown = ",".join(map(format_range, merge_ranges(nodes)))
+            where = f"node{'s' * (not shown.isdecimal())} {shown}"
+            message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
+            help = "the groups a component selects may not share units: leave one out, or narrow its `node_ranks`"
+            problems.append(Problem("groups-overlap", message, help, label=index))
+    return problems
+
+
+def _common(a: range, b: range) -> range:
+    return range(max(a.start, b.start), min(a.stop, b.stop))
+
+
+def _without_units(group: NodeGroupInfo, index: int, subject: str) -> Problem:
+    what = group.unit.plural if group.unit else "units"
+    return Problem(
+        "group-without-units",
+        f"{subject} is placed on node group `{group.label}`, which has no {what}",
+        "declare its `hardware.configs`, or leave `hardware` out to count accelerators or nodes",
+        label=index,
+    )

@@ -1,0 +1,171 @@
+"""What every placement strategy does, and how a list of resources becomes a list of placements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.selection import Location, Selection, select
+from rlinf_core.suggest import quoted
+from rlinf_core.topology import ClusterTopology, NodeInfo, Unit, UnitKind
+
+
+class HasTopology(Protocol):
+    """A cluster, as far as laying out processes is concerned."""
+
+    @property
+    def topology(self) -> ClusterTopology: ...
+
+
+# The node of a process, the group that selected it, and which of the node's units it holds.
+Held: TypeAlias = tuple[int, str, tuple[int, ...]]
+ClusterLike: TypeAlias = "ClusterTopology | HasTopology"
+
+
+def topology_of(cluster: ClusterLike) -> ClusterTopology:
+    return cluster if isinstance(cluster, ClusterTopology) else cluster.topology
+
+
+class PlacementStrategy(ABC):
+    """Decides which process of a component runs where."""
+
+    @abstractmethod
+    def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
+        """One placement for each process, by rank.
+
+        Args:
+            cluster: a cluster, or a topology alone.
+            isolate_accelerator: whether a process that holds accelerators sees only those, or all of its node's.
+
+        Raises:
+            PlacementError: the cluster cannot hold the processes as asked.
+        """
+
+
+def split_labels(labels: str | int | Iterable[str | int] | None) -> tuple[str, ...]:
+    """`"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels."""
+    if labels is None:
+        return ()
+    if isinstance(labels, str | int):
+        labels = str(labels).split(",")
+    return tuple(str(label).strip() for label in labels)
+
+
+def select_or_raise(topology: ClusterTopology, labels: Sequence[str], where: str) -> Selection:
+    """The units of some groups.
+
+    Raises:
+        PlacementError: no such groups, they don't go together, or what they count is unknown.
+    """
+    selected = select(topology, labels, "the placement")
+    if selected.problems:
+        raise selected.problems[0].error(where)
+    if selected.selection is None:
+        raise unknown_accelerators(selected.unknown, where)
+    return selected.selection
+
+
+def unknown_accelerators(labels: Sequence[str], where: str) -> PlacementError:
+    return PlacementError(
+        f"the accelerators of {quoted(labels)} are unknown",
+        where=where,
+        help="declare `accelerators: {per_node: 8}` in the node group, assume them (`--assume 8`), or ask the nodes",
+    )
+
+
+def place(
+    selection: Selection, processes: Iterable[Sequence[int]], isolate_accelerator: bool, where: str
+) -> list[Placement]:
+    """Placements of processes that hold the resource ranks given for each.
+
+    Raises:
+        PlacementError: a resource doesn't exist, is given twice to one process, or lies on another node than the rest.
+    """
+    held: list[Held] = []
+    for rank, resources in enumerate(processes):
+        locations = [_locate(selection, resource, rank, where) for resource in resources]
+        if len(locations) > 1:
+            _check_together(selection, rank, resources, locations, where)
+        first = locations[0]
+        units = () if selection.ignores_hardware else tuple(location.local_rank for location in locations)
+        held.append((first.node, first.label, units))
+    return number(selection.topology, selection.unit, held, isolate_accelerator)
+
+
+def _locate(selection: Selection, resource: int, rank: int, where: str) -> Location:
+    if 0 <= resource < selection.count:
+        return selection.locate(resource)
+    plural = len(selection.groups) > 1
+    raise PlacementError(
+        f"process {rank} asks for resource {resource}, but {selection.name} {'have' if plural else 'has'} "
+        f"{selection.exist}",
+        where=where,
+        help=selection.describe(),
+    )
+
+
+def _check_together(
+    selection: Selection, rank: int, resources: Sequence[int], locations: Sequence[Location], where: str
+) -> None:
+    nodes = sorted({location.node for location in locations})
+    if len(nodes) > 1:
+        raise PlacementError(
+            f"process {rank} would hold resources {','.join(map(str, resources))} of {selection.name}, "
+            f"which lie on nodes {format_ranks(nodes)}",
+            where=where,
+            help=f"a process runs on one node ({selection.describe()}): give it resources of one",
+        )
+    if len(set(resources)) < len(resources):
+        twice = next(resource for resource, count in Counter(resources).items() if count > 1)
+        raise PlacementError(f"process {rank} is given resource {twice} twice", where=where, help="name it once")
+
+
+def number(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolate_accelerator: bool) -> list[Placement]:
+    """Placements of processes whose node and units are known: counts them by node and by component."""
+    nodes = topology.nodes
+    node_ranks: dict[int, int] = {}
+    local_sizes: Counter[int] = Counter()
+    local_ranks: list[int] = []
+    for node, _, _ in held:
+        node_ranks.setdefault(node, len(node_ranks))
+        local_ranks.append(local_sizes[node])
+        local_sizes[node] += 1
+    with_accelerators = unit.kind is UnitKind.ACCELERATOR
+    everything = {node: tuple(range(nodes[node].num_accelerators or 0)) for node in node_ranks}
+    placements: list[Placement] = []
+    for rank, (node, label, units) in enumerate(held):
+        info = nodes[node]
+        visible = () if not with_accelerators else units if isolate_accelerator else everything[node]
+        placements.append(
+            Placement(
+                rank=rank,
+                world_size=len(held),
+                cluster_node_rank=node,
+                placement_node_rank=node_ranks[node],
+                local_rank=local_ranks[rank],
+                local_world_size=local_sizes[node],
+                local_accelerator_rank=units[0] if with_accelerators else None,
+                accelerator_type=info.accelerator_type,
+                visible_accelerators=visible,
+                visible_device_ids=tuple(info.accelerator_ids[index] for index in visible)
+                if info.accelerator_ids
+                else (),
+                isolate_accelerator=isolate_accelerator,
+                hardware_type=hardware_type(unit, info),
+                local_hardware_ranks=units,
+                node_group_label=label,
+            )
+        )
+    return placements
+
+
+def hardware_type(unit: Unit, node: NodeInfo) -> str:
+    """What a process that holds such units of a node holds, in a word."""
+    if unit.kind is UnitKind.ACCELERATOR:
+        return node.accelerator_type or str(unit.kind)
+    return unit.robot or str(unit.kind)

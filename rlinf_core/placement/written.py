@@ -1,0 +1,74 @@
+"""Where components, rank maps and node groups stand in a file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlinf_core.config.cluster import PlacementEntry
+from rlinf_core.config.places import part, place
+from rlinf_core.config.source import Span
+from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
+from rlinf_core.placement.problem import Problem
+from rlinf_core.placement.resolve import Resolution
+
+PLACEMENT: Path = ("cluster", "component_placement")
+GROUPS: Path = ("cluster", "node_groups")
+
+
+class Placed(NamedTuple):
+    """A component as the file places it: its name, the path of its entry, the entry, and what that means."""
+
+    name: str
+    path: Path
+    entry: PlacementEntry
+    resolution: Resolution
+
+
+def map_path(tree: Mapping, entry: Path) -> Path:
+    """The path of the rank map of a component's entry, which may be the whole entry."""
+    return (*entry, "placement") if isinstance(find(tree, entry), Mapping) else entry
+
+
+def problem_span(tree: Mapping, entry: Path, problem: Problem) -> Span:
+    """What to underline for a problem of the entry at a path."""
+    if problem.label is not None:
+        return _label_span(tree, entry, problem.label)
+    path = map_path(tree, entry)
+    if problem.part is None:
+        return place(tree, path)
+    if problem.part.item is not None:
+        path = (*path, problem.part.item)
+    return part(find(tree, path), problem.part.start, problem.part.end) or place(tree, path)
+
+
+def _label_span(tree: Mapping, entry: Path, index: int) -> Span:
+    path = (*entry, "node_group")
+    node = find(tree, path)
+    if isinstance(node, Sequence):
+        return place(tree, (*path, index))
+    if isinstance(node, Scalar):
+        _, start, end = pieces(node.raw)[index]
+        return part(node, start, end) or node.span
+    return place(tree, map_path(tree, entry))
+
+
+def group_paths(tree: Mapping) -> dict[str, Path]:
+    """The path of each node group by its label."""
+    paths: dict[str, Path] = {}
+    groups = find(tree, GROUPS)
+    for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):
+        label = find(group, ("label",))
+        if isinstance(label, Scalar):
+            paths.setdefault(label.raw, (*GROUPS, index))
+    return paths
+
+
+def pieces(raw: str) -> list[tuple[str, int, int]]:
+    """The names of `a, b`, each with its offsets."""
+    found: list[tuple[str, int, int]] = []
+    at = 0
+    for text in raw.split(","):
+        start = at + len(text) - len(text.lstrip())
+        found.append((text.strip(), start, start + len(text.strip())))
+        at += len(text) + 1
+    return found

@@ -1,0 +1,141 @@
+"""Scalar types for configuration models.
+
+A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers although the person who wrote them meant a label,
+a serial and an environment value. The reader therefore hands numbers and booleans over as subclasses
+that remember their text, and the types below say what a field wants of them:
+
+* `Text` takes any scalar as the text that was written;
+* `Int`, `Float`, `Bool` take numbers and booleans only (never `true` for an int), and yield plain Python values;
+* `Data` takes anything and yields plain Python values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, LiteralString, cast
+
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+
+class YamlInt(int):
+    """An int that was written as `raw`."""
+
+    raw: str
+
+    def __new__(cls, value: int, raw: str) -> YamlInt:
+        self = super().__new__(cls, value)
+        self.raw = raw
+        return self
+
+
+class YamlFloat(float):
+    """A float that was written as `raw`."""
+
+    raw: str
+
+    def __new__(cls, value: float, raw: str) -> YamlFloat:
+        self = super().__new__(cls, value)
+        self.raw = raw
+        return self
+
+
+class YamlBool(int):
+    """A boolean that was written as `raw`. (bool cannot be subclassed; pydantic takes 0 and 1 for one.)"""
+
+    raw: str
+
+    def __new__(cls, value: bool, raw: str) -> YamlBool:
+        self = super().__new__(cls, value)
+        self.raw = raw
+        return self
+
+    def __repr__(self) -> str:
+        return "True" if self else "False"
+
+
+def plain(value: Any) -> Any:
+    """`value` with every remembered text dropped, all the way down."""
+    if isinstance(value, YamlBool):
+        return bool(value)
+    if isinstance(value, YamlInt):
+        return int(value)
+    if isinstance(value, YamlFloat):
+        return float(value)
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value)
+        return {key: plain(item) for key, item in items.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def problem(
+    code: LiteralString, message: str, *, help: str | None = None, start: int | None = None, end: int | None = None
+) -> PydanticCustomError:
+    """The error for a value that is wrong in itself; `code` is the diagnostic code it is reported under.
+
+    `start` and `end` are offsets in the scalar's raw text when only a part of it is wrong, `help` says what to do.
+    All three stand in the error's `ctx`, and only when they are given.
+    """
+    given = {"message": message, "help": help, "start": start, "end": end}
+    return PydanticCustomError(code, "{message}", {name: value for name, value in given.items() if value is not None})
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, YamlBool | bool):
+        return "a boolean"
+    for type_, name in (
+        (int, "an integer"),
+        (float, "a number"),
+        (str, "text"),
+        (list, "a list"),
+        (dict, "a mapping"),
+    ):
+        if isinstance(value, type_):
+            return name
+    return type(value).__name__
+
+
+def expected(what: str, value: Any) -> PydanticCustomError:
+    """The error for a value of the wrong kind."""
+    return PydanticCustomError("wrong-type", "expected {what}, found {found}", {"what": what, "found": _kind(value)})
+
+
+def _text(value: Any) -> Any:
+    raw = getattr(value, "raw", None)
+    if isinstance(raw, str):
+        return raw
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    raise expected("text", value)
+
+
+def _int(value: Any) -> Any:
+    if isinstance(value, bool | YamlBool) or not isinstance(value, int):
+        raise expected("an integer", value)
+    return int(value)
+
+
+def _float(value: Any) -> Any:
+    if isinstance(value, bool | YamlBool) or not isinstance(value, int | float):
+        raise expected("a number", value)
+    return float(value)
+
+
+def _bool(value: Any) -> Any:
+    if isinstance(value, bool | YamlBool):
+        return bool(value)
+    raise expected("true or false", value)
+
+
+Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Int = Annotated[int, BeforeValidator(_int)]
+Float = Annotated[float, BeforeValidator(_float)]
+Bool = Annotated[bool, BeforeValidator(_bool)]
+Data = Annotated[Any, BeforeValidator(plain)]

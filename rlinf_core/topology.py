@@ -1,0 +1,373 @@
+"""What a cluster consists of: its nodes, its node groups, and what a resource rank counts in each of them.
+
+A topology comes from a configuration alone (declared or assumed accelerators) or from probed nodes; everything that
+lays out processes works on either. Units are numbered once over the whole cluster, node by node, separately for
+accelerators, for each type of robot, and for the nodes themselves. A group is then a few ranges of such numbers, so
+that 10,000 nodes cost little more than one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from rlinf_core.config.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
+from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.ranks import format_ranks, merge_ranges
+from rlinf_core.errors import PlacementError
+from rlinf_core.hardware.accelerators.registry import accelerator_of_model
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.suggest import did_you_mean, quoted
+
+CLUSTER_LABEL = "cluster"
+NODE_LABEL = "node"
+RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
+
+
+class UnitKind(StrEnum):
+    """What a resource rank can count."""
+
+    ACCELERATOR = "accelerator"
+    ROBOT = "robot"
+    NODE = "node"
+
+
+class Unit(NamedTuple):
+    """What the resource ranks of a group count; `robot` is the `hardware.type` where they count robots."""
+
+    kind: UnitKind
+    robot: str | None = None
+
+    def counted(self, count: int) -> str:
+        """`8 accelerators`, `1 node`, `2 Franka units`."""
+        name = f"{self.robot} unit" if self.robot else str(self.kind)
+        return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+    @property
+    def plural(self) -> str:
+        return f"{self.robot} units" if self.robot else f"{self.kind}s"
+
+
+ACCELERATORS = Unit(UnitKind.ACCELERATOR)
+NODES = Unit(UnitKind.NODE)
+
+
+class Robot(NamedTuple):
+    """A robot on a node: its `hardware.type` and what the configuration says about it."""
+
+    type: str
+    config: RobotUnit
+
+
+class NodeInfo(NamedTuple):
+    """One node.
+
+    Attributes:
+        rank: its rank in the cluster, from 0.
+        num_accelerators: how many it has, or None when nobody has said or looked.
+        accelerator_type: their vendor, as in `NVIDIA`, which decides the visibility variable; None if unknown or none.
+        accelerator_model: as in `A800`, or None.
+        accelerator_ids: what the visibility variable calls each of them, in order; empty when that is `0`, `1`, ...
+        robots: in the order of `hardware.configs`.
+        ip, hostname, python, versions: what a probe found, None and empty without one; `python` is the path of the
+            interpreter that Ray runs there, `versions` holds pairs such as `("ray", "2.60.0")`.
+    """
+
+    rank: int
+    num_accelerators: int | None = None
+    accelerator_type: str | None = None
+    accelerator_model: str | None = None
+    accelerator_ids: tuple[str, ...] = ()
+    robots: tuple[Robot, ...] = ()
+    ip: str | None = None
+    hostname: str | None = None
+    python: str | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+class NodeGroupInfo(NamedTuple):
+    """A node group.
+
+    Attributes:
+        label: its name.
+        node_ranges: its nodes, as ascending ranges that neither overlap nor touch.
+        unit: what its resource ranks count, or None while the accelerators of one of its nodes are unknown.
+        segments: its units in rank order, as ranges of the cluster-wide numbers of that kind of unit.
+        ignores_hardware: True when nodes are counted because hardware is to be ignored, not because there is none.
+    """
+
+    label: str
+    node_ranges: tuple[range, ...]
+    unit: Unit | None
+    segments: tuple[range, ...]
+    ignores_hardware: bool = False
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        return tuple(rank for piece in self.node_ranges for rank in piece)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(map(len, self.node_ranges))
+
+    @property
+    def num_units(self) -> int:
+        """How many resource ranks it has; 0 while `unit` is unknown."""
+        return sum(map(len, self.segments))
+
+
+class UnitNumbers:
+    """The cluster-wide numbers of one kind of unit: how they run through the nodes."""
+
+    def __init__(self, per_node: Iterable[int]) -> None:
+        self._starts = list(accumulate(per_node, initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def on(self, nodes: range) -> range:
+        """The units on a range of nodes."""
+        return range(self._starts[nodes.start], self._starts[nodes.stop])
+
+    def on_node(self, node: int) -> range:
+        return range(self._starts[node], self._starts[node + 1])
+
+    def node_of(self, number: int) -> int:
+        return bisect_right(self._starts, number) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterTopology:
+    """The nodes and groups of a cluster. Make one with `from_config` or `from_nodes`.
+
+    Attributes:
+        nodes: by rank.
+        groups: by label, the reserved `cluster` and `node` included (they come last).
+    """
+
+    nodes: tuple[NodeInfo, ...]
+    groups: Mapping[str, NodeGroupInfo]
+
+    @classmethod
+    def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
+        """The topology that a configuration describes, without touching a node.
+
+        An assumption about a group holds before what the group declares, one about every node after it.
+
+        Raises:
+            ConfigError: an assumption cannot be read or names no group of the configuration.
+        """
+        assumptions = [parse_assumption(each) if isinstance(each, str) else each for each in assume]
+        check_labels(assumptions, cluster)
+        found: list[tuple[int, str | None] | None] = [None] * cluster.num_nodes
+        for group, count, model in accelerator_claims(cluster, assumptions):
+            nodes = _ranges(group, cluster.num_nodes) if group else (range(cluster.num_nodes),)
+            for piece in nodes:
+                for rank in piece:
+                    if found[rank] is None:
+                        found[rank] = (count, model)
+        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(found)]
+        return cls._build(nodes, cluster)
+
+    @classmethod
+    def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
+        """The topology of probed nodes, with the groups and robots of a configuration if there is one.
+
+        Raises:
+            PlacementError: the nodes are not ranks 0..N-1 once each, their number is not the configuration's, or the
+                accelerators found are not those declared.
+        """
+        by_rank = sorted(nodes, key=lambda node: node.rank)
+        ranks = [node.rank for node in by_rank]
+        if not by_rank or ranks != list(range(len(by_rank))):
+            raise PlacementError(
+                f"the nodes have ranks {format_ranks(ranks) or 'none'}, not 0 to {max(len(ranks) - 1, 0)} once each",
+                help="set `RLINF_NODE_RANK` on every node before Ray starts there, or on none",
+            )
+        if cluster is not None:
+            if cluster.num_nodes != len(by_rank):
+                raise PlacementError(
+                    f"the configuration has {NODES.counted(cluster.num_nodes)}, the cluster {len(by_rank)}",
+                    help="correct `cluster.num_nodes`, or start the missing nodes",
+                )
+            mismatches = accelerator_mismatches(cluster, by_rank)
+            if mismatches:
+                more = f" (and {len(mismatches) - 1} more nodes)" if len(mismatches) > 1 else ""
+                raise PlacementError(
+                    f"{mismatches[0]}{more}",
+                    help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
+                )
+        return cls._build(by_rank, cluster)
+
+    @classmethod
+    def _build(cls, nodes: list[NodeInfo], cluster: ClusterConfig | None) -> ClusterTopology:
+        groups = cluster.node_groups if cluster else ()
+        for rank, robots in _robots_by_node(groups, len(nodes)).items():
+            nodes[rank] = nodes[rank]._replace(robots=tuple(robots))
+        topology = cls(tuple(nodes), {})
+        everywhere = (range(len(nodes)),)
+        infos = {group.label: topology._describe(group) for group in groups}
+        infos[CLUSTER_LABEL] = topology._plain_group(CLUSTER_LABEL, everywhere)
+        infos[NODE_LABEL] = NodeGroupInfo(NODE_LABEL, everywhere, NODES, everywhere, ignores_hardware=True)
+        return cls(topology.nodes, infos)
+
+    def _describe(self, group: NodeGroup) -> NodeGroupInfo:
+        ranges = _ranges(group, self.num_nodes)
+        if group.hardware is not None:
+            unit = Unit(UnitKind.ROBOT, group.hardware.type)
+            return NodeGroupInfo(group.label, ranges, unit, self._segments(unit, ranges))
+        if group.ignore_hardware:
+            return NodeGroupInfo(group.label, ranges, NODES, ranges, ignores_hardware=True)
+        return self._plain_group(group.label, ranges)
+
+    def _plain_group(self, label: str, ranges: tuple[range, ...]) -> NodeGroupInfo:
+        """A group that counts accelerators if any of its nodes has one, else nodes."""
+        if any(len(self._unknown.on(piece)) for piece in ranges):
+            return NodeGroupInfo(label, ranges, None, ())
+        segments = self._segments(ACCELERATORS, ranges)
+        if segments:
+            return NodeGroupInfo(label, ranges, ACCELERATORS, segments)
+        return NodeGroupInfo(label, ranges, NODES, ranges)
+
+    def _segments(self, unit: Unit, ranges: tuple[range, ...]) -> tuple[range, ...]:
+        numbers = self.numbers(unit)
+        segments = (numbers.on(piece) for piece in ranges)
+        return tuple(segment for segment in segments if segment)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def num_accelerators(self) -> int | None:
+        """How many accelerators the cluster has, or None while those of one node are unknown."""
+        return None if len(self._unknown) else len(self.numbers(ACCELERATORS))
+
+    @cached_property
+    def _unknown(self) -> UnitNumbers:
+        """Counts the nodes whose accelerators are unknown."""
+        return UnitNumbers(node.num_accelerators is None for node in self.nodes)
+
+    @property
+    def unknown_nodes(self) -> tuple[int, ...]:
+        """The nodes whose accelerators are unknown."""
+        return tuple(node.rank for node in self.nodes if node.num_accelerators is None)
+
+    @cached_property
+    def _numbers(self) -> dict[Unit, UnitNumbers]:
+        return {}
+
+    def numbers(self, unit: Unit) -> UnitNumbers:
+        """How the units of one kind are numbered over the cluster; unknown accelerators count as none."""
+        numbers = self._numbers.get(unit)
+        if numbers is None:
+            numbers = self._numbers[unit] = UnitNumbers(units_on(node, unit) for node in self.nodes)
+        return numbers
+
+    def group(self, label: str) -> NodeGroupInfo:
+        """The group of this label.
+
+        Raises:
+            PlacementError: there is none.
+        """
+        info = self.groups.get(label)
+        if info is None:
+            raise PlacementError(
+                f"node group `{label}` does not exist",
+                help=did_you_mean(label, self.groups) or f"the groups are {quoted(self.groups)}",
+            )
+        return info
+
+    def labels_of(self, node: int) -> tuple[str, ...]:
+        """The labels of the user's groups that a node is in."""
+        return tuple(
+            info.label
+            for info in self.groups.values()
+            if info.label not in RESERVED_LABELS and any(node in piece for piece in info.node_ranges)
+        )
+
+
+def units_on(node: NodeInfo, unit: Unit) -> int:
+    """How many units of a kind a node has; unknown accelerators count as none."""
+    if unit.kind is UnitKind.NODE:
+        return 1
+    if unit.kind is UnitKind.ACCELERATOR:
+        return node.num_accelerators or 0
+    return sum(robot.type == unit.robot for robot in node.robots)
+
+
+class AcceleratorMismatch(NamedTuple):
+    """A node that does not have what its group declares."""
+
+    node_rank: int
+    label: str
+    declared: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"node {self.node_rank}: group `{self.label}` declares {self.declared}, found {self.found}"
+
+
+def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[AcceleratorMismatch]:
+    """Every probed node (`nodes` by rank) that does not have the accelerators its groups declare.
+
+    A model agrees when the name found holds the declared one: `A800` and `NVIDIA A800-SXM4-80GB` do.
+    """
+    found: list[AcceleratorMismatch] = []
+    for group in cluster.node_groups:
+        declared = group.accelerators
+        if declared is None:
+            continue
+        for piece in _ranges(group, len(nodes)):
+            for node in nodes[piece.start : piece.stop]:
+                if node.num_accelerators != declared.per_node or not _same_model(declared.model, node):
+                    want = _said(declared.per_node, declared.model)
+                    have = _said(node.num_accelerators, node.accelerator_model)
+                    found.append(AcceleratorMismatch(node.rank, group.label, want, have))
+    return found
+
+
+def _same_model(declared: str | None, node: NodeInfo) -> bool:
+    if declared is None or node.accelerator_model is None or not node.num_accelerators:
+        return True
+
+    def fold(text: str) -> str:
+        return "".join(filter(str.isalnum, text.casefold()))
+
+    return fold(declared) in fold(node.accelerator_model)
+
+
+def _said(count: int | None, model: str | None) -> str:
+    if count is None:
+        return "none that could be counted"
+    return f"{count} x {model}" if model and count else ACCELERATORS.counted(count)
+
+
+def _declared_node(rank: int, claim: tuple[int, str | None] | None) -> NodeInfo:
+    if claim is None:
+        return NodeInfo(rank)
+    count, model = claim
+    return NodeInfo(rank, count, accelerator_of_model(model).name if count else None, model if count else None)
+
+
+def _robots_by_node(groups: Sequence[NodeGroup], num_nodes: int) -> dict[int, list[Robot]]:
+    robots: dict[int, list[Robot]] = {}
+    for group in groups:
+        if group.hardware is not None:
+            for config in group.hardware.configs:
+                if config.node_rank < num_nodes:
+                    robots.setdefault(config.node_rank, []).append(Robot(group.hardware.type, config))
+    return robots
+
+
+def _ranges(group: NodeGroup, num_nodes: int) -> tuple[range, ...]:
+    """The group's nodes as ascending ranges, joined where they touch and cut off at the end of the cluster."""
+    written = group.node_ranks.ranges
+    if written is None:
+        return (range(num_nodes),)
+    return merge_ranges(range(piece.start, min(piece.stop, num_nodes)) for piece in written)

@@ -1,0 +1,349 @@
+"""What a process says about its waiting: until when, in what, and for whom."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from rlinf_core import env_vars
+
+# Seconds after which a wait says its first word; a shorter one is nobody's business.
+FIRST_WORD_AFTER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment by which a wait must have ended, on this process's monotonic clock.
+
+    Attributes:
+        seconds: how long the whole wait may take.
+        at: when it ends, in seconds of `time.monotonic`.
+    """
+
+    seconds: float
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float | None = None) -> Deadline:
+        """The deadline `seconds` from now; None means `RLINF_TIMEOUT`. No wait is unbounded.
+
+        Raises:
+            ValueError: `seconds` is negative, infinite or not a number.
+        """
+        if seconds is None:
+            seconds = env_vars.TIMEOUT.get()
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"a timeout is a number of seconds from 0, not {seconds!r}")
+        return cls(seconds, time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Seconds that are left; 0 when there are none."""
+        return max(0.0, self.at - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether the moment has passed."""
+        return time.monotonic() >= self.at
+
+    def sooner(self, seconds: float) -> Deadline:
+        """The earlier one of this deadline and `seconds` from now: for one step of a longer wait."""
+        at = time.monotonic() + seconds
+        return Deadline(seconds, at) if at < self.at else self
+
+
+class OperationKind(StrEnum):
+    """What a process can be in. The value is the word that people read."""
+
+    IDLE = "idle"
+    METHOD = "method"
+    SEND = "send"
+    RECV = "recv"
+    SEND_TENSOR = "send_tensor"
+    RECV_TENSOR = "recv_tensor"
+    BROADCAST = "broadcast"
+    PUT = "put"
+    GET = "get"
+    GET_BATCH = "get_batch"
+    CONNECT = "connect"
+    CALL = "call"
+    LAUNCH = "launch"
+
+
+_ON_A_CHANNEL = frozenset({OperationKind.PUT, OperationKind.GET, OperationKind.GET_BATCH})
+_TOWARDS = frozenset({OperationKind.SEND, OperationKind.SEND_TENSOR, OperationKind.BROADCAST, OperationKind.CONNECT})
+_DEFAULT_KEY = "default"
+# What a process does that is in an operation, where "waits in" and the title would not say it.
+_WORDS = {
+    OperationKind.IDLE: "is idle: no method of it has been called",
+    OperationKind.METHOD: "runs `{target}`",
+    OperationKind.GET: "waits on {channel}",
+    OperationKind.GET_BATCH: "waits for a batch on {channel}",
+    OperationKind.PUT: "waits for room on {channel}",
+    OperationKind.CALL: "waits for `{target}`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that a process is in.
+
+    Attributes:
+        kind: what it does.
+        target: with whom or on what: an address, a channel's name, or for a method or a call its name.
+        key: the key of the channel's queue, else None.
+        since: when it began, on the monotonic clock of the process that is in it.
+        serial: its number among all operations of that process: a later operation has a higher one.
+        detached: whether it runs in the background while its process goes on (`async_op=True`).
+        peers: the addresses that it is with, where `target` names none or not all, as for a call on a group.
+        bounded: whether whoever waits in it gave it a time of its own, after which it goes on by itself.
+    """
+
+    kind: OperationKind
+    target: str
+    key: str | None
+    since: float
+    serial: int
+    detached: bool = False
+    peers: tuple[str, ...] = ()
+    bounded: bool = False
+
+    @property
+    def title(self) -> str:
+        """The operation as words, as in `recv from actor:0`."""
+        if self.kind is OperationKind.IDLE:
+            return "idle"
+        if self.kind in _ON_A_CHANNEL:
+            return f"{self.kind} on {self._channel}"
+        if self.kind in (OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH):
+            return f"{self.kind} `{self.target}`"
+        return f"{self.kind} {'to' if self.kind in _TOWARDS else 'from'} {self.target}"
+
+    @property
+    def _channel(self) -> str:
+        key = f", key `{self.key}`" if self.key not in (None, _DEFAULT_KEY) else ""
+        return f"channel `{self.target}`{key}"
+
+    def waits(self, seconds: float, state: str = "") -> str:
+        """The operation as what its process does, as in `waits in recv from actor:0 for 12 s`.
+
+        Args:
+            seconds: how long it has lasted.
+            state: what it finds, as in `empty`; left out when empty.
+        """
+        words = _WORDS.get(self.kind)
+        if words is None:
+            text = f"waits in {self.title}"
+        else:
+            text = words.format(channel=self._channel, target=self.target)
+        return f"{text}, {state}, for {spell_seconds(seconds)}" if state else f"{text} for {spell_seconds(seconds)}"
+
+
+def spell_seconds(seconds: float) -> str:
+    """A duration as people read it: `0.4 s`, `12 s`, `31 min`, `2.5 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedOperation:
+    """An operation as others see it. Clocks differ between hosts, so it carries an age and no moment.
+
+    Attributes:
+        operation: the operation.
+        age: seconds that it had taken when it was published.
+    """
+
+    operation: Operation
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What one process says about itself at one moment.
+
+    Attributes:
+        operations: all that it is in, oldest first.
+        progress: a number that changes with every operation that begins, ends or moves bytes.
+        running: whether some code of it is under way that is in no operation; when in doubt, it is.
+        quiet: seconds since it was last in any operation or method; 0 while it is in one.
+    """
+
+    operations: tuple[PublishedOperation, ...]
+    progress: int
+    running: bool
+    quiet: float = 0.0
+
+
+# Kind, target, key, since, detached, peers, strand, bounded.
+_Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
+
+
+class OperationBoard:
+    """The operations that this process is in, kept cheaply enough to be always on.
+
+    Any thread may write and any may read without a lock: every change is one dictionary operation, and an
+    `Operation` is only made of it when somebody asks.
+
+    Args:
+        has_main: whether the process runs code of its own outside methods, as a driver does and a worker does not.
+    """
+
+    def __init__(self, *, has_main: bool = False) -> None:
+        self._has_main = has_main
+        self._serials = itertools.count(1)
+        self._current: dict[int, _Entry] = {}
+        # Detached operations that somebody waits for now, and who.
+        self._attached: dict[int, tuple[Hashable, bool]] = {}
+        # Threads that have been in an operation, and whether the user started them.
+        self._threads: dict[int, bool] = {}
+        self._changes = 0
+        self._quiet_since = time.monotonic()
+
+    def begin(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        detached: bool = False,
+        peers: tuple[str, ...] = (),
+        strand: Hashable = None,
+        bounded: bool = False,
+    ) -> int:
+        """Publishes that an operation begins.
+
+        Args:
+            kind: what it does.
+            target: with whom or on what, as `Operation.target`.
+            key: the key of the channel's queue.
+            detached: whether the process goes on meanwhile.
+            peers: the addresses that it is with, where `target` names none or not all.
+            strand: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
+                anything but None on a thread of the runtime's own.
+            bounded: whether it has a time of its own, as `Operation.bounded`.
+
+        Returns:
+            The operation's serial, for `end`.
+        """
+        serial = next(self._serials)
+        if strand is None:
+            strand = threading.get_ident()
+            if strand not in self._threads:
+                self._threads[strand] = kind is not OperationKind.METHOD and not _is_ours()
+        self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, strand, bounded)
+        self._changes += 1
+        return serial
+
+    def attach(self, serial: int, strand: Hashable = None, *, bounded: bool = False) -> None:
+        """Publishes that the calling thread, or the task `strand`, now waits for an operation begun as detached."""
+        # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
+        self._attached[serial] = (threading.get_ident() if strand is None else strand, bounded)
+        self._changes += 1
+
+    def detach(self, serial: int) -> None:
+        """Publishes that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
+        self._attached.pop(serial, None)
+        self._changes += 1
+
+    def end(self, serial: int) -> None:
+        """Publishes that an operation is over, however it ended; a second time does nothing."""
+        self._current.pop(serial, None)
+        if self._attached:
+            self._attached.pop(serial, None)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
+
+    def strand(self, serial: int) -> Hashable:
+        """What is held up by an operation, or None when it is over."""
+        attached, entry = self._attached.get(serial), self._current.get(serial)
+        return None if entry is None else entry[6] if attached is None else attached[0]
+
+    def moved(self) -> None:
+        """Publishes that an operation has moved some bytes: it is slow, not stuck."""
+        self._changes += 1
+
+    @contextmanager
+    def during(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        peers: tuple[str, ...] = (),
+        strand: Hashable = None,
+        bounded: bool = False,
+    ) -> Generator[None, None, None]:
+        """Publishes an operation for as long as the block lasts."""
+        serial = self.begin(kind, target, key, peers=peers, strand=strand, bounded=bounded)
+        try:
+            yield
+        finally:
+            self.end(serial)
+
+    def publication(self) -> Publication:
+        """What to tell others now."""
+        now = time.monotonic()
+        # dict.copy is one step for the interpreter, so no writer comes between.
+        current = sorted(self._current.copy().items())
+        attached = self._attached.copy()
+        operations: list[PublishedOperation] = []
+        held_up: set[Hashable] = set()
+        for serial, (kind, target, key, since, detached, peers, strand, bounded) in current:
+            in_background = detached and serial not in attached
+            if serial in attached:
+                strand, bounded = attached[serial]
+            operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
+            operations.append(PublishedOperation(operation, now - since))
+            if not in_background and kind is not OperationKind.METHOD:
+                held_up.add(strand)
+        for serial in attached:
+            if serial not in self._current:
+                # It ended while it was being attached.
+                self._attached.pop(serial, None)
+        running = bool(self._strands(entry for _, entry in current) - held_up)
+        return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
+
+    def _strands(self, entries: Iterable[_Entry]) -> set[Hashable]:
+        """What may be running code: methods under way, the main thread of a driver, threads that the user started.
+
+        A user's thread counts as long as it lives: between two operations it is running, not gone. The threads on
+        which methods are called, and a worker's main thread, count in methods only: outside they wait to be called.
+        """
+        strands: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
+        alive = {thread.ident for thread in threading.enumerate()}
+        main = threading.main_thread().ident
+        for thread, users in self._threads.copy().items():
+            if thread not in alive:
+                self._threads.pop(thread, None)
+            elif users and thread != main:
+                strands.add(thread)
+        return strands | {main} if self._has_main else strands
+
+
+def task_strand() -> Hashable:
+    """What a wait of the running task holds up: the task itself, and its whole thread where it is the only task there.
+
+    Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
+    """
+    import asyncio
+
+    if not _is_ours() and len(asyncio.all_tasks()) == 1:
+        return threading.get_ident()
+    return asyncio.current_task()
+
+
+def _is_ours() -> bool:
+    """Whether the runtime started the calling thread, which may then wait to be given work without being stuck."""
+    return threading.current_thread().name.startswith("rlinf-")

@@ -1,0 +1,85 @@
+"""Calls: the one that code of a worker runs for, and those of this process that are not answered yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlinf_core.worker.handle import WorkerGroupHandle
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a method that goes on in this process.
+
+    Attributes:
+        serial: the id that Ray gave it.
+        strand: what it holds up: the number of its thread, or its task.
+        operation: the serial of the method on the board.
+        given_up: what its operations raise, since whoever made it gave it up.
+    """
+
+    serial: str
+    strand: Hashable
+    operation: int = 0
+    given_up: Exception | None = None
+
+
+_current: ContextVar[Call | None] = ContextVar("rlinf_call", default=None)
+
+
+def enter_call(call: Call) -> Any:
+    """Code of this context runs for `call`; returns what `leave_call` takes."""
+    return _current.set(call)
+
+
+def leave_call(token: Any) -> None:
+    """The call is over."""
+    _current.reset(token)
+
+
+def check_call() -> None:
+    """Raises the error of a call that was given up, so that it does not begin another wait."""
+    call = _current.get()
+    if call is not None and call.given_up is not None:
+        raise call.given_up
+
+
+class UnansweredCalls:
+    """The handles of calls that may not be answered yet."""
+
+    # They are looked through whenever so many have come together.
+    _FIRST_LIMIT = 64
+
+    def __init__(self) -> None:
+        self._handles: list[WorkerGroupHandle[Any]] = []
+        self._limit = self._FIRST_LIMIT
+        self._lock = threading.Lock()
+
+    def add(self, handle: WorkerGroupHandle[Any]) -> None:
+        """A call was made."""
+        with self._lock:
+            if len(self._handles) >= self._limit:
+                self._handles = [each for each in self._handles if each.matters]
+                self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
+            self._handles.append(handle)
+
+    def in_flight(self) -> tuple[str, ...]:
+        """The workers that have not answered a call."""
+        with self._lock:
+            handles = list(self._handles)
+        return tuple({str(address) for handle in handles for address in handle.pending()})
+
+    def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
+        """The calls on a group, which are forgotten."""
+        with self._lock:
+            own = [each for each in self._handles if each.group == group]
+            self._handles = [each for each in self._handles if each.group != group]
+        return own
+
+
+unanswered = UnansweredCalls()

@@ -1,0 +1,199 @@
+"""What workers send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import RuntimeFailure
+from rlinf_core.manager.client import ManagerClient, current_client
+from rlinf_core.worker.calls import check_call
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Tensor = torch.Tensor | np.ndarray[Any, Any]
+
+# A group by its name, or some of its ranks.
+Members = str | tuple[str, Sequence[int]]
+
+
+class Communication:
+    """The part of a worker that talks to other workers.
+
+    A peer is named by its group and its rank there. The group of workers that another worker launched is named by that
+    worker's address, as in `env:0`. All operations of a pair in one direction match in the order of issue.
+
+    Every operation takes a `timeout` in seconds, by default `RLINF_TIMEOUT`, and raises
+
+    * `CommunicationTimeoutError` when it passes, saying who waits for whom,
+    * `DeadlockError` as soon as it is sure that nobody will ever wake it,
+    * `WorkerDiedError` when the peer's process is gone,
+    * `UnknownGroupError` or `PeerNotFoundError` when there is no such peer,
+    * `MismatchError` when the two sides do not fit,
+    * `PayloadError` when an object cannot travel.
+
+    With `async_op=True` it returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(function)`, and
+    what is sent must not change before the handle's `wait`.
+    """
+
+    _groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
+
+    @property
+    def worker_address(self) -> WorkerAddress:
+        """This worker's name among all workers of the job."""
+        raise NotImplementedError
+
+    # Objects
+
+    @overload
+    def send(
+        self,
+        object: object,
+        dst_group_name: str,
+        dst_rank: int,
+        async_op: Literal[False] = False,
+        *,
+        timeout: float | None = None,
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        object: object,
+        dst_group_name: str,
+        dst_rank: int,
+        async_op: Literal[True],
+        *,
+        timeout: float | None = None,
+    ) -> Work[None]: ...
+    @overload
+    def send(
+        self, object: object, dst_group_name: str, dst_rank: int, async_op: bool, *, timeout: float | None = None
+    ) -> Work[None] | None: ...
+    def send(
+        self,
+        object: object,
+        dst_group_name: str,
+        dst_rank: int,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Work[None] | None:
+        """Sends any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
+
+        Returns when what was sent may be changed, without waiting for the peer to receive it.
+        """
+        peer = _peer(dst_group_name, dst_rank)
+        return self._pair(peer).send(object, peer, async_op=async_op, timeout=timeout)
+
+    @overload
+    def recv(
+        self, src_group_name: str, src_rank: int, async_op: Literal[False] = False, *, timeout: float | None = None
+    ) -> Any: ...
+    @overload
+    def recv(
+        self, src_group_name: str, src_rank: int, async_op: Literal[True], *, timeout: float | None = None
+    ) -> Work[Any]: ...
+    @overload
+    def recv(self, src_group_name: str, src_rank: int, async_op: bool, *, timeout: float | None = None) -> Any: ...
+    def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
+        """The next object that the peer sends here."""
+        peer = _peer(src_group_name, src_rank)
+        return self._pair(peer).recv(peer, async_op=async_op, timeout=timeout)
+
+    # One tensor
+
+    def send_tensor(
+        self,
+        tensor: Tensor,
+        dst_group_name: str,
+        dst_rank: int,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Work[None] | None:
+        """Sends one tensor to a `recv_tensor` that has a buffer of its size and dtype, without saying what it is.
+
+        A mismatch is an error on both sides: here it is raised by the next operation to this peer, or by the handle.
+        """
+        peer = _peer(dst_group_name, dst_rank)
+        return self._pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
+
+    def recv_tensor(
+        self,
+        tensor: Tensor,
+        src_group_name: str,
+        src_rank: int,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Fills `tensor` in place with the next tensor that the peer sends here, and returns it."""
+        peer = _peer(src_group_name, src_rank)
+        return self._pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
+
+    # Many
+
+    def broadcast(
+        self,
+        object: object,
+        groups: Sequence[Members],
+        src: tuple[str, int] | WorkerAddress,
+        async_op: bool = False,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Gives every member the object that `src` holds, and returns it; others than `src` pass anything.
+
+        Every member calls it, with the same groups and source.
+
+        Args:
+            object: what `src` sends.
+            groups: the members besides `src`: names of groups, or pairs of a name and ranks.
+            src: group name and rank, or the address, of the one that sends.
+            async_op: whether to return a handle at once.
+            timeout: seconds.
+        """
+        source = src if isinstance(src, WorkerAddress) else _peer(*src)
+        members: list[WorkerAddress] = []
+        if source == self.worker_address:
+            for group in groups:
+                name, ranks = (group, range(self._group_size(group))) if isinstance(group, str) else group
+                members.extend(_peer(name, rank) for rank in ranks)
+        pair = self._group((source, *members))
+        return pair.broadcast(object, source, async_op=async_op, timeout=timeout)
+
+    # Parts
+
+    def _pair(self, peer: WorkerAddress) -> CollectiveGroup:
+        check_call()
+        return self._group((peer,))
+
+    def _group(self, members: tuple[WorkerAddress, ...]) -> CollectiveGroup:
+        groups = self._groups
+        if groups is None:
+            groups = self._groups = {}
+        group = groups.get(members)
+        if group is None:
+            client = self._client
+            group = groups[members] = CollectiveGroup(client.endpoint, self.worker_address, members, client)
+        return group
+
+    def _group_size(self, name: str) -> int:
+        client = self._client
+        return client.group_size(name, client.endpoint.settings.connect_timeout)
+
+    @property
+    def _client(self) -> ManagerClient:
+        client = current_client()
+        if client is None:
+            raise RuntimeFailure("this process is not connected to a job", help="only launched workers communicate")
+        return client
+
+
+def _peer(group_name: str, rank: int) -> WorkerAddress:
+    return WorkerAddress.from_name(group_name).get_child_address(rank)

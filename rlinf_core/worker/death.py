@@ -1,0 +1,32 @@
+"""Why a worker's process ended, as far as the job's manager and Ray know."""
+
+from __future__ import annotations
+
+import re
+
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.manager.client import current_client
+
+_EXIT_CODE = re.compile(r"exit code (-?\d+)")
+
+
+def describe_death(error: BaseException, address: str, node: str) -> WorkerDiedError:
+    """The error for a worker that Ray says has died; waits a moment for what the manager finds out."""
+    said = _ray_says(str(error))
+    client = current_client()
+    told = client.cause_of_death(address) if client is not None else None
+    cause = "; ".join(part for part in (said, told) if part) or None
+    return WorkerDiedError(address, node=node, cause=cause)
+
+
+def _ray_says(text: str) -> str | None:
+    if "NODE_OUT_OF_MEMORY" in text or "running low on memory" in text:
+        return "it was ended because its node ran out of memory"
+    code = _EXIT_CODE.search(text)
+    if code and code[1] != "0":
+        return f"its process ended with exit code {code[1]}"
+    if "ray.kill" in text:
+        return "it was ended by its group's shutdown"
+    if "NODE_DIED" in text or "node has died" in text or "node which the actor" in text:
+        return "its node left the cluster"
+    return None

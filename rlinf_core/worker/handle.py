@@ -1,0 +1,262 @@
+"""A call on a worker group that has been made and not necessarily answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.manager.client import ManagerClient, current_client
+from rlinf_core.manager.messages import Cancel
+from rlinf_core.waiting import Deadline, OperationBoard, OperationKind, spell_seconds, task_strand
+from rlinf_core.worker.calls import check_call
+from rlinf_core.worker.death import describe_death
+from rlinf_core.worker.process import RemoteFailure, Timed
+from rlinf_core.worker.timer import Reduction, reduce_durations
+
+T = TypeVar("T")
+LOGGER = logging.getLogger("rlinf")
+
+# How long the other ranks may take to fail too after the first failure, so that one error tells of all of them.
+_GRACE_SECONDS = 0.5
+# How long a wait goes on without looking whether it was given up.
+_SLICE_SECONDS = 1.0
+# When a wait says that it still waits: first after this, then every time it has waited twice as long.
+_FIRST_WORD_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as its group knows it."""
+
+    address: WorkerAddress
+    actor: Any
+    node: str
+
+
+class WorkerGroupHandle(Generic[T]):
+    """The results of one method on some ranks of a group, now or later.
+
+    Waiting more than once gives the same results, or raises the same error, as long as the workers live.
+
+    Attributes:
+        group: the name of the group.
+        method: the name of the method.
+        observed: whether somebody has seen how it ended.
+    """
+
+    def __init__(
+        self, group: str, method: str, world_size: int, members: Sequence[Member], references: list[Any]
+    ) -> None:
+        self.group = group
+        self.method = method
+        self._world_size = world_size
+        self._members = members
+        self._names = tuple(str(member.address) for member in members)
+        self._kind = OperationKind.LAUNCH if method == "__init__" else OperationKind.CALL
+        self._references = references
+        self._results: list[T] | None = None
+        self._durations: list[dict[str, float]] | None = None
+        self._error: WorkerGroupError | None = None
+        self.observed = False
+
+    def __repr__(self) -> str:
+        return f"<{self.group}.{self.method}() on {len(self._members)} workers>"
+
+    def wait(self, timeout: float | None = None) -> list[T]:
+        """The results, in the order of the ranks that were called.
+
+        Args:
+            timeout: seconds; None means `RLINF_CALL_TIMEOUT`.
+
+        Raises:
+            WorkerGroupError: the method failed on a rank, with each failed rank's own exception. It is raised soon
+                after the first failure, whatever the other ranks still do.
+            CommunicationTimeoutError: some ranks have not answered in time; waiting again is possible.
+        """
+        if not self._settled:
+            seconds = env_vars.CALL_TIMEOUT.get() if timeout is None else timeout
+            client = current_client()
+            if client is None:
+                self._wait(Deadline.after(seconds), None, 0)
+            else:
+                serial = client.board.begin(self._kind, self._title, peers=self._names, bounded=timeout is not None)
+                try:
+                    self._wait(Deadline.after(seconds), client, serial)
+                finally:
+                    client.board.end(serial)
+        return self._answer()
+
+    def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
+        ray = ray_api()
+
+        started, word_after = time.monotonic(), _FIRST_WORD_SECONDS
+        while not self._settled:
+            try:
+                self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
+            except ray.exceptions.GetTimeoutError:
+                failure = client.failure(serial) if client else None
+                if failure is not None:
+                    raise failure from None
+                check_call()
+                if deadline.expired:
+                    raise self._timeout(deadline.seconds, client, serial) from None
+                waited = time.monotonic() - started
+                if waited >= word_after:
+                    pending = _spell(self.pending())
+                    LOGGER.warning("%s: waiting for %s for %s", self._title, pending, spell_seconds(waited))
+                    word_after *= 2
+            except ray.exceptions.RayError:
+                self._fail()
+
+    async def async_wait(self) -> list[T]:
+        """As `wait` without a timeout, for asyncio."""
+        ray = ray_api()
+
+        if not self._settled:
+            board = client.board if (client := current_client()) else OperationBoard()
+            with board.during(self._kind, self._title, peers=self._names, strand=task_strand()):
+                try:
+                    self._settle(list(await asyncio.gather(*(_future(each) for each in self._references))))
+                except ray.exceptions.RayError:
+                    await asyncio.get_running_loop().run_in_executor(None, self._fail)
+        return self._answer()
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return self.async_wait().__await__()
+
+    def done(self) -> bool:
+        """Whether every rank has answered or one has failed, so that `wait` returns or raises at once."""
+        return self._settled or not self.pending() or bool(self._failures(0))
+
+    def cancel(self) -> None:
+        """Drops the call where it has not begun, and wakes what it waits in where it has. `wait` then raises."""
+        ray = ray_api()
+
+        client = current_client()
+        if client is not None:
+            calls = {
+                name: (reference.task_id().hex(),)
+                for name, reference in zip(self._names, self._references, strict=True)
+            }
+            client.tell(Cancel(calls))
+        for reference in self._references:
+            ray.cancel(reference)
+
+    def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
+        """Seconds by timer tag, of this call only; waits for it.
+
+        Args:
+            reduction_type: how the ranks' durations of a tag become one.
+            return_per_rank: give a list with each rank's own mapping instead.
+
+        Raises:
+            WorkerGroupError: the call failed.
+        """
+        self.wait()
+        durations = self._durations or []
+        return durations if return_per_rank else reduce_durations(durations, reduction_type)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failure of the call is known by now, without waiting."""
+        return self._error is not None or (not self._settled and bool(self._failures(0)))
+
+    @property
+    def matters(self) -> bool:
+        """Whether something of the call is still to come, or to be seen."""
+        return not self.done() or (not self.observed and self.failed)
+
+    def pending(self) -> list[WorkerAddress]:
+        """The workers that have not answered."""
+        if self._settled:
+            return []
+        ray = ray_api()
+
+        _, pending = ray.wait(self._references, num_returns=len(self._references), timeout=0, fetch_local=False)
+        waiting = set(pending)
+        return [m.address for m, ref in zip(self._members, self._references, strict=True) if ref in waiting]
+
+    @property
+    def _settled(self) -> bool:
+        return self._results is not None or self._error is not None
+
+    @property
+    def _title(self) -> str:
+        return f"{self.group}.{self.method}()"
+
+    def _answer(self) -> list[T]:
+        self.observed = True
+        if self._error is not None:
+            raise self._error
+        return cast("list[T]", self._results)
+
+    def _settle(self, answers: list[Any]) -> None:
+        self._durations = [dict(each.durations) if isinstance(each, Timed) else {} for each in answers]
+        self._results = [each.result if isinstance(each, Timed) else each for each in answers]
+
+    def _fail(self) -> None:
+        failures = self._failures(_GRACE_SECONDS)
+        if failures:
+            self._error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+
+    def _failures(self, grace: float) -> dict[int, Exception]:
+        """The exception of each rank that has failed by now or does within `grace` seconds."""
+        ray = ray_api()
+
+        ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
+        finished = set(ready)
+        failures: dict[int, Exception] = {}
+        for member, reference in zip(self._members, self._references, strict=True):
+            if reference in finished:
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    failures[member.address.rank] = self._translate(member, error)
+        return failures
+
+    def _translate(self, member: Member, error: Exception) -> Exception:
+        ray = ray_api()
+
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RemoteFailure):
+            return cause.error.unpack()
+        if isinstance(error, ray.exceptions.TaskCancelledError):
+            return CancelledOperationError(f"`{self._title}` was cancelled", where=str(member.address))
+        if isinstance(error, ray.exceptions.RayActorError):
+            return describe_death(error, str(member.address), member.node)
+        return cause if isinstance(cause, Exception) else error
+
+    def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:
+        picture = f"no answer from {_spell(self.pending())}"
+        seen = client.picture_of(serial) if client else None
+        return CommunicationTimeoutError(
+            self._title,
+            seconds,
+            picture=f"{picture}: {seen}" if seen else picture,
+            help="give `wait` a longer timeout; `rlinf inspect workers` shows what each worker does",
+        )
+
+    def drop(self) -> None:
+        """Nobody will wait for it: what it failed with by now is taken, so that Ray does not tell of it."""
+        if not self._settled:
+            failures = self._failures(0)
+            if failures:
+                self._error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+
+
+def _spell(addresses: Sequence[WorkerAddress]) -> str:
+    names = [f"`{address}`" for address in addresses]
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+async def _future(reference: Any) -> Any:
+    return await reference

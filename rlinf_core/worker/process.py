@@ -1,0 +1,218 @@
+"""The actor in which a user's worker lives.
+
+Ray knows this class only. The user's class arrives pickled and is imported after the process has its ranks and
+devices in its environment: a module that looks at them, or starts CUDA, when it is imported sees the right ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlinf_core.cluster.job import advertised
+from rlinf_core.cluster.probe import free_port
+from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
+from rlinf_core.collective.card import AddressCard
+from rlinf_core.context import WorkerContext, enter_session
+from rlinf_core.errors import CancelledOperationError
+from rlinf_core.failures import PackedError
+from rlinf_core.hardware.accelerators.registry import get_accelerator
+from rlinf_core.manager.client import ManagerClient, enter_job
+from rlinf_core.waiting import OperationKind
+from rlinf_core.worker.calls import Call, check_call, enter_call, leave_call, unanswered
+from rlinf_core.worker.event_loop import run_on_loop
+from rlinf_core.worker.log import set_up_logging
+from rlinf_core.worker.timer import recording
+
+
+class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
+    """Carries a worker's exception through Ray, which would otherwise change its type."""
+
+    def __init__(self, error: PackedError) -> None:
+        super().__init__(error.type_name, error.text)
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFailure, (self.error,)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A result with the durations that were measured in the call, in seconds by tag."""
+
+    result: Any
+    durations: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What a worker's process says of itself once it is constructed."""
+
+    pid: int
+    world_size: int
+    node_rank: int
+    node_ip: str
+
+
+class WorkerProcess:
+    """One process of a worker group. Methods run one after another on the process's main thread."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        self._context: WorkerContext | None = None
+        self._client: ManagerClient | None = None
+        self._calls: dict[str, Call] = {}
+        # Why no further call is begun, once the group is being shut down.
+        self._dismissed: Exception | None = None
+
+    def __repr__(self) -> str:
+        """What Ray puts before each line that this process prints."""
+        return str(self._context.address) if self._context else "worker"
+
+    def find_port(self) -> int:
+        """A free port of this node, for the group's `MASTER_PORT`."""
+        return free_port()
+
+    def construct(self, context: WorkerContext, manager: AddressCard, pickled: bytes, master_port: int) -> Birth:
+        """Makes the worker.
+
+        Args:
+            context: what it is told.
+            manager: where the manager of the job is.
+            pickled: its class and the arguments of its constructor.
+            master_port: of the group's `torch.distributed` rendezvous, on `context.master_addr`.
+
+        Raises:
+            RemoteFailure: with what its class's import or its constructor raised.
+        """
+        self._context = context
+        faulthandler.enable()
+        os.environ.update(context.placement.environment())
+        os.environ["MASTER_ADDR"] = context.master_addr
+        os.environ["MASTER_PORT"] = str(master_port)
+        sys.path.extend(folder for folder in context.session.import_path if folder not in sys.path)
+        enter_session(replace(context.session, member=context.address))
+        set_up_logging(context)
+        self._join(context, manager)
+        with self._running("__init__"):
+            worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
+            worker = worker_class.__new__(worker_class)
+            worker._bind(context)
+            worker.__init__(*args, **kwargs)
+        self._worker = worker
+        return self.birth()
+
+    def _join(self, context: WorkerContext, manager: AddressCard) -> None:
+        """Makes this process reachable for its peers, before code of the user runs that may look for them."""
+        placement = context.placement
+        client = ManagerClient(
+            context.session, manager, context.address, ip=advertised(context.node_ip), fallback=pickle_by_value
+        )
+        client.on_cancel = self._give_up
+        client.in_flight = unanswered.in_flight
+        client.endpoint.board.check = check_call
+        self._client = client
+        enter_job(client)
+        device = ""
+        if placement.local_accelerator_rank is not None and placement.accelerator_type is not None:
+            kind = get_accelerator(placement.accelerator_type).torch_device
+            device = f"{kind}:{placement.local_accelerator_rank}"
+        node = f"node {placement.cluster_node_rank} ({context.node_ip})"
+        client.announce(context.incarnation, node, placement.cluster_node_rank, device)
+
+    def birth(self) -> Birth:
+        """See `Birth`."""
+        context = self._context
+        if context is None:
+            raise RuntimeError("asked before construct()")
+        placement = context.placement
+        return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """What the worker's method returns; as a `Timed` when timers ran in it.
+
+        Raises:
+            RemoteFailure: with what it raised.
+        """
+        with recording() as durations, self._running(method) as call:
+            result = getattr(self._worker, method)(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = self._await(method, result, call)
+        return Timed(result, durations) if durations else result
+
+    @contextmanager
+    def _running(self, method: str) -> Generator[Call, None, None]:
+        """Publishes that a method runs, and packs what it raises."""
+        client = self._client
+        if client is None:
+            raise RuntimeError("called before construct()")
+        call = Call(ray_api().get_runtime_context().get_task_id(), threading.get_ident())
+        self._calls[call.serial] = call
+        token = enter_call(call)
+        call.operation = client.board.begin(OperationKind.METHOD, method)
+        try:
+            if self._dismissed is not None:
+                raise self._dismissed
+            yield call
+        except BaseException as error:  # noqa: BLE001 - users' code can raise anything
+            raise self._failure(error) from None
+        finally:
+            client.board.end(call.operation)
+            leave_call(token)
+            del self._calls[call.serial]
+
+    def _await(self, method: str, result: Awaitable[Any], call: Call) -> Any:
+        """The result of an asynchronous method, which runs as a task: from now on that is what may be held up."""
+        client = self._client
+        if client is None:
+            raise RuntimeError("called before construct()")
+
+        async def run() -> Any:
+            call.strand = asyncio.current_task()
+            with client.board.during(OperationKind.METHOD, method, strand=call.strand):
+                return await result
+
+        client.board.end(call.operation)
+        return run_on_loop(run())
+
+    def _give_up(self, calls: tuple[str, ...] | None) -> None:
+        """Whoever made these calls, or all of them, wants no result: wakes what they wait in."""
+        client, context = self._client, self._context
+        if client is None or context is None:
+            return
+        why = "its group is shut down" if calls is None else None
+        error = CancelledOperationError("the call was cancelled", where=str(context.address), why=why)
+        if calls is None:
+            self._dismissed = error
+        for serial in tuple(self._calls) if calls is None else calls:
+            call = self._calls.get(serial)
+            if call is not None:
+                call.given_up = error
+                # Alone, everything that waits here waits for it, tasks of its own included.
+                client.endpoint.board.fail_strand(call.strand if len(self._calls) > 1 else None, error)
+
+    def close(self) -> None:
+        """Lets the worker give back what it holds, before the process ends."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker._close()
+        if self._client is not None:
+            self._client.close()
+
+    def _failure(self, error: BaseException) -> RemoteFailure:
+        if isinstance(error, SystemExit):
+            # A worker that calls sys.exit() wants its process gone.
+            if self._client is not None:
+                self._client.say_last_words(f"it called `sys.exit({error.code!r})`")
+            raise error
+        where = str(self._context.address) if self._context else None
+        return RemoteFailure(PackedError.of(error, where))

@@ -1,0 +1,119 @@
+"""How long the parts of a method take, by tag, for each call apart.
+
+    with timer("train_step"):
+        ...
+
+    @timer("train_step")
+    def train_step(self, batch): ...
+
+Durations go to the call that the code runs for, found by its context, so two calls that overlap in one process do not
+mix; threads and tasks take it along where they copy the context, as `asyncio` does. Outside of a call they go nowhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Reduction: TypeAlias = Literal["max", "min", "mean", "sum"]
+
+_recording: ContextVar[dict[str, float] | None] = ContextVar("rlinf_durations", default=None)
+
+
+@contextmanager
+def recording() -> Generator[dict[str, float], None, None]:
+    """Collects the durations of one call: seconds by tag, filled while the block lasts.
+
+    A tag that is used several times adds up. A call within a call collects for itself.
+    """
+    durations: dict[str, float] = {}
+    token = _recording.set(durations)
+    try:
+        yield durations
+    finally:
+        _recording.reset(token)
+
+
+class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(tag)`
+    """Times a block, or as a decorator every call of a function, method or coroutine function.
+
+    Nested timers each count their own whole time. A block that raises has taken time too.
+
+    Args:
+        tag: under which name the duration is found.
+    """
+
+    __slots__ = ("_began", "tag")
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _add(self.tag, time.perf_counter() - self._began)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, timed."""
+        tag = self.tag
+        if inspect.iscoroutinefunction(function):
+            coroutine = cast("Callable[P, Awaitable[object]]", function)
+
+            @functools.wraps(function)
+            async def timed_coroutine(*args: P.args, **kwargs: P.kwargs) -> object:
+                with timer(tag):
+                    return await coroutine(*args, **kwargs)
+
+            return cast("Callable[P, R]", timed_coroutine)
+
+        @functools.wraps(function)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            with timer(tag):
+                return function(*args, **kwargs)
+
+        return timed
+
+
+def _add(tag: str, seconds: float) -> None:
+    durations = _recording.get()
+    if durations is not None:
+        durations[tag] = durations.get(tag, 0.0) + seconds
+
+
+def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reduction = "max") -> dict[str, float]:
+    """One duration for each tag over the ranks that have it, in the order in which tags first appear.
+
+    Args:
+        by_rank: the durations of each rank, in seconds.
+        reduction: how those of one tag become one; `mean` is over the ranks that have the tag.
+
+    Raises:
+        ValueError: there is no such reduction.
+    """
+    reduce = _REDUCTIONS.get(reduction)
+    if reduce is None:
+        known = ", ".join(f"`{name}`" for name in _REDUCTIONS)
+        raise ValueError(f"`{reduction}` is not a reduction of durations, expected one of {known}")
+    tags = dict.fromkeys(tag for durations in by_rank for tag in durations)
+    return {tag: reduce([durations[tag] for durations in by_rank if tag in durations]) for tag in tags}
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+_REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {"max": max, "min": min, "mean": _mean, "sum": sum}

@@ -1,0 +1,213 @@
+"""The class that users inherit from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.channel import Channel
+from rlinf_core.context import WorkerContext
+from rlinf_core.errors import RuntimeFailure
+from rlinf_core.hardware.accelerators.registry import get_accelerator
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.worker.communication import Communication
+from rlinf_core.worker.timer import timer
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlinf_core.worker.worker_group import WorkerGroup
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Where a worker runs and what it has.
+
+    Attributes:
+        address: its name among all workers of the job.
+        rank: its rank within its group.
+        world_size: how many workers its group has.
+        node_id: the rank of its node in the cluster.
+        node_ip: the address under which other nodes reach its node.
+        hostname: the name of its node.
+        pid: its process id.
+        gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
+        available_gpus: the indices on its node of the accelerators that it sees.
+        accelerator_type: the vendor of its node's accelerators as in `NVIDIA`, or None.
+        hardware: the robots or other declared units that it owns.
+    """
+
+    address: WorkerAddress
+    rank: int
+    world_size: int
+    node_id: int
+    node_ip: str
+    hostname: str
+    pid: int
+    gpu_id: int | None
+    available_gpus: tuple[int, ...]
+    accelerator_type: str | None
+    hardware: tuple[RobotUnit, ...]
+
+
+class Worker(Communication):
+    """One process of a worker group.
+
+    A subclass is an ordinary class. Its public methods become methods of the group that `create_group` makes of it; in
+    its own process `self` has a rank, peers and a device from before its constructor runs.
+    """
+
+    _bound: WorkerContext | None = None
+
+    # `@Worker.timer("train_step")` times every call of a method under that tag.
+    timer = timer
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup[Self]:
+        """A group of this class, not yet launched; the arguments are those of its constructor.
+
+        Raises:
+            InvalidNameError: a public method of the class has a name that groups need for themselves.
+        """
+        from rlinf_core.worker.worker_group import WorkerGroup
+
+        return WorkerGroup(cls, args, kwargs)
+
+    def _bind(self, context: WorkerContext) -> None:
+        """Tells the worker who it is. Called before its constructor."""
+        self._bound = context
+
+    def _close(self) -> None:
+        """Gives back what the worker holds. Called before its process ends."""
+
+    @property
+    def _context(self) -> WorkerContext:
+        if self._bound is None:
+            raise RuntimeFailure(
+                f"this `{type(self).__name__}` is not a process of a group",
+                why="it was made by calling its class",
+                help=f"launch it: `{type(self).__name__}.create_group(...).launch(cluster)`",
+            )
+        return self._bound
+
+    @property
+    def _rank(self) -> int:
+        """This worker's rank within its group."""
+        return self._context.placement.rank
+
+    @property
+    def _world_size(self) -> int:
+        """How many workers the group has."""
+        return self._context.placement.world_size
+
+    @property
+    def worker_address(self) -> WorkerAddress:
+        """This worker's name among all workers of the job."""
+        return self._context.address
+
+    @cached_property
+    def worker_info(self) -> WorkerInfo:
+        """Where this worker runs and what it has."""
+        context, placement = self._context, self._context.placement
+        return WorkerInfo(
+            address=context.address,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            node_id=placement.cluster_node_rank,
+            node_ip=context.node_ip,
+            hostname=platform.node(),
+            pid=os.getpid(),
+            gpu_id=placement.local_accelerator_rank,
+            available_gpus=placement.visible_accelerators,
+            accelerator_type=placement.accelerator_type,
+            hardware=context.hardware,
+        )
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """The device this worker computes on: the first accelerator assigned to it, else the CPU. Imports torch."""
+        import torch
+
+        placement = self._context.placement
+        if placement.local_accelerator_rank is None or placement.accelerator_type is None:
+            return torch.device("cpu")
+        # Under isolation the process sees its own devices only, so its first one is device 0.
+        index = 0 if placement.isolate_accelerator else placement.local_accelerator_rank
+        return torch.device(get_accelerator(placement.accelerator_type).torch_device, index)
+
+    def create_channel(
+        self,
+        channel_name: str,
+        node_id: int | None = None,
+        maxsize: int = 0,
+        group_affinity: str | None = None,
+        group_rank_affinity: int | None = None,
+    ) -> Channel:
+        """A new channel, which lives until the job ends.
+
+        Args:
+            channel_name: what others connect to; its process has the address `channel_name:0`.
+            node_id: the rank of the node that it lives on.
+            maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
+            group_affinity: the group next to which it lives; by default, and without `node_id`, this worker's.
+            group_rank_affinity: the worker of that group on whose node it lives; by default this worker's rank in its
+                own group, and 0 in another one.
+
+        Raises:
+            InvalidNameError: the name cannot be one, or is taken.
+            ClusterError: there is no such node, or the channel's process does not start.
+            UnknownGroupError: there is no such group.
+            ValueError: `maxsize` is negative, or both a node and an affinity are given.
+        """
+        if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
+            raise ValueError("a channel lives on a node or next to a group: give `node_id` or an affinity, not both")
+        context = self._context
+        if node_id is not None:
+            return Channel.create(channel_name, maxsize, node_id)
+        own = group_affinity is None or group_affinity == context.group_name
+        rank = group_rank_affinity if group_rank_affinity is not None else self._rank if own else 0
+        if own and rank == self._rank:
+            return Channel.create_here(channel_name, maxsize, context.placement.cluster_node_rank, context.node_ip)
+        peer = WorkerAddress.from_name(group_affinity or context.group_name).get_child_address(rank)
+        return Channel.create_beside(channel_name, maxsize, peer)
+
+    def connect_channel(self, channel_name: str) -> Channel:
+        """The channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
+
+        Raises:
+            UnknownGroupError: the job declared its groups and channels, and this is none of them.
+            PeerNotFoundError: it was not created in time.
+        """
+        return Channel.connect(channel_name)
+
+    @property
+    def _logger(self) -> logging.Logger:
+        return logging.getLogger("rlinf.worker")
+
+    def log_debug(self, message: str, *args: object) -> None:
+        """Logs a line of detail, under this worker's address; `args` as in `logging`."""
+        self._logger.debug(message, *args)
+
+    def log_info(self, message: str, *args: object) -> None:
+        """Logs a line, under this worker's address; `args` as in `logging`."""
+        self._logger.info(message, *args)
+
+    def log_warning(self, message: str, *args: object) -> None:
+        """Logs a warning, under this worker's address; `args` as in `logging`."""
+        self._logger.warning(message, *args)
+
+    def log_error(self, message: str, *args: object) -> None:
+        """Logs an error, under this worker's address; `args` as in `logging`."""
+        self._logger.error(message, *args)
+
+    def worker_timer(self, tag: str) -> timer:
+        """Times its block in seconds under `tag`: `with self.worker_timer("train_step"): ...`.
+
+        The handle of the call that the block runs in gives the durations out.
+        """
+        return type(self).timer(tag)

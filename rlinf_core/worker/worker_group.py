@@ -1,0 +1,395 @@
+"""Workers of one class, launched together and called as one."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.engine import on_disconnect
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.context import WorkerContext, current_session
+from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.manager.client import current_client
+from rlinf_core.manager.messages import CloseGroup, Dismiss
+from rlinf_core.placement.packed import default_strategy
+from rlinf_core.placement.placement import Placement
+from rlinf_core.placement.strategy import PlacementStrategy
+from rlinf_core.suggest import did_you_mean
+from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.handle import LOGGER, Member, WorkerGroupHandle
+from rlinf_core.worker.import_path import own_import_path
+from rlinf_core.worker.process import Birth, WorkerProcess
+from rlinf_core.worker.worker import Worker
+
+W = TypeVar("W", bound=Worker)
+
+# For a worker that computes: one that waits is woken at once.
+_SHUTDOWN_SECONDS = 2.0
+_EXIT_SECONDS = 0.5
+
+
+# The groups that this process launched and has not shut down.
+_running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
+
+
+class GroupMethod:
+    """A method of the users' class, called on some ranks of a group in parallel."""
+
+    def __init__(self, view: GroupView, name: str) -> None:
+        self._view = view
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
+        """Calls it on every rank with the same arguments."""
+        members = self._view.members
+        references = [member.actor.call.remote(self._name, *args, **kwargs) for member in members]
+        return self._view.handle(self._name, references)
+
+    def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
+        """Calls it with a share for each rank: every argument is a sequence with one item for each rank.
+
+        Raises:
+            ValueError: a sequence has another length than there are ranks.
+        """
+        members = self._view.members
+        for share in (*per_rank, *per_rank_named.values()):
+            if len(share) != len(members):
+                raise ValueError(f"{len(share)} items for {len(members)} workers: give one for each")
+        references = [
+            member.actor.call.remote(
+                self._name, *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
+            )
+            for i, member in enumerate(members)
+        ]
+        return self._view.handle(self._name, references)
+
+
+class GroupView:
+    """Some ranks of a group, callable like the group. `group.execute_on(0, 3)` gives one."""
+
+    def __init__(self, group: WorkerGroup[Any], members: Sequence[Member]) -> None:
+        self.group = group
+        self.members = tuple(members)
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        self.group.check_method(name)
+        return GroupMethod(self, name)
+
+    def handle(self, method: str, references: list[Any]) -> WorkerGroupHandle[Any]:
+        """The handle of a call that has been made on these ranks."""
+        made = WorkerGroupHandle[Any](
+            self.group.worker_group_name, method, self.group.world_size, self.members, references
+        )
+        unanswered.add(made)
+        return made
+
+
+class WorkerGroup(Generic[W]):
+    """A group of workers. Every public method of the users' class is one of the group's, and returns a handle.
+
+    Made by `MyWorker.create_group(...)`, it has no processes before `launch`. As a context manager it shuts down at the
+    end of the block.
+    """
+
+    def __init__(self, worker_class: type[W], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.worker_class = worker_class
+        self._arguments = (args, kwargs)
+        self._methods = _public_methods(worker_class)
+        self._name: str | None = None
+        self._members: tuple[Member, ...] = ()
+        taken = sorted(self._methods & set(dir(WorkerGroup)))
+        if taken:
+            raise InvalidNameError(
+                f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
+                why="a group has something else of that name",
+                help="give the method another name",
+            )
+
+    def launch(
+        self,
+        cluster: Cluster,
+        placement_strategy: PlacementStrategy | None = None,
+        name: str | None = None,
+        isolate_accelerator: bool = True,
+        max_concurrency: int | None = None,
+    ) -> Self:
+        """Starts all workers at once, and returns when every one of them is constructed.
+
+        Args:
+            cluster: where.
+            placement_strategy: which process runs where; by default one for each accelerator, else one for each node.
+            name: what peers send to; by default the address of the worker that launches the group, of which its
+                workers become children, and in the driver `Worker_group_` and the class's name.
+            isolate_accelerator: whether a worker sees only the accelerators assigned to it.
+            max_concurrency: how many methods of one worker may run at a time, then on threads of their own; by default
+                one after another on the process's main thread.
+
+        Raises:
+            WorkerGroupError: a constructor raised; it holds what, by rank. No process is left.
+            RuntimeFailure: this group, or another of the name, is running already.
+            PlacementError: the cluster cannot hold the processes as asked.
+        """
+        if self._members:
+            raise RuntimeFailure(
+                f"group `{self._name}` is running already", help="shut it down first, or create another"
+            )
+        base = self._base_address(name)
+        strategy = placement_strategy or default_strategy(cluster.topology)
+        placements = strategy.get_placement(cluster, isolate_accelerator)
+        actors = _allocate(cluster, base, placements, max_concurrency)
+        try:
+            births = self._construct(cluster, base, placements, actors)
+        except BaseException:
+            _close_group(str(base))
+            _kill(actors)
+            raise
+        self._name = str(base)
+        self._members = tuple(
+            Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})")
+            for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
+        )
+        _running.add(self)
+        on_disconnect(_end_all)
+        return self
+
+    def _base_address(self, name: str | None) -> WorkerAddress:
+        """What the workers' addresses begin with: the name; without one the worker that launches them, if one does."""
+        if name is not None:
+            return WorkerAddress(name)
+        session = current_session()
+        if session is not None and session.member is not None:
+            return session.member
+        return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
+
+    def _construct(
+        self, cluster: Cluster, base: WorkerAddress, placements: list[Placement], actors: list[Any]
+    ) -> list[Birth]:
+        pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
+        client = cluster.client
+        client.in_flight = unanswered.in_flight
+        incarnation = client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
+        # Taken now and not at the start: scripts and test runners extend their path as they go.
+        session = replace(cluster.session, import_path=own_import_path())
+        master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
+        # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
+        master_port = actors[0].find_port.remote()
+        references: list[Any] = []
+        members: list[Member] = []
+        for placement, actor in zip(placements, actors, strict=True):
+            address = base.get_child_address(placement.rank)
+            node = cluster.get_node_info(placement.cluster_node_rank)
+            context = WorkerContext(
+                address=address,
+                group_name=str(base),
+                placement=placement,
+                node_ip=cluster.get_node_ip(placement.cluster_node_rank),
+                master_addr=master_addr,
+                hardware=tuple(
+                    robot.config
+                    for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
+                    if index in placement.local_hardware_ranks
+                ),
+                session=session,
+                incarnation=incarnation,
+            )
+            references.append(actor.construct.remote(context, client.card, pickled, master_port))
+            members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})"))
+        handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
+        return handle.wait()
+
+    @classmethod
+    def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
+        """The running group of this name, launched by whichever process of the job.
+
+        Raises:
+            UnknownGroupError: no group of the name runs.
+            WorkerDiedError: one of its workers is dead.
+        """
+        ray = ray_api()
+
+        session, client = current_session(), current_client()
+        group = WorkerGroup(worker_class, (), {})
+        if session is None or client is None:
+            raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
+        base = WorkerAddress.from_name(name)
+        members: list[Member] = []
+        for rank, node in enumerate(client.group_members(name, env_vars.CONNECT_TIMEOUT.get())):
+            address = base.get_child_address(rank)
+            try:
+                actor = ray.get_actor(str(address), namespace=session.job)
+            except ValueError:
+                raise WorkerDiedError(str(address), node=node or None) from None
+            members.append(Member(address, actor, node))
+        group._name, group._members = name, tuple(members)
+        return group
+
+    def __getattr__(self, name: str) -> GroupMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.check_method(name)
+        return GroupMethod(GroupView(self, self._running), name)
+
+    def check_method(self, name: str) -> None:
+        """Raises AttributeError unless the users' class has a public method of this name."""
+        if name not in self._methods:
+            hint = did_you_mean(name, self._methods)
+            raise AttributeError(
+                f"`{self.worker_class.__name__}` has no public method `{name}`" + (f"; {hint}" if hint else "")
+            )
+
+    @property
+    def _running(self) -> tuple[Member, ...]:
+        if not self._members:
+            raise RuntimeFailure(
+                f"the group of `{self.worker_class.__name__}` is not running",
+                help="`launch` it before calling its methods",
+            )
+        return self._members
+
+    @property
+    def worker_group_name(self) -> str:
+        """What peers send to."""
+        return self._name or f"Worker_group_{self.worker_class.__name__}"
+
+    @property
+    def world_size(self) -> int:
+        """How many workers it has; 0 before it is launched."""
+        return len(self._members)
+
+    @property
+    def addresses(self) -> tuple[WorkerAddress, ...]:
+        """The workers, by rank."""
+        return tuple(member.address for member in self._members)
+
+    def execute_on(self, *ranks: int) -> GroupView:
+        """These ranks only, as a view; results come in the order given. The group itself stays as it is.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        members = self._running
+        for rank in ranks:
+            if not 0 <= rank < len(members):
+                valid = format_ranks(range(len(members)))
+                raise ValueError(f"`{self._name}` has no rank {rank}, only {valid}")
+        return GroupView(self, [members[rank] for rank in ranks])
+
+    def shutdown(self) -> None:
+        """Ends the workers and releases their names. Safe to call twice.
+
+        Raises:
+            WorkerGroupError: a call that nobody waited for had failed.
+        """
+        unseen = self._end(_SHUTDOWN_SECONDS)
+        for call in unseen[1:]:
+            LOGGER.error("%r failed, and nobody waited for it", call)
+        if unseen:
+            unseen[0].wait()
+
+    def _end(self, seconds: float) -> list[WorkerGroupHandle[Any]]:
+        """Ends the workers; returns the failed calls that nobody has waited for.
+
+        A worker that computes is given so many seconds to come to an end; one that waits is woken at once.
+        """
+        ray = ray_api()
+
+        members, self._members = self._members, ()
+        _running.discard(self)
+        if not ray.is_initialized() or not members:
+            return []
+        name = self.worker_group_name
+        calls = [each for each in unanswered.take(name) if not each.observed]
+        unseen = [each for each in calls if each.failed]
+        client = current_client()
+        if client is not None:
+            client.tell(Dismiss(tuple(str(member.address) for member in members)))
+        _close_group(name)
+        closing = [member.actor.close.remote() for member in members]
+        ray.wait(closing, num_returns=len(closing), timeout=seconds)
+        _kill([member.actor for member in members])
+        for call in calls:
+            call.drop()
+        return unseen
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.shutdown()
+        except WorkerGroupError:
+            if error is None:
+                raise
+
+
+def _end_all() -> list[Exception]:
+    """This process leaves its cluster: ends its groups, and returns what failed in them unseen."""
+    failures: list[Exception] = []
+    for group in list(_running):
+        for call in group._end(_EXIT_SECONDS):  # pyright: ignore[reportPrivateUsage] - this module's own
+            try:
+                call.wait()
+            except WorkerGroupError as error:
+                failures.append(error)
+    return failures
+
+
+def _allocate(
+    cluster: Cluster, base: WorkerAddress, placements: list[Placement], max_concurrency: int | None
+) -> list[Any]:
+    actors: list[Any] = []
+    try:
+        for placement in placements:
+            address = base.get_child_address(placement.rank)
+            actors.append(
+                cluster.allocate(
+                    WorkerProcess,
+                    node_rank=placement.cluster_node_rank,
+                    name=str(address),
+                    max_concurrency=max_concurrency,
+                )
+            )
+    except ValueError as error:
+        _kill(actors)
+        if isinstance(error, RLinfError):
+            raise
+        raise RuntimeFailure(
+            f"a group named `{base}` is running in this job", help="give this one another `name`, or shut that one down"
+        ) from None
+    except BaseException:
+        _kill(actors)
+        raise
+    return actors
+
+
+def _close_group(name: str) -> None:
+    client = current_client()
+    if client is not None:
+        client.tell(CloseGroup(name))
+
+
+def _kill(actors: Sequence[Any]) -> None:
+    ray = ray_api()
+
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _public_methods(worker_class: type[Worker]) -> set[str]:
+    """The names of what the users' classes, and not `Worker` itself, define as public methods."""
+    inherited = set(dir(Worker))
+    return {
+        name
+        for name in dir(worker_class)
+        if not name.startswith("_") and name not in inherited and callable(getattr(worker_class, name))
+    }

@@ -1,0 +1,110 @@
+"""Workers that run what a test tells them to."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.handle import WorkerGroupHandle
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+
+_names = itertools.count()
+
+
+class Puppet(Worker):
+    """Runs functions of a test: `function(worker, *args)`."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(self, *args)
+
+
+class Troupe:
+    """A group of puppets. `troupe(rank, function, *args)` gives a handle of one result."""
+
+    def __init__(self, group: WorkerGroup[Puppet]) -> None:
+        self.group = group
+
+    def __call__(self, rank: int, function: Callable[..., Any], *args: Any) -> WorkerGroupHandle[Any]:
+        return self.group.execute_on(rank).run(function, *args)
+
+    def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        return self(rank, function, *args).wait(30)[0]
+
+    def name(self, rank: int) -> str:
+        return str(self.group.addresses[rank])
+
+
+@pytest.fixture
+def troupe(cluster: Cluster) -> Iterator[Callable[[int], Troupe]]:
+    """Launches groups of so many puppets, for this test alone: they may be killed."""
+    made: list[WorkerGroup[Puppet]] = []
+
+    def launch(size: int) -> Troupe:
+        group = Puppet.create_group().launch(cluster, NodePlacementStrategy([0] * size), name=f"puppets{next(_names)}")
+        made.append(group)
+        return Troupe(group)
+
+    yield launch
+    for group in made:
+        # Calls on those that a test killed have failed, of course.
+        with suppress(WorkerGroupError):
+            group.shutdown()
+
+
+@pytest.fixture(scope="module")
+def players(cluster: Cluster) -> Iterator[Troupe]:
+    """Three puppets that all tests of a module share."""
+    with Puppet.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name=f"players{next(_names)}") as group:
+        yield Troupe(group)
+
+
+def end(cluster: Cluster, name: str) -> None:
+    """Ends a channel's process: those of hundreds of tests would not fit."""
+    ray = ray_api()
+    ray.kill(ray.get_actor(f"{name}:0", namespace=cluster.session.job))
+
+
+@pytest.fixture
+def channel(cluster: Cluster) -> Iterator[Channel]:
+    """A new channel without a bound."""
+    made = Channel.create(f"channel{next(_names)}")
+    yield made
+    end(cluster, made.name)
+
+
+@pytest.fixture
+def bounded(cluster: Cluster) -> Iterator[Channel]:
+    """A new channel that holds 4 items of each key."""
+    made = Channel.create(f"bounded{next(_names)}", maxsize=4)
+    yield made
+    end(cluster, made.name)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], None]:
+    """Waits until something holds."""
+
+    def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def end_channel(cluster: Cluster) -> Callable[[str], None]:
+    """Ends the process of a channel that a test created itself."""
+    return lambda name: end(cluster, name)

@@ -1,0 +1,261 @@
+"""A job of its own that puts and gets without rest while its processes are killed at random, and keeps the books.
+
+    python soak.py SECONDS SEED FOLDER
+
+Every process writes down what it does before and after it does it, in a file that survives it. At the end the books are
+compared, and a report is printed as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RLinfError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+
+KEYS = ("red", "green", "blue")
+SIZES = (10, 10, 10, 1_000, 1_000, 50_000, 300_000, 3_000_000)
+BATCH = 4
+CHANNELS = {"soak_open": 0, "soak_bounded": 12}
+ROLES = ("produce", "produce", "produce", "consume", "consume", "consume")
+
+
+class Book:
+    """One process's file: each line is written at once, so that it is there whatever becomes of the process."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._file = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, *words: object) -> None:
+        os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def item(identity: str, size: int) -> dict[str, Any]:
+    return {"id": identity, "bytes": bytes([len(identity) % 256]) * size}
+
+
+def check(got: dict[str, Any]) -> str:
+    identity = got["id"]
+    content = got["bytes"]
+    if content != bytes([len(identity) % 256]) * len(content):
+        raise AssertionError(f"{identity} arrived damaged")
+    return identity
+
+
+class Actor(Worker):
+    """Produces or consumes until a moment."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def produce(self, channels: list[Channel], until: float, seed: int, folder: str, name: str) -> int:
+        dice, book, count = random.Random(seed), Book(folder, name), 0
+        while time.time() < until:
+            channel, key = dice.choice(channels), dice.choice(KEYS)
+            burst = dice.choice((1, 1, 1, 20))
+            handles = []
+            for _ in range(burst):
+                identity = f"{name}.{count}"
+                count += 1
+                book.write("put", identity)
+                thing = item(identity, dice.choice(SIZES))
+                try:
+                    if burst > 1:
+                        handles.append((identity, channel.put(thing, 1, key, async_op=True, timeout=5)))
+                    else:
+                        channel.put(thing, 1, key, timeout=dice.choice((0.05, 5)))
+                        book.write("accepted", identity)
+                except CommunicationTimeoutError:
+                    book.write("refused", identity)
+            for identity, handle in handles:
+                try:
+                    handle.wait()
+                    book.write("accepted", identity)
+                except CommunicationTimeoutError:
+                    book.write("refused", identity)
+        book.close()
+        return count
+
+    def consume(self, channels: list[Channel], until: float, seed: int, folder: str, name: str) -> int:
+        dice, book, count = random.Random(seed), Book(folder, name), 0
+        # A while longer than the producers, so that none of them is held back at the end.
+        while time.time() < until + 3:
+            channel, key = dice.choice(channels), dice.choice(KEYS)
+            size = dice.choice((1, 1, BATCH))
+            book.write("open", size)
+            try:
+                got = [channel.get(key, timeout=0.3)] if size == 1 else channel.get_batch(size, key, timeout=0.3)
+            except (CommunicationTimeoutError, RLinfError):
+                book.write("nothing")
+                continue
+            book.write("got", *map(check, got))
+            count += len(got)
+        book.close()
+        return count
+
+
+@dataclass
+class Actors:
+    """The living ones, each a group of one, relaunched under its name when it was killed."""
+
+    cluster: Cluster
+    folder: str
+    until: float
+    channels: list[Channel]
+    lives: int = 0
+    kills: int = 0
+    groups: dict[str, WorkerGroup[Actor]] = field(default_factory=dict)
+    pids: dict[str, int] = field(default_factory=dict)
+    handles: dict[str, Any] = field(default_factory=dict)
+
+    def launch(self, name: str, role: str, seed: int) -> None:
+        group = Actor.create_group().launch(self.cluster, NodePlacementStrategy([0]), name=name)
+        self.lives += 1
+        self.groups[name] = group
+        self.pids[name] = group.pid().wait()[0]
+        method = getattr(group, role)
+        self.handles[name] = method(self.channels, self.until, seed, self.folder, f"{role}-{name}-{self.lives}")
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pids[name], signal.SIGKILL)
+        self.kills += 1
+        # Its call has failed, of course.
+        with suppress(RLinfError):
+            self.groups[name].shutdown()
+
+    def finish(self) -> None:
+        for name, handle in self.handles.items():
+            handle.wait()
+            self.groups[name].shutdown()
+
+
+def channel_pids() -> list[int]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if b"ray::ChannelProcess" in (path / "cmdline").read_bytes() and _is_ours(int(path.name)):
+                    found.append(int(path.name))
+            except OSError:
+                continue
+    return found
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process descends from this one."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def memory(pid: int) -> int:
+    """Bytes of a process, each page that it shares counted in part."""
+    return int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[0]) << 10
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settle_books(folder: str, rest: list[str]) -> dict[str, Any]:
+    """Compares what was put with what was got."""
+    accepted: set[str] = set()
+    announced: set[str] = set()
+    refused: set[str] = set()
+    got: Counter[str] = Counter(rest)
+    allowed_missing = 0
+    for path in Path(folder).iterdir():
+        pending = 0
+        for line in path.read_text().splitlines():
+            word, *words = line.split()
+            if word == "open":
+                pending = int(words[0])
+            elif word == "got":
+                pending = 0
+                got.update(words)
+            elif word == "nothing":
+                pending = 0
+            else:
+                {"put": announced, "accepted": accepted, "refused": refused}[word].update(words)
+        # A consumer that was killed between taking and writing down took those along.
+        allowed_missing += pending
+    return {
+        "put": len(announced),
+        "accepted": len(accepted),
+        "got": len(got),
+        "twice": sorted(one for one, count in got.items() if count > 1),
+        "from nowhere": sorted(set(got) - announced),
+        "although refused": sorted(set(got) & refused),
+        "missing": len(accepted - set(got)),
+        "allowed missing": allowed_missing,
+    }
+
+
+def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
+    dice = random.Random(seed)
+    with Cluster(num_nodes=1) as cluster:
+        channels = [Channel.create(name, maxsize) for name, maxsize in CHANNELS.items()]
+        brokers = channel_pids()
+        until = time.time() + seconds
+        actors = Actors(cluster, folder, until, channels)
+        roles = {f"actor{index}": role for index, role in enumerate(ROLES)}
+        for name, role in roles.items():
+            actors.launch(name, role, dice.getrandbits(32))
+        samples: list[tuple[int, int]] = []
+        while time.time() < until - 3:
+            time.sleep(dice.uniform(0.2, 1.5))
+            name = dice.choice(sorted(roles))
+            actors.kill(name)
+            actors.launch(name, roles[name], dice.getrandbits(32))
+            samples.append((max(map(memory, brokers)), max(map(descriptors, brokers))))
+        actors.finish()
+        rest = []
+        for channel in channels:
+            channel.close()
+            for key in KEYS:
+                while True:
+                    try:
+                        rest += map(check, channel.get_batch(1e9, key))
+                    except ChannelClosed:
+                        break
+        report = settle_books(folder, rest)
+        deadline = time.time() + 10
+        # What belonged to the killed is given back by housekeeping.
+        while time.time() < deadline and max(map(descriptors, brokers)) > 60:
+            time.sleep(0.2)
+        report |= {
+            "kills": actors.kills,
+            "losses": sum(len(channel.losses()) for channel in channels),
+            "memory": [one for one, _ in samples],
+            "memory at the end": max(map(memory, brokers)),
+            "descriptors": [one for _, one in samples],
+            "descriptors at the end": max(map(descriptors, brokers)),
+            "shared memory held here": cluster.client.endpoint.shared_memory().used,
+            "threads here": sorted(thread.name for thread in threading.enumerate()),
+        }
+    return report
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(float(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))

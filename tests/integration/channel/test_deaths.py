@@ -1,0 +1,205 @@
+"""What remains of a channel's promises when processes are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlinf_core.channel.broker import Loss
+from rlinf_core.channel.channel import Channel
+from rlinf_core.errors import CancelledOperationError, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+
+Until = Callable[[Callable[[], object]], None]
+LARGE = 5 << 20
+
+
+def pid(worker: Any) -> int:
+    return os.getpid()
+
+
+def put_some(worker: Any, channel: Channel, count: int, size: int = 0) -> None:
+    for index in range(count):
+        channel.put((index, bytearray(size)), weight=1)
+
+
+def get_one(worker: Any, channel: Channel) -> int:
+    return channel.get()[0]
+
+
+def get_batch(worker: Any, channel: Channel, weight: float) -> list[int]:
+    return [item[0] for item in channel.get_batch(weight)]
+
+
+def waiting(channel: Channel, count: int) -> Callable[[], bool]:
+    def check() -> bool:
+        figures = channel.statistics().get("default")
+        return figures is not None and figures.waiting_gets == count
+
+    return check
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_what_was_accepted_survives_its_producer(troupe: Any, channel: Channel, size: int) -> None:
+    actors = troupe(2)
+    actors.call(0, put_some, channel, 3, size)
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    assert [actors.call(1, get_one, channel) for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_an_item_whose_consumer_dies_before_it_has_it_goes_to_the_next_one(
+    troupe: Any, channel: Channel, until: Until, size: int
+) -> None:
+    actors = troupe(3)
+    victim = actors.call(0, pid)
+    actors(0, get_one, channel)
+    until(waiting(channel, 1))
+    # The item reaches the process, which cannot take it any more.
+    os.kill(victim, signal.SIGSTOP)
+    put_some(None, channel, 3, size)
+    until(lambda: channel.qsize() == 2)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: channel.qsize() == 3)
+    assert [actors.call(1, get_one, channel) for _ in range(3)] == [0, 1, 2]
+
+
+def test_what_a_dead_batch_had_reserved_goes_back_in_order(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(2)
+    victim = actors.call(0, pid)
+    actors(0, get_batch, channel, 5)
+    until(waiting(channel, 1))
+    put_some(None, channel, 3)
+    behind = actors(1, get_batch, channel, 3)
+    until(waiting(channel, 2))
+    os.kill(victim, signal.SIGKILL)
+    assert behind.wait(20) == [[0, 1, 2]]
+
+
+def test_an_item_that_was_taken_is_not_given_out_again(troupe: Any, channel: Channel) -> None:
+    actors = troupe(2)
+    put_some(None, channel, 2)
+    assert actors.call(0, get_one, channel) == 0
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    assert actors.call(1, get_one, channel) == 1
+    assert channel.empty()
+
+
+def die_while_sending(worker: Any, channel: Channel, size: int) -> None:
+    backend = channel._backend
+    backend.connect()
+    # Right after the announcement, before a byte of the item is on its way.
+    backend._send = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    channel.put(bytearray(size), key="k")
+
+
+def test_a_half_sent_item_is_dropped_and_reported(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(2)
+    actors(0, die_while_sending, channel, LARGE)
+    until(channel.losses)
+    assert channel.losses() == [Loss(actors.name(0), "k")]
+    assert channel.empty("k")
+    actors.call(1, put_some, channel, 1)
+    assert channel.get()[0] == 0
+
+
+def test_a_get_fails_within_2_s_when_all_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(3)
+    actors.call(0, put_some, channel, 1)
+    actors.call(1, put_some, channel, 1)
+    for _ in range(2):
+        channel.get()
+    waits = actors(2, get_one, channel)
+    until(waiting(channel, 1))
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    time.sleep(0.5)
+    assert not waits.done(), "another producer lives"
+    os.kill(actors.call(1, pid), signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(WorkerGroupError) as info:
+        waits.wait(20)
+    assert time.monotonic() - killed < 2
+    (error,) = info.value.exceptions
+    assert isinstance(error, WorkerDiedError)
+    assert error.address == actors.name(1)
+    assert "all that ever put into it are dead" in str(error)
+
+
+def test_what_is_left_can_be_got_although_all_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(2)
+    actors.call(0, put_some, channel, 2)
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    waits = actors(1, get_batch, channel, 3)
+    with pytest.raises(WorkerGroupError):
+        waits.wait(20)
+    assert [actors.call(1, get_one, channel) for _ in range(2)] == [0, 1]
+
+
+def test_the_driver_as_a_producer_keeps_gets_waiting(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(2)
+    put_some(None, channel, 1)
+    actors.call(0, put_some, channel, 1)
+    assert [channel.get()[0] for _ in range(2)] == [0, 0]
+    waits = actors(1, get_one, channel)
+    until(waiting(channel, 1))
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    time.sleep(1)
+    assert not waits.done()
+    channel.put((7,))
+    assert waits.wait(20) == [7]
+
+
+def test_operations_fail_when_the_channels_own_process_dies(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(1)
+    waits = actors(0, get_one, channel)
+    until(waiting(channel, 1))
+    os.kill(_process_of(channel), signal.SIGKILL)
+    with pytest.raises(WorkerGroupError) as info:
+        waits.wait(20)
+    (error,) = info.value.exceptions
+    assert isinstance(error, WorkerDiedError)
+    assert error.address == f"{channel.name}:0"
+    with pytest.raises(WorkerDiedError):
+        channel.put(1)
+
+
+def _process_of(channel: Channel) -> int:
+    backend: Any = channel._backend
+    backend.connect()
+    return backend.link.outgoing.connection.process.pid
+
+
+def create_and_put(worker: Any, name: str) -> int:
+    worker.create_channel(name).put("from the grave")
+    return worker.worker_info.node_id
+
+
+def test_a_channel_outlives_the_worker_that_created_it(troupe: Any, end_channel: Any) -> None:
+    actors = troupe(2)
+    assert actors.call(0, create_and_put, "inherited") == 0
+    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.group.shutdown()
+    channel = Channel.connect("inherited")
+    assert channel.get() == "from the grave"
+    end_channel("inherited")
+
+
+def take_all(worker: Any, channel: Channel) -> None:
+    while True:
+        channel.put(channel.get())
+
+
+def test_a_call_that_is_given_up_ends_at_its_next_wait(troupe: Any, channel: Channel, until: Until) -> None:
+    actors = troupe(1)
+    channel.put("goes round and round")
+    call = actors(0, take_all, channel)
+    until(lambda: channel.statistics()["default"].gets > 10)
+    call.cancel()
+    with pytest.raises(WorkerGroupError) as info:
+        call.wait(20)
+    assert isinstance(info.value.exceptions[0], CancelledOperationError)

@@ -1,0 +1,106 @@
+"""How channels are created and found."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
+from rlinf_core.failures import WorkerGroupError
+
+
+def echo(worker: Any, name: str) -> Any:
+    channel = worker.connect_channel(name)
+    channel.put(channel.get(key="there"), key="back")
+    return channel.name
+
+
+def create(worker: Any, name: str, **options: Any) -> int:
+    channel = worker.create_channel(name, maxsize=2, **options)
+    channel.put("ready")
+    return channel.maxsize
+
+
+def test_who_connects_waits_for_a_channel_that_is_created_later(players: Any, end_channel: Any) -> None:
+    answer = players(0, echo, "later")
+    channel = Channel.create("later")
+    channel.put("hello", key="there")
+    assert channel.get(key="back") == "hello"
+    assert answer.wait() == ["later"]
+    end_channel("later")
+
+
+@pytest.mark.parametrize("options", [{}, {"node_id": 0}, {"group_rank_affinity": 1}])
+def test_a_worker_creates_channels(players: Any, end_channel: Any, options: dict[str, Any]) -> None:
+    name = f"of_a_worker_{'_'.join(options)}"
+    assert players.call(0, lambda worker: create(worker, name, **options)) == 2
+    channel = Channel.connect(name)
+    assert (channel.get(), channel.maxsize) == ("ready", 2)
+    end_channel(name)
+
+
+def test_an_affinity_names_a_group(players: Any, end_channel: Any) -> None:
+    group = players.group.worker_group_name
+    assert players.call(0, lambda worker: create(worker, "beside", group_affinity=group)) == 2
+    end_channel("beside")
+
+
+def test_a_node_and_an_affinity_exclude_each_other(players: Any) -> None:
+    with pytest.raises(WorkerGroupError, match="give `node_id` or an affinity, not both"):
+        players.call(0, lambda worker: create(worker, "torn", node_id=0, group_rank_affinity=0))
+
+
+def test_a_name_is_taken_once(players: Any, channel: Channel) -> None:
+    with pytest.raises(InvalidNameError, match=f"`{channel.name}` is running"):
+        Channel.create(channel.name)
+    with pytest.raises(InvalidNameError, match="is running"):
+        Channel.create(players.group.worker_group_name)
+    with pytest.raises(InvalidNameError):
+        Channel.create("a:b")
+
+
+def test_a_node_that_is_not_there_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError, match="there is no node 7"):
+        Channel.create("nowhere", node_rank=7)
+    # The name is still free.
+    with pytest.raises(ClusterError, match="there is no node 7"):
+        Channel.create("nowhere", node_rank=7)
+
+
+def test_a_name_that_nobody_creates_is_told_with_near_ones(channel: Channel) -> None:
+    with pytest.raises(PeerNotFoundError) as info:
+        Channel.connect(channel.name.replace("channel", "chanel"), timeout=0.3)
+    assert channel.name in str(info.value)
+
+
+def test_a_channel_travels_as_an_argument(players: Any, channel: Channel) -> None:
+    def nested(worker: Any, packed: dict[str, list[Channel]]) -> None:
+        packed["channels"][0].put(os.getpid())
+
+    players.call(0, nested, {"channels": [channel]})
+    assert channel.get() != os.getpid()
+
+
+def swap(worker: Any, mine: Channel, others: Channel) -> Any:
+    others.put("known as a producer")
+    mine.get()
+    got = mine.get()
+    others.put("never")
+    return got
+
+
+def test_two_who_wait_for_each_others_items_are_told_of_their_deadlock(players: Any, end_channel: Any) -> None:
+    one, two = Channel.create("knot_one"), Channel.create("knot_two")
+    first, second = players(0, swap, one, two), players(1, swap, two, one)
+    for handle in (first, second):
+        with pytest.raises(WorkerGroupError) as info:
+            # Without a time: who sets himself one is not stuck.
+            handle.wait()
+        assert isinstance(info.value.exceptions[0], DeadlockError)
+        assert "its only producer" in str(info.value)
+    end_channel("knot_one")
+    end_channel("knot_two")

@@ -1,0 +1,90 @@
+"""A job under constant change: mixed sizes and keys, and processes killed at random."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from rlinf_core.collective.unix_directory import reap
+
+_SCRIPT = Path(__file__).with_name("soak.py")
+_ROOT = Path(__file__).parents[3]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a path that leaves room for unix sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as name:
+        yield Path(name)
+
+
+def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+    books, temporary = folder / "books", folder / "tmp"
+    books.mkdir()
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT), str(seconds), str(seed), str(books)],
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=seconds + 120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    # Who was killed left its folder; the next process to start takes it away.
+    reap(temporary)
+    report["left"] = [str(path) for path in temporary.rglob("*") if path.is_socket() or path.is_fifo()]
+    report["processes"] = _processes_with(str(temporary))
+    return report
+
+
+def _processes_with(folder: str) -> list[str]:
+    """The processes that were given this temporary folder and still live."""
+    found: list[str] = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                if f"TMPDIR={folder}".encode() in (path / "environ").read_bytes():
+                    found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
+
+
+def judge(report: dict[str, Any]) -> None:
+    assert report["accepted"] > 100, "it hardly ran"
+    assert report["kills"] > 5
+    assert report["twice"] == []
+    assert report["from nowhere"] == []
+    assert report["although refused"] == []
+    assert report["missing"] <= report["allowed missing"]
+    assert report["shared memory held here"] == 0
+    early, late = report["memory"][: len(report["memory"]) // 3], report["memory"][-len(report["memory"]) // 3 :]
+    assert median(late) < median(early) + 8 * MIB
+    assert max(report["descriptors"][-3:]) <= max(report["descriptors"][:3]) + 12
+    assert report["descriptors at the end"] <= report["descriptors"][0]
+    assert [name for name in report["threads here"] if name.startswith(("rlinf-send", "rlinf-channel"))] == []
+    assert report["left"] == []
+    assert report["processes"] == []
+
+
+@pytest.mark.timeout(200)
+def test_30_seconds(short_folder: Path) -> None:
+    judge(soak(30, 1, short_folder))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_10_minutes(short_folder: Path) -> None:
+    judge(soak(600, int.from_bytes(os.urandom(4)), short_folder))

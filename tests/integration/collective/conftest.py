@@ -1,0 +1,148 @@
+"""Two or more processes with an endpoint each, without Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.settings import Settings
+
+_SCRIPT = Path(__file__).with_name("peer_process.py")
+_ROOT = Path(__file__).parents[3]
+_PATIENCE = 60.0
+
+
+def _side_type() -> Any:
+    spec = importlib.util.spec_from_file_location("rlinf_test_peer_process", _SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Side
+
+
+class Peer:
+    """A process of its own that runs functions of the test: `peer.call(function, *args)` calls `function(side, *args)`.
+
+    The function is sent as source, so it can use nothing of the test module but its arguments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        secret: ClusterSecret,
+        settings: Settings,
+        *,
+        ip: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
+        interpreter: str = sys.executable,
+    ) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [*prefix, interpreter, str(_SCRIPT), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )
+        theirs.close()
+        self._pipe = Connection(ours.detach())
+        self._pipe.send((name, secret.key, ip, settings))
+        self.card = self._receive()
+
+    def _receive(self) -> Any:
+        assert self._pipe.poll(_PATIENCE), f"{self.name} does not answer"
+        return self._pipe.recv()
+
+    def meet(self, name: str, card: Any) -> None:
+        self._pipe.send(("meet", name, card))
+        self._receive()
+
+    def begin(self, function: Callable[..., Any], *args: Any) -> None:
+        self._pipe.send((textwrap.dedent(inspect.getsource(function)), function.__name__, args))
+
+    def result(self) -> Any:
+        good, value = self._receive()
+        if not good:
+            raise value.unpack()
+        return value
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        self.begin(function, *args)
+        return self.result()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            try:
+                self._pipe.send(None)
+                self.process.wait(10)
+            except (OSError, subprocess.TimeoutExpired):
+                self.kill()
+        self._pipe.close()
+
+
+class Cast:
+    """This process and its peers, which all know one another."""
+
+    def __init__(self, secret: ClusterSecret, settings: Settings, ip: str = "127.0.0.1") -> None:
+        self.secret = secret
+        self.settings = settings
+        self.here = _side_type()("here:0", secret.key, ip, settings)
+        self.peers: dict[str, Peer] = {}
+
+    def add(self, name: str, **options: Any) -> Peer:
+        peer = Peer(name, self.secret, options.pop("settings", self.settings), **options)
+        self.here.meet(name, peer.card)
+        peer.meet("here:0", self.here.endpoint.card)
+        self.peers.pop(name, None)  # a relaunch
+        for other in self.peers.values():
+            other.meet(name, peer.card)
+            peer.meet(other.name, other.card)
+        self.peers[name] = peer
+        return peer
+
+    def stop(self) -> None:
+        for peer in self.peers.values():
+            peer.stop()
+        if self.here is not None:
+            self.here.endpoint.close()
+
+
+@pytest.fixture
+def make_cast() -> Iterator[Callable[..., Cast]]:
+    """Makes casts with settings of their own."""
+    made: list[Cast] = []
+
+    def make(**settings: Any) -> Cast:
+        values = {"timeout": 30.0, "connect_timeout": 10.0, "arena_bytes": 128 << 20, **settings}
+        made.append(Cast(ClusterSecret.generate(), Settings(**values)))
+        return made[-1]
+
+    yield make
+    for cast in made:
+        cast.stop()
+
+
+@pytest.fixture(scope="module")
+def duo() -> Iterator[tuple[Any, Peer]]:
+    """This process and one peer `there:0`, shared by the tests of a module."""
+    settings = Settings(timeout=30.0, connect_timeout=10.0, arena_bytes=128 << 20)
+    cast = Cast(ClusterSecret.generate(), settings)
+    yield cast.here, cast.add("there:0")
+    cast.stop()

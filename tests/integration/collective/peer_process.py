@@ -1,0 +1,66 @@
+"""The other process of a test: holds an endpoint, and runs functions whose source it is sent."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.settings import Settings
+from rlinf_core.failures import PackedError
+
+
+class Side:
+    """One side of a test: an endpoint with one address, and groups with others."""
+
+    def __init__(self, name: str, secret: bytes, ip: str, settings: Settings) -> None:
+        self.me = WorkerAddress.from_name(name)
+        self.endpoint = Endpoint(ClusterSecret(secret), ip=ip, settings=settings)
+        self.connector = FixedConnector({self.me: self.endpoint.card})
+        self.kept: dict[str, Any] = {}
+
+    def meet(self, name: str, card: Any) -> None:
+        self.connector.cards[WorkerAddress.from_name(name)] = card
+
+    def group(self, *names: str) -> CollectiveGroup:
+        members = [WorkerAddress.from_name(name) for name in names] or list(self.connector.cards)
+        return CollectiveGroup(self.endpoint, self.me, members, self.connector)
+
+
+def serve(pipe: Connection) -> None:
+    side = Side(*pipe.recv())
+    pipe.send(side.endpoint.card)
+    while True:
+        try:
+            request = pipe.recv()
+        except EOFError:
+            return
+        if request is None:
+            break
+        if request[0] == "meet":
+            side.meet(*request[1:])
+            pipe.send(None)
+            continue
+        source, name, args = request
+        names: dict[str, Any] = {"__name__": "peer", "WorkerAddress": WorkerAddress}
+        try:
+            exec(source, names)  # noqa: S102 - the test sends its own functions
+            answer: Any = (True, names[name](side, *args))
+        except BaseException as error:
+            traceback.print_exc()
+            answer = (False, PackedError.of(error))
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+    side.endpoint.close()
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,418 @@
+"""What goes wrong between two processes: nothing is silent, nothing takes longer than its deadline."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import (
+    CommunicationTimeoutError,
+    DeadlockError,
+    PeerNotFoundError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
+
+THERE = WorkerAddress("there", 0)
+WITHIN = 2.0
+
+
+def echo(side: Any, times: int) -> None:
+    group = side.group()
+    here = WorkerAddress("here", 0)
+    for _ in range(times):
+        group.send(group.recv(here), here)
+
+
+def sleep(side: Any, seconds: float) -> None:
+    import time
+
+    time.sleep(seconds)
+
+
+def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function(*args))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def wait_for(condition: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def over_tcp(cast: Any) -> None:
+    """Makes this process believe that its peers are on other hosts."""
+    cards = cast.here.connector.cards
+    for address, card in cards.items():
+        if address != cast.here.me:
+            cards[address] = replace(card, unix_path=None)
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tcp: bool) -> None:
+    cast = make_cast()
+    there = cast.add("there:0")
+    if tcp:
+        over_tcp(cast)
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send(1, THERE)
+    assert group.recv(THERE) == 1
+
+    def receive() -> Any:
+        work = group.recv(THERE, async_op=async_op)
+        return work.wait() if async_op else work
+
+    thread, outcome = in_thread(receive)
+    wait_for(lambda: cast.here.endpoint.board.waiting())
+    there.kill()
+    killed = time.monotonic()
+    thread.join(10)
+    assert isinstance(outcome[0], WorkerDiedError)
+    assert outcome[0].address == "there:0"
+    assert time.monotonic() - killed < WITHIN
+
+
+def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast: Any) -> None:
+    cast = make_cast()
+    there = cast.add("there:0")
+    over_tcp(cast)
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send(1, THERE)
+    assert group.recv(THERE) == 1
+
+    def send_much(side: Any) -> None:
+        import torch
+
+        tensor = torch.ones(100_000_000)
+        while True:
+            side.group().send_tensor(tensor, WorkerAddress("here", 0))
+
+    there.result()
+    there.begin(send_much)
+    buffer = torch.zeros(100_000_000)
+    group.recv_tensor(buffer, THERE)
+    work = group.recv_tensor(buffer.zero_(), THERE, async_op=True)
+    wait_for(lambda: bool(buffer[0] == 1) or work.settled)
+    there.kill()
+
+    def receive_all() -> None:
+        while True:
+            group.recv_tensor(buffer, THERE)
+
+    with pytest.raises(WorkerDiedError):  # noqa: PT012 - the one that was cut, or the one after it
+        work.wait()
+        receive_all()
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
+    cast = make_cast(arena_bytes=1 << 20, inbox_messages=10)
+    there = cast.add("there:0")
+    if tcp:
+        over_tcp(cast)
+    group = cast.here.group()
+
+    def flood() -> None:
+        while True:
+            group.send(b"x" * 10_000, THERE)
+
+    thread, outcome = in_thread(flood)
+    wait_for(lambda: cast.here.endpoint.board.waiting(), 20)
+    there.kill()
+    killed = time.monotonic()
+    thread.join(10)
+    assert isinstance(outcome[0], WorkerDiedError)
+    assert time.monotonic() - killed < WITHIN
+
+
+def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
+    cast = make_cast()
+    there = cast.add("there:0")
+    group = cast.here.group()
+
+    def send(side: Any) -> None:
+        import torch
+
+        side.group().send("small", WorkerAddress("here", 0))
+        side.group().send(torch.ones(1_000_000), WorkerAddress("here", 0))
+
+    there.call(send)
+    wait_for(lambda: cast.here.endpoint.link(cast.here.me, THERE).incoming.arrived() == 2)
+    there.kill()
+    assert group.recv(THERE) == "small"
+    assert group.recv(THERE).sum() == 1_000_000
+    with pytest.raises(WorkerDiedError):
+        group.recv(THERE, timeout=5)
+
+
+def test_a_relaunched_peer_is_another_one(make_cast: Any) -> None:
+    cast = make_cast()
+    there = cast.add("there:0")
+
+    def send_old(side: Any) -> None:
+        side.group().send("of the old one", WorkerAddress("here", 0))
+
+    there.call(send_old)
+    wait_for(lambda: cast.here.endpoint.link(cast.here.me, THERE).incoming.arrived() == 1)
+    there.kill()
+    there = cast.add("there:0")
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send("to the new one", THERE)
+    assert group.recv(THERE) == "to the new one"
+    there.result()
+
+
+def test_a_peer_that_never_was_is_named(make_cast: Any) -> None:
+    cast = make_cast()
+    with pytest.raises(PeerNotFoundError, match="nobody:0"):
+        cast.here.group("nobody:0").send(1, WorkerAddress("nobody", 0))
+    with pytest.raises(PeerNotFoundError, match="nobody:0"):
+        cast.here.group("nobody:0").recv(WorkerAddress("nobody", 0))
+    work = cast.here.group("nobody:0").recv(WorkerAddress("nobody", 0), async_op=True)
+    with pytest.raises(PeerNotFoundError, match="nobody:0"):
+        work.wait()
+
+
+def test_blocked_operations_can_be_failed_from_outside(make_cast: Any) -> None:
+    cast = make_cast(inbox_messages=10, arena_bytes=1 << 20)
+    there = cast.add("there:0")
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send(1, THERE)
+    group.recv(THERE)
+    there.result()
+    there.begin(sleep, 8.0)
+
+    def flood() -> None:
+        while True:
+            group.send(b"x" * 30_000, THERE)
+
+    receiver, received = in_thread(group.recv, THERE)
+    sender, sent = in_thread(flood)
+    wait_for(lambda: len(cast.here.endpoint.board.waiting()) == 2, 20)
+    titles = {work.operation for work in cast.here.endpoint.board.waiting()}
+    assert titles == {"recv from there:0", "send to there:0"}
+    error = DeadlockError(("here:0", "there:0"), "a picture")
+    wait_for(lambda: cast.here.endpoint.fail(error, THERE) or (received and sent))
+    receiver.join(5)
+    wait_for(lambda: sent or not cast.here.endpoint.fail(error, THERE))
+    sender.join(5)
+    assert received == [error]
+    assert sent == [error]
+
+
+def test_a_send_to_a_process_that_hangs_ends_at_its_deadline(make_cast: Any) -> None:
+    cast = make_cast(inbox_messages=10)
+    there = cast.add("there:0")
+    group = cast.here.group()
+    group.send(1, THERE)
+    os.kill(there.process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CommunicationTimeoutError, match="send to there:0"):  # noqa: PT012 - one of many sends
+            for _ in range(1000):
+                group.send(b"x" * 30_000, THERE, timeout=0.5)
+    finally:
+        os.kill(there.process.pid, signal.SIGCONT)
+
+
+def test_views_that_are_kept_never_block_the_sender(make_cast: Any) -> None:
+    cast = make_cast(arena_bytes=8 << 20)
+    there = cast.add("there:0")
+
+    def send(side: Any, count: int) -> None:
+        import torch
+
+        for number in range(count):
+            side.group().send(torch.full((250_000,), float(number)), WorkerAddress("here", 0))
+
+    there.begin(send, 60)
+    group = cast.here.group()
+    started = time.monotonic()
+    kept = [group.recv(THERE) for _ in range(60)]
+    there.result()
+    assert time.monotonic() - started < 10
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
+
+
+def test_two_that_send_more_than_fits_before_they_receive_do_not_lock(make_cast: Any) -> None:
+    cast = make_cast(arena_bytes=4 << 20, spill_after=0.05)
+    there = cast.add("there:0")
+
+    def exchange(side: Any, peer: Any) -> float:
+        import torch
+
+        group = side.group()
+        for _ in range(6):
+            group.send(torch.ones(1_000_000), peer)
+        return sum(float(group.recv(peer).sum()) for _ in range(6))
+
+    there.begin(exchange, cast.here.me)
+    assert exchange(cast.here, THERE) == 6_000_000
+    assert there.result() == 6_000_000
+
+
+def test_a_message_larger_than_the_arena_arrives(make_cast: Any) -> None:
+    cast = make_cast(arena_bytes=1 << 20)
+    there = cast.add("there:0")
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send(torch.ones(3_000_000), THERE)
+    assert group.recv(THERE).sum() == 3_000_000
+    there.result()
+
+
+def test_memory_of_a_killed_receiver_is_free_again(make_cast: Any) -> None:
+    cast = make_cast(arena_bytes=16 << 20)
+    there = cast.add("there:0")
+
+    def keep(side: Any) -> None:
+        side.kept["view"] = side.group().recv(WorkerAddress("here", 0))
+
+    cast.here.group().send(torch.ones(1_000_000), THERE)
+    there.call(keep)
+    assert cast.here.endpoint.shared_memory().used > 0
+    there.kill()
+    wait_for(lambda: cast.here.endpoint.shared_memory().used == 0)
+
+
+def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -> None:
+    cast = make_cast()
+    there = cast.add("there:0")
+
+    def fork_and_report(side: Any) -> tuple[int, int]:
+        """The child tries, then lives on; its exit code tells what it saw."""
+        import os
+        import signal
+
+        from rlinf_core.errors import RuntimeFailure
+
+        group = side.group()
+        here = WorkerAddress("here", 0)
+        group.send("before", here)
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                group.send("from the child", here)
+                os.write(write, b"sent")
+            except RuntimeFailure:
+                os.write(write, b"fork")
+            signal.pause()
+        answer = os.read(read, 4)
+        side.kept["view"] = None
+        group.send(answer.decode(), here)
+        return child, len(answer)
+
+    there.begin(fork_and_report)
+    group = cast.here.group()
+    assert group.recv(THERE) == "before"
+    assert group.recv(THERE) == "fork"
+    child, _ = there.result()
+    thread, outcome = in_thread(group.recv, THERE)
+    wait_for(lambda: cast.here.endpoint.board.waiting())
+    try:
+        # The child has inherited the sockets: the peer's death must be seen all the same.
+        there.kill()
+        thread.join(WITHIN)
+        assert isinstance(outcome[0], WorkerDiedError)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_closed_endpoint_says_so(make_cast: Any) -> None:
+    cast = make_cast()
+    cast.here.endpoint.close()
+    with pytest.raises(RuntimeFailure, match="closed"):
+        cast.here.group("there:0").send(1, THERE)
+
+
+def count_descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_is_left_after_close(make_cast: Any) -> None:
+    shm, before = set(os.listdir("/dev/shm")), None
+    # Other tests of this process may have an endpoint of their own open.
+    others = set(threading.enumerate())
+    for _ in range(3):
+        cast = make_cast(arena_bytes=8 << 20)
+        there = cast.add("there:0")
+        group = cast.here.group()
+        there.begin(echo, 20)
+        for size in range(20):
+            group.send(torch.ones(size * 30_000), THERE)
+            group.recv(THERE)
+        there.result()
+        directory = Path(cast.here.endpoint.card.unix_path).parent
+        assert directory.exists()
+        cast.stop()
+        assert not directory.exists()
+        del group, there
+        cast.here = None
+        cast.peers.clear()
+        left = [thread.name for thread in threading.enumerate() if thread not in others]
+        assert [name for name in left if name.startswith("rlinf")] == []
+        after = count_descriptors()
+        assert before in (None, after)
+        before = after
+    assert set(os.listdir("/dev/shm")) == shm
+
+
+def test_descriptors_do_not_grow_with_messages(make_cast: Any) -> None:
+    cast = make_cast(arena_bytes=2 << 20, spill_after=0.0)
+    there = cast.add("there:0")
+    group = cast.here.group()
+    there.begin(echo, 40)
+    counts = []
+    for _ in range(40):
+        # Larger than the arena: memory of its own each time.
+        group.send(torch.ones(700_000), THERE)
+        group.recv(THERE)
+        counts.append(count_descriptors())
+    there.result()
+    assert counts[-1] == counts[5]
+
+
+def test_what_is_queued_can_be_failed_too(make_cast: Any) -> None:
+    cast = make_cast(inbox_messages=10, arena_bytes=1 << 20)
+    there = cast.add("there:0")
+    group = cast.here.group()
+    there.begin(echo, 1)
+    group.send(1, THERE)
+    group.recv(THERE)
+    os.kill(there.process.pid, signal.SIGSTOP)
+    try:
+        works = [group.send(b"x" * 30_000, THERE, async_op=True) for _ in range(200)]
+        assert not works[-1].done()
+        error = DeadlockError(("here:0",), "a picture")
+        cast.here.endpoint.fail(error, THERE)
+        with pytest.raises(DeadlockError):
+            works[-1].wait(5)
+    finally:
+        os.kill(there.process.pid, signal.SIGCONT)

@@ -1,0 +1,135 @@
+"""Workers that send to each other, on a real local Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import MismatchError, PayloadError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+
+
+@dataclass
+class Batch:
+    tokens: Any
+    notes: list[str]
+
+
+class Talker(Worker):
+    def send_to(self, obj: Any, group: str, rank: int) -> None:
+        self.send(obj, group, rank)
+
+    def take(self, group: str, rank: int) -> Any:
+        return self.recv(group, rank)
+
+    def ring(self, group: str) -> str:
+        me, size = self._rank, self._world_size
+        self.send(f"from {me}", group, (me + 1) % size)
+        return self.recv(group, (me - 1) % size)
+
+    def async_ring(self, group: str) -> int:
+        me, size = self._rank, self._world_size
+        work = self.send(me, group, (me + 1) % size, async_op=True)
+        received = self.recv(group, (me - 1) % size, async_op=True)
+        doubled = received.then(lambda value: value * 2)
+        work.wait()
+        return doubled.wait()
+
+    async def asyncio_ring(self, group: str) -> int:
+        me, size = self._rank, self._world_size
+        sent = self.send(me, group, (me + 1) % size, async_op=True)
+        received = await self.recv(group, (me - 1) % size, async_op=True).async_wait()
+        await sent.async_wait()
+        return received
+
+    def tensors(self, group: str) -> tuple[str, float, list[str]]:
+        import torch
+
+        if self._rank == 0:
+            self.send(Batch(torch.full((1000, 1000), 3.0), ["a", "b"]), group, 1)
+            self.send_tensor(torch.arange(6.0), group, 1)
+            return "", 0.0, []
+        batch = self.recv(group, 0)
+        target = torch.empty(6)
+        self.recv_tensor(target, group, 0)
+        return type(batch).__name__, float(batch.tokens.sum() + target.sum()), batch.notes
+
+    def mismatch(self, group: str) -> None:
+        import torch
+
+        if self._rank == 0:
+            self.send_tensor(torch.ones(4), group, 1)
+            self.recv(group, 1)
+            self.send(0, group, 1)
+        else:
+            try:
+                self.recv_tensor(torch.ones(3), group, 0)
+            finally:
+                self.send("done", group, 0)
+
+    def weights(self, group: str) -> int:
+        return self.broadcast([1, 2, 3] if self._rank == 1 else None, [group], (group, 1))[2] + self._rank
+
+    def unpicklable(self, group: str) -> None:
+        self.send(sys._getframe(), group, 1)
+
+    def modules(self) -> list[str]:
+        return [name for name in ("torch", "numpy", "rich", "pydantic") if name in sys.modules]
+
+
+@pytest.fixture(scope="module")
+def group(cluster: Cluster) -> WorkerGroup[Talker]:
+    with Talker.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="talk") as launched:
+        yield launched
+
+
+def test_a_worker_that_does_not_use_torch_does_not_import_it(group: WorkerGroup[Talker]) -> None:
+    assert "torch" not in group.modules().wait()[0]
+
+
+def test_a_ring_of_messages(group: WorkerGroup[Talker]) -> None:
+    assert group.ring("talk").wait(timeout=20) == ["from 2", "from 0", "from 1"]
+
+
+def test_handles_of_operations(group: WorkerGroup[Talker]) -> None:
+    assert group.async_ring("talk").wait(timeout=20) == [4, 0, 2]
+
+
+def test_asynchronous_methods(group: WorkerGroup[Talker]) -> None:
+    assert group.asyncio_ring("talk").wait(timeout=20) == [2, 0, 1]
+
+
+def test_a_message_waits_for_its_receiver(group: WorkerGroup[Talker]) -> None:
+    group.execute_on(0).send_to({"a": 1}, "talk", 2).wait(timeout=20)
+    assert group.execute_on(2).take("talk", 0).wait(timeout=20) == [{"a": 1}]
+
+
+def test_broadcast(group: WorkerGroup[Talker]) -> None:
+    assert group.weights("talk").wait(timeout=20) == [3, 4, 5]
+
+
+def test_an_object_that_does_not_pickle(group: WorkerGroup[Talker]) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        group.execute_on(0).unpicklable("talk").wait(timeout=20)
+    assert isinstance(caught.value.exceptions[0], PayloadError)
+    assert "frame" in str(caught.value.exceptions[0])
+
+
+def test_tensors_and_dataclasses(group: WorkerGroup[Talker]) -> None:
+    assert group.execute_on(0, 1).tensors("talk").wait(timeout=60)[1] == ("Batch", 3_000_015.0, ["a", "b"])
+
+
+def test_a_mismatch_is_an_error_on_both_sides(group: WorkerGroup[Talker]) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        group.execute_on(0, 1).mismatch("talk").wait(timeout=60)
+    assert caught.value.ranks == (0, 1)
+    assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
+    assert asyncio.iscoroutinefunction(Talker.asyncio_ring)

@@ -1,0 +1,257 @@
+"""What goes wrong between workers: who hears of it, how soon, and in which words."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import (
+    CancelledOperationError,
+    CommunicationTimeoutError,
+    PeerNotFoundError,
+    WorkerDiedError,
+)
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.handle import WorkerGroupHandle
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+
+
+class Memory(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class Peer(Worker):
+    def take(self, group: str, rank: int, timeout: float | None = None) -> Any:
+        return self.recv(group, rank, timeout=timeout)
+
+    async def take_in_a_task(self, group: str, rank: int) -> Any:
+        return await self.recv(group, rank, async_op=True).async_wait()
+
+    def take_and_tell(self, group: str, rank: int) -> tuple[str, float]:
+        began = time.monotonic()
+        try:
+            self.recv(group, rank)
+        except WorkerDiedError as error:
+            return error.cause or "", time.monotonic() - began
+        raise AssertionError("something was received")
+
+    def give(self, value: Any, group: str, rank: int) -> None:
+        self.send(value, group, rank)
+
+    def look_for(self, group: str) -> tuple[list[str], float, str]:
+        """What is logged while it looks for a group that is not there, how long it takes, and the error."""
+        memory = Memory()
+        logging.getLogger("rlinf").addHandler(memory)
+        began = time.monotonic()
+        try:
+            self.recv(group, 0, timeout=0.5)
+        except PeerNotFoundError as error:
+            return memory.lines, time.monotonic() - began, str(error)
+        finally:
+            logging.getLogger("rlinf").removeHandler(memory)
+        raise AssertionError("something was received")
+
+    def end(self, how: str) -> None:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "_exit":
+            os._exit(3)
+        elif how == "exit":
+            sys.exit(4)
+        elif how == "crash":
+            ctypes.string_at(0)
+
+    def use_memory(self) -> int:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
+        return len(bytearray(64 << 30))
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception:
+    with pytest.raises(WorkerGroupError) as caught:
+        handle.wait(timeout=timeout)
+    (error,) = caught.value.exceptions
+    return error
+
+
+def until_it_waits(cluster: Cluster, name: str) -> None:
+    """Returns when the worker is in an operation."""
+    from rlinf_core.manager.messages import Inspect
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        picture: Any = cluster.client.request(Inspect(), 5)
+        if any(worker.name == name and worker.waits_for for worker in picture.workers):
+            return
+    raise AssertionError(f"{name} does not wait")
+
+
+@pytest.fixture(scope="module")
+def waiters(cluster: Cluster) -> WorkerGroup[Peer]:
+    with Peer.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="waiters") as group:
+        yield group
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("kill", "killed, or exited without an exception"),
+        ("_exit", "killed, or exited without an exception"),
+        ("exit", r"it called `sys.exit\(4\)`"),
+        ("crash", r"crashed: Segmentation fault(.|\n)*test_failures.py:\d+ in end"),
+    ],
+)
+def test_a_death_reaches_who_waits_with_its_cause(
+    cluster: Cluster, waiters: WorkerGroup[Peer], how: str, cause: str
+) -> None:
+    name = f"mortal{how}"
+    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name=name)
+    waiting = waiters.execute_on(0).take(name, 0)
+    until_it_waits(cluster, "waiters:0")
+    ending = mortal.end(how)
+    began = time.monotonic()
+    error = only_error(waiting)
+    assert time.monotonic() - began < 2
+    assert isinstance(error, WorkerDiedError)
+    assert error.address == f"{name}:0"
+    assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
+    assert error.where == "waiters:0"
+    with pytest.raises(WorkerDiedError, match=cause):
+        raise error
+    with pytest.raises(WorkerDiedError, match=cause):
+        raise only_error(ending)
+    mortal.shutdown()
+
+
+def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
+    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="mortal_async")
+    waiting = waiters.execute_on(0).take_in_a_task("mortal_async", 0)
+    until_it_waits(cluster, "waiters:0")
+    mortal.end("kill")
+    began = time.monotonic()
+    assert isinstance(only_error(waiting), WorkerDiedError)
+    assert time.monotonic() - began < 2
+    with pytest.raises(WorkerGroupError):
+        mortal.shutdown()
+
+
+def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
+    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="gone")
+    with pytest.raises(WorkerGroupError):
+        mortal.end("kill").wait(timeout=20)
+    began = time.monotonic()
+    assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
+    assert time.monotonic() - began < 2
+    mortal.shutdown()
+
+
+def test_a_relaunched_group_is_reached_under_its_name(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
+    first = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="phoenix")
+    first.give("one", "waiters", 0).wait(timeout=20)
+    assert waiters.execute_on(0).take("phoenix", 0).wait(timeout=20) == ["one"]
+    with pytest.raises(WorkerGroupError):
+        first.end("kill").wait(timeout=20)
+    first.shutdown()
+    with Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="phoenix") as second:
+        second.give("two", "waiters", 0).wait(timeout=20)
+        assert waiters.execute_on(0).take("phoenix", 0).wait(timeout=20) == ["two"]
+        waiters.execute_on(0).give("back", "phoenix", 0).wait(timeout=20)
+        assert second.take("waiters", 0).wait(timeout=20) == ["back"]
+
+
+def test_memory_that_ends_is_an_error_of_its_own_type(waiters: WorkerGroup[Peer]) -> None:
+    assert isinstance(only_error(waiters.execute_on(0).use_memory()), MemoryError)
+    assert waiters.execute_on(0).echo(1).wait(timeout=20) == [1]
+
+
+def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
+    ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
+    assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
+    assert 0.4 < seconds < 2
+    assert "`waitres:0` was not there within 0.5 s" in error
+    assert "did you mean `waiters`?" in error
+
+
+def test_a_rank_that_does_not_exist_fails_at_once(waiters: WorkerGroup[Peer]) -> None:
+    began = time.monotonic()
+    error = only_error(waiters.execute_on(0).take("waiters", 7))
+    assert isinstance(error, PeerNotFoundError)
+    assert "`waiters` has no rank 7" in str(error)
+    assert time.monotonic() - began < 2
+
+
+def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
+    error = only_error(waiters.execute_on(0).take("waiters", 1, timeout=0.3))
+    assert isinstance(error, CommunicationTimeoutError)
+    assert error.operation == "recv from waiters:1"
+    assert error.picture is not None
+    assert error.picture.startswith("waiters:0 waits in recv from waiters:1 for 0.")
+    assert "waiters:1 is idle: no method of it has been called" in error.picture
+
+
+def test_a_driver_that_gives_up_hears_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
+    handle = waiters.execute_on(0).take("waiters", 1)
+    with pytest.raises(CommunicationTimeoutError, match=r"no answer from `waiters:0`(.|\n)*recv from waiters:1"):
+        handle.wait(timeout=0.5)
+    waiters.execute_on(1).give(5, "waiters", 0).wait(timeout=20)
+    assert handle.wait(timeout=20) == [5]
+
+
+@pytest.mark.parametrize("method", ["take", "take_in_a_task"])
+def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
+    cluster: Cluster, waiters: WorkerGroup[Peer], method: str
+) -> None:
+    view = waiters.execute_on(0)
+    blocked = getattr(view, method)("waiters", 1)
+    queued = view.echo(1)
+    until_it_waits(cluster, "waiters:0")
+    queued.cancel()
+    began = time.monotonic()
+    blocked.cancel()
+    assert isinstance(only_error(blocked), CancelledOperationError)
+    assert isinstance(only_error(queued), CancelledOperationError)
+    assert time.monotonic() - began < 2
+    assert view.echo(2).wait(timeout=20) == [2]
+    waiters.execute_on(1).give("for nobody else", "waiters", 0).wait(timeout=20)
+    assert view.take("waiters", 1).wait(timeout=20) == ["for nobody else"]
+
+
+def test_a_blocked_group_is_shut_down_at_once(cluster: Cluster) -> None:
+    group = Peer.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="blocked")
+    handles = [group.take("blocked", 1), group.take("blocked", 1)]
+    until_it_waits(cluster, "blocked:0")
+    began = time.monotonic()
+    group.shutdown()
+    assert time.monotonic() - began < 1.5
+    for handle in handles:
+        with pytest.raises(WorkerGroupError) as caught:
+            handle.wait(timeout=5)
+        assert all(isinstance(error, CancelledOperationError | WorkerDiedError) for error in caught.value.exceptions)
+
+
+def test_who_waits_for_a_group_that_is_shut_down_is_told(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
+    short = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="short")
+    waiting = waiters.execute_on(0).take_and_tell("short", 0)
+    until_it_waits(cluster, "waiters:0")
+    short.shutdown()
+    ((cause, _),) = waiting.wait(timeout=20)
+    assert cause == "its group was shut down"

@@ -1,0 +1,166 @@
+"""What a driver leaves behind, however it ends: nothing. Each driver here is a process of its own, with its own Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import sys, time
+from rlinf_core import Cluster, NodePlacementStrategy, UnknownGroupError, Worker, WorkerGroupError
+
+class W(Worker):
+    def take(self, group, rank): return self.recv(group, rank)
+    def fail(self): raise ValueError("bad batch")
+    def echo(self, value): return value
+    def ring(self, payload):
+        self.send(payload, "w", 1 - self._rank)
+        return len(self.recv("w", 1 - self._rank))
+
+cluster = Cluster(num_nodes=1)
+group = W.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="w")
+assert group.ring(b"x" * 5_000_000).wait() == [5_000_000] * 2
+how = sys.argv[1]
+if how != "block":
+    print("ready", flush=True)
+if how == "block":
+    try:
+        print("ready", flush=True)
+        group.execute_on(0).take("w", 1).wait(timeout=600)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        raise
+elif how == "raise":
+    group.fail().wait()
+elif how == "unseen":
+    group.fail()
+    group.echo(1).wait()
+elif how == "declared":
+    cluster.declare_groups("w", "policy")
+    began = time.monotonic()
+    try:
+        group.execute_on(0).take("polisy", 0).wait(timeout=20)
+    except* UnknownGroupError as errors:
+        assert "did you mean `policy`" in str(errors.exceptions[0]), errors.exceptions
+        assert time.monotonic() - began < 5
+        print("unknown", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    # Short, because unix sockets are made below it.
+    base = Path(f"/tmp/rlinf-test-{os.getpid()}")
+    base.mkdir()
+    yield base
+    subprocess.run(["rm", "-rf", str(base)], check=True)
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[str]:
+    script = folder / "driver.py"
+    script.write_text(DRIVER)
+    process = subprocess.Popen(
+        [sys.executable, str(script), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line == "ready\n", process.communicate(timeout=60)
+    return process
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The processes that were started below a folder: their environment names it."""
+    mark = f"TMPDIR={folder}".encode()
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def until_none_is_left(folder: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def test_a_driver_that_returns_leaves_nothing(folder: Path) -> None:
+    before = shared_memory()
+    process = start(folder, "return")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    until_none_is_left(folder, 20)
+    assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
+    assert shared_memory() <= before
+
+
+def test_a_driver_that_is_killed_leaves_nothing_after_the_next_start(folder: Path) -> None:
+    before = shared_memory()
+    process = start(folder, "block")
+    process.kill()
+    process.communicate(timeout=60)
+    until_none_is_left(folder, 30)
+    assert shared_memory() <= before
+    following = start(folder, "return")
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 0, err
+    until_none_is_left(folder, 20)
+    assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["driver", "process group"])
+def test_a_driver_that_is_interrupted_ends_at_once(folder: Path, whole_group: bool) -> None:
+    process = start(folder, "block")
+    began = time.monotonic()
+    if whole_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert "interrupted" in out
+    # Ray's own exit handlers make 1 of what Python would end with.
+    assert process.returncode in (1, 130, -signal.SIGINT), err
+    assert time.monotonic() - began < 20
+    until_none_is_left(folder, 20)
+
+
+def test_a_failure_is_the_drivers_exit_status(folder: Path) -> None:
+    process = start(folder, "raise")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ValueError: bad batch" in err
+
+
+def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) -> None:
+    process = start(folder, "unseen")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "bad batch" in err
+    until_none_is_left(folder, 20)
+
+
+def test_a_group_that_was_not_declared_fails_at_once(folder: Path) -> None:
+    process = start(folder, "declared")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "unknown" in out

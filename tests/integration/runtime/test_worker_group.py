@@ -1,0 +1,299 @@
+"""Groups launched, called and ended, on a real local Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import InvalidNameError, RemoteError, RuntimeFailure, UnknownGroupError, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
+
+
+class OurError(Exception):
+    def __init__(self, code: int, *, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code = code
+
+
+class Unpicklable(Exception):  # noqa: N818
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class Probe(Worker):
+    def __init__(self, base: int = 0, fail_on: int | None = None) -> None:
+        super().__init__()
+        self.base = base
+        if fail_on == self._rank:
+            raise OurError(7, text="no camera")
+
+    def rank(self) -> int:
+        return self.base + self._rank
+
+    def environment(self) -> dict[str, str]:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        return {name: os.environ[name] for name in names}
+
+    def info(self) -> tuple[str, int, str]:
+        return str(self.worker_address), self.worker_info.node_id, str(self.torch_device)
+
+    def on_main_thread(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    def use_asyncio(self) -> int:
+        async def inner() -> int:
+            await asyncio.sleep(0)
+            return self._rank
+
+        return asyncio.run(inner())
+
+    async def coroutine(self, value: int) -> int:
+        await asyncio.sleep(0)
+        return value + self._rank
+
+    def fail(self, rank: int, how: str = "ours") -> int:
+        if self._rank == rank:
+            if how == "ours":
+                raise OurError(3, text="bad batch")
+            if how == "lock":
+                raise Unpicklable
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "exit":
+                os._exit(3)
+        return self._rank
+
+    def fail_while_others_work(self) -> None:
+        if self._rank == 1:
+            raise ValueError("rank 1 is broken")
+        time.sleep(60)
+
+    def share(self, item: int, *, name: str) -> str:
+        return f"{name}{item}"
+
+    @Worker.timer("outer")
+    def timed(self, seconds: float) -> int:
+        with self.worker_timer("inner"):
+            time.sleep(seconds * (self._rank + 1))
+        return self._rank
+
+    def all_reduce(self) -> float:
+        import torch
+
+        torch.distributed.init_process_group("gloo")
+        tensor = torch.ones(1)
+        torch.distributed.all_reduce(tensor)
+        torch.distributed.destroy_process_group()
+        return float(tensor)
+
+
+@pytest.fixture(scope="module")
+def group(cluster: Cluster) -> WorkerGroup[Probe]:
+    launched = Probe.create_group(10).launch(cluster, NodePlacementStrategy([0] * 4), name="probe")
+    yield launched
+    launched.shutdown()
+
+
+def test_results_come_by_rank(group: WorkerGroup[Probe]) -> None:
+    assert group.rank().wait() == [10, 11, 12, 13]
+
+
+def test_a_view_calls_its_ranks_in_the_order_given_and_leaves_the_group_alone(group: WorkerGroup[Probe]) -> None:
+    assert group.execute_on(3, 0).rank().wait() == [13, 10]
+    assert len(group.rank().wait()) == 4
+
+
+def test_a_rank_that_does_not_exist_is_refused(group: WorkerGroup[Probe]) -> None:
+    with pytest.raises(ValueError, match="has no rank 4, only 0-3"):
+        group.execute_on(4)
+
+
+def test_the_environment_is_that_of_the_placement(group: WorkerGroup[Probe]) -> None:
+    environments = group.environment().wait()
+    assert [each["RANK"] for each in environments] == ["0", "1", "2", "3"]
+    assert {each["WORLD_SIZE"] for each in environments} == {"4"}
+    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in environments}) == 1
+
+
+def test_torch_distributed_just_works(group: WorkerGroup[Probe]) -> None:
+    assert group.all_reduce().wait(timeout=60) == [4.0] * 4
+
+
+def test_a_worker_knows_who_and_where_it_is(group: WorkerGroup[Probe]) -> None:
+    assert group.execute_on(2).info().wait() == [("probe:2", 0, "cpu")]
+
+
+def test_methods_run_on_the_main_thread(group: WorkerGroup[Probe]) -> None:
+    assert group.on_main_thread().wait() == [True] * 4
+
+
+def test_asyncio_run_works_inside_a_method(group: WorkerGroup[Probe]) -> None:
+    assert group.use_asyncio().wait() == [0, 1, 2, 3]
+
+
+def test_async_methods_are_methods(group: WorkerGroup[Probe]) -> None:
+    assert group.coroutine(5).wait() == [5, 6, 7, 8]
+
+
+def test_a_handle_can_be_awaited(group: WorkerGroup[Probe]) -> None:
+    async def call() -> list[int]:
+        return await group.rank()
+
+    assert asyncio.run(call()) == [10, 11, 12, 13]
+
+
+def test_a_handle_gives_its_results_again(group: WorkerGroup[Probe]) -> None:
+    handle = group.rank()
+    assert handle.wait() == handle.wait()
+    assert handle.done()
+
+
+def test_scatter_gives_each_rank_its_share(group: WorkerGroup[Probe]) -> None:
+    assert group.share.scatter([1, 2, 3, 4], name=list("abcd")).wait() == ["a1", "b2", "c3", "d4"]
+    with pytest.raises(ValueError, match="3 items for 4 workers"):
+        group.share.scatter([1, 2, 3])
+
+
+def test_an_exception_keeps_its_type_and_fields(group: WorkerGroup[Probe]) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        group.fail(2).wait()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, OurError)
+    assert error.code == 3
+    assert caught.value.ranks == (2,)
+    assert "raise OurError" in "".join(error.__notes__)
+    assert group.rank().wait() == [10, 11, 12, 13]
+
+
+def test_an_exception_that_cannot_travel_becomes_a_remote_error(group: WorkerGroup[Probe]) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        group.fail(0, "lock").wait()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, RemoteError)
+    assert "holds a lock" in str(error)
+
+
+def test_except_star_sees_the_users_type(group: WorkerGroup[Probe]) -> None:
+    seen = []
+    try:
+        group.fail(1).wait()
+    except* OurError as errors:
+        seen = [error.code for error in errors.exceptions]
+    assert seen == [3]
+
+
+def test_a_failure_is_told_while_other_ranks_still_work(cluster: Cluster) -> None:
+    with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="uneven") as uneven:
+        started = time.monotonic()
+        with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
+            uneven.fail_while_others_work().wait()
+        assert time.monotonic() - started < 10
+
+
+def test_an_unknown_method_says_what_was_meant(group: WorkerGroup[Probe]) -> None:
+    with pytest.raises(AttributeError, match="did you mean `environment`"):
+        group.enviroment()
+
+
+def test_timers_are_those_of_the_call(group: WorkerGroup[Probe]) -> None:
+    handle = group.timed(0.01)
+    assert handle.wait() == [0, 1, 2, 3]
+    durations = handle.consume_durations()
+    assert set(durations) == {"outer", "inner"}
+    assert 0.04 <= durations["inner"] <= durations["outer"] < 5
+    per_rank = handle.consume_durations(return_per_rank=True)
+    assert [set(each) for each in per_rank] == [{"outer", "inner"}] * 4
+    assert group.rank().consume_durations() == {}
+
+
+def test_a_timeout_names_who_has_not_answered(cluster: Cluster) -> None:
+    with (
+        Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="slow") as slow,
+        pytest.raises(TimeoutError, match="`slow:0`"),
+    ):
+        slow.execute_on(0).fail_while_others_work().wait(timeout=0.2)
+
+
+def test_a_constructor_that_raises_fails_the_launch_and_leaves_no_process(cluster: Cluster) -> None:
+    with pytest.raises(WorkerGroupError, match="no camera") as caught:
+        Probe.create_group(fail_on=1).launch(cluster, NodePlacementStrategy([0] * 2), name="broken")
+    assert caught.value.ranks == (1,)
+    assert caught.value.method == "__init__"
+    with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="broken") as again:
+        assert again.rank().wait() == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_a_killed_worker_is_named(cluster: Cluster, how: str) -> None:
+    launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name=f"mortal_{how}")
+    started = time.monotonic()
+    with pytest.raises(WorkerGroupError) as caught:
+        launched.fail(1, how).wait()
+    assert time.monotonic() - started < 10
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerDiedError)
+    assert error.address == f"mortal_{how}:1"
+    assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
+    launched.shutdown()
+
+
+def test_a_failure_that_nobody_waited_for_fails_the_shutdown(cluster: Cluster) -> None:
+    launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0]), name="unseen")
+    launched.fail(0)
+    launched.rank().wait()
+    with pytest.raises(WorkerGroupError, match="bad batch"):
+        launched.shutdown()
+
+
+def test_a_name_is_taken_once(cluster: Cluster, group: WorkerGroup[Probe]) -> None:
+    with pytest.raises(RuntimeFailure, match="a group named `probe` is running"):
+        Probe.create_group().launch(cluster, NodePlacementStrategy([0]), name="probe")
+
+
+def test_a_group_is_found_by_its_name(group: WorkerGroup[Probe]) -> None:
+    found = WorkerGroup.from_group_name(Probe, "probe")
+    assert found.world_size == 4
+    assert found.rank().wait() == [10, 11, 12, 13]
+    with pytest.raises(UnknownGroupError, match="did you mean `probe`"):
+        WorkerGroup.from_group_name(Probe, "prob")
+
+
+def test_a_method_named_like_one_of_the_group_is_refused() -> None:
+    class Clash(Worker):
+        def launch(self) -> None: ...
+
+    with pytest.raises(InvalidNameError, match=r"Clash\.launch"):
+        Clash.create_group()
+
+
+def test_a_worker_made_by_hand_says_so() -> None:
+    with pytest.raises(RuntimeFailure, match="is not a process of a group"):
+        _ = Probe.__new__(Probe).worker_address
+
+
+class Parent(Worker):
+    def spawn(self) -> list[str]:
+        nested = Child.create_group().launch(Cluster(), NodePlacementStrategy([0] * 2))
+        names = nested.name().wait()
+        nested.shutdown()
+        return names
+
+
+class Child(Worker):
+    def name(self) -> str:
+        return str(self.worker_address)
+
+
+def test_workers_launch_groups_of_their_own(cluster: Cluster) -> None:
+    with Parent.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="parent") as parents:
+        assert parents.spawn().wait() == [["parent:0:0", "parent:0:1"], ["parent:1:0", "parent:1:1"]]

@@ -1,0 +1,73 @@
+"""The wheel, installed where nothing of this checkout is in reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
+    words = [str(part) for part in command]
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a clean environment that holds the wheel and its core dependencies only."""
+    folder = tmp_path_factory.mktemp("wheel")
+    built = run(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", REPOSITORY, cwd=folder)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    venv.create(folder / "venv", with_pip=True)
+    binaries = folder / "venv" / "bin"
+    constraints = REPOSITORY / "constraints.txt"
+    filled = run(binaries / "pip", "install", "--quiet", "-c", constraints, wheel, cwd=folder)
+    assert filled.returncode == 0, filled.stdout + filled.stderr
+    return binaries
+
+
+@pytest.mark.timeout(300)
+def test_a_shipped_config_validates_by_name(installed: Path, tmp_path: Path) -> None:
+    result = run(installed / "rlinf", "validate", "hetero18", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_recipes_travel_with_it(installed: Path, tmp_path: Path) -> None:
+    result = run(installed / "rlinf", "recipes", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "embodied" in result.stdout
+    assert "math" in result.stdout
+
+
+def test_the_core_install_is_light(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed / "pip", "list", "--format=json", cwd=tmp_path)
+    names = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert "pydantic" in names
+    assert not names & {"torch", "ray", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8"),
+        ("inspect", "config", "hetero18"),
+        ("inspect", "env", "hetero18", "--component", "env", "--rank", "1", "--assume", "8"),
+        ("schema",),
+        ("explain", "placement-out-of-range"),
+        ("explain", "cluster.node_groups.env_configs"),
+    ],
+    ids=" ".join,
+)
+def test_commands_need_no_extras(installed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = run(installed / "rlinf", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.strip()

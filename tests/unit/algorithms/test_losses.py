@@ -1,0 +1,209 @@
+"""Losses against loops written from the papers, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
+from rlinf_core.algorithms.losses.policy_loss import actor, actor_critic, clipped_policy_losses
+from rlinf_core.algorithms.losses.value_loss import clipped_value_loss, huber
+
+finite = st.floats(-3, 3)
+
+
+def naive_policy(ratio: float, advantage: float, low: float, high: float, c: float | None) -> float:
+    near = min(max(ratio, 1 - low), 1 + high)
+    objective = min(ratio * advantage, near * advantage)
+    if c is not None and advantage < 0:
+        objective = max(objective, c * advantage)
+    return -objective
+
+
+@given(st.floats(0.01, 20), finite, st.floats(0, 0.9), st.floats(0, 2), st.none() | st.floats(1.01, 10))
+def test_policy_loss_equals_the_formula(
+    ratio: float, advantage: float, low: float, high: float, c: float | None
+) -> None:
+    found, _, _ = clipped_policy_losses(
+        torch.tensor(ratio, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64), low, high, c
+    )
+    assert found.item() == pytest.approx(naive_policy(ratio, advantage, low, high, c), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gradient"),
+    [
+        (1.1, 1.0, -1.0),  # inside the bounds
+        (1.4, 1.0, 0.0),  # already likelier by more than the upper bound
+        (1.25, 1.0, -1.0),  # clip-higher: the upper bound is further away
+        (0.5, 1.0, -1.0),  # less likely: the bound does not hold it back
+        (0.5, -1.0, 0.0),
+        (1.4, -1.0, 1.0),
+        (3.5, -1.0, 0.0),  # dual clip
+    ],
+)
+def test_where_the_clip_stops_the_gradient(ratio: float, advantage: float, gradient: float) -> None:
+    r = torch.tensor(ratio, requires_grad=True)
+    losses, active, dual = clipped_policy_losses(r, torch.tensor(advantage), 0.2, 0.28, 3.0)
+    losses.backward()
+    assert r.grad is not None
+    assert r.grad.item() == gradient
+    assert bool(active | dual) == (gradient == 0)
+
+
+@given(finite, finite, finite, st.none() | st.floats(0.01, 2), st.floats(0.1, 5))
+def test_value_loss_equals_the_formula(
+    value: float, old: float, target: float, clip: float | None, delta: float
+) -> None:
+    def one(error: float) -> float:
+        return error * error / 2 if abs(error) <= delta else delta * (abs(error) - delta / 2)
+
+    near = value if clip is None else old + min(max(value - old, -clip), clip)
+    tensors = [torch.tensor(x, dtype=torch.float64) for x in (value, old, target)]
+    found, _ = clipped_value_loss(tensors[0], tensors[1], tensors[2], clip, delta)
+    assert found.item() == pytest.approx(max(one(target - value), one(target - near)), abs=1e-9)
+
+
+def test_huber_equals_torch() -> None:
+    errors = torch.linspace(-4, 4, 101)
+    expected = torch.nn.functional.huber_loss(errors, torch.zeros(101), reduction="none", delta=1.5)
+    torch.testing.assert_close(huber(errors, 1.5), expected)
+
+
+def batch(seed: int, n: int = 8, tokens: int = 3) -> LossInputs:
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    old = -normal(n, tokens).abs()
+    return LossInputs(
+        logprobs=(old + 0.3 * normal(n, tokens)).requires_grad_(),
+        old_logprobs=old,
+        advantages=normal(n, tokens),
+        entropy=normal(n, tokens).abs().requires_grad_(),
+        ref_logprobs=old + 0.1 * normal(n, tokens),
+        mask=torch.rand(n, tokens, generator=random) < 0.7,
+        values=normal(n).requires_grad_(),
+        old_values=normal(n),
+        returns=normal(n),
+    )
+
+
+SETTINGS = LossSettings(
+    clip_ratio_high=0.28, entropy_bonus=0.01, kl_beta=0.05, kl_penalty="k3", loss_agg_func="token-mean"
+)
+
+
+@given(st.integers(0, 10_000))
+def test_the_whole_loss_equals_a_loop(seed: int) -> None:
+    b = batch(seed)
+    assert b.mask is not None
+    assert b.entropy is not None
+    assert b.ref_logprobs is not None
+    policy, kl, entropy, approx_kl, clipped = [], [], [], [], []
+    for i in range(8):
+        for t in range(3):
+            if not b.mask[i, t]:
+                continue
+            log_ratio = (b.logprobs[i, t] - b.old_logprobs[i, t]).item()
+            ratio, advantage = math.exp(log_ratio), float(b.advantages[i, t])
+            policy.append(naive_policy(ratio, advantage, 0.2, 0.28, 3.0))
+            d = (b.logprobs[i, t] - b.ref_logprobs[i, t]).item()
+            kl.append(math.exp(-d) - 1 + d)
+            entropy.append(b.entropy[i, t].item())
+            approx_kl.append(ratio - 1 - log_ratio)
+            clipped.append((ratio > 1.28 and advantage > 0) or (ratio < 0.8 and advantage < 0))
+    count = max(len(policy), 1)
+    found = actor(b, SETTINGS)
+    expected = (sum(policy) - 0.01 * sum(entropy) + 0.05 * sum(kl)) / count
+    assert found.loss.item() == pytest.approx(expected, abs=1e-6)
+    names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "kl_ref")
+    sums = (sum(policy), sum(approx_kl), sum(clipped), sum(entropy), sum(kl))
+    for name, value in zip(names, sums, strict=True):
+        assert found.metrics[f"actor/{name}"].item() == pytest.approx(value / count, abs=1e-6)
+        assert not found.metrics[f"actor/{name}"].requires_grad
+
+
+def test_actor_critic_adds_the_value_loss() -> None:
+    b = batch(1)
+    found, alone = actor_critic(b, SETTINGS), actor(b, SETTINGS)
+    assert b.values is not None
+    assert b.old_values is not None
+    assert b.returns is not None
+    losses, _ = clipped_value_loss(b.values, b.old_values, b.returns, 0.2, 10.0)
+    assert found.loss.item() == pytest.approx((alone.loss + losses.mean()).item(), abs=1e-12)
+    assert found.metrics["critic/value_loss"].item() == pytest.approx(losses.mean().item(), abs=1e-12)
+    with pytest.raises(ValueError, match="old values"):
+        actor_critic(replace(b, old_values=None), SETTINGS)
+
+
+def test_the_first_step_follows_the_policy_gradient() -> None:
+    """Where the policy is still the one that acted, the gradient is -A / n at every sample."""
+    old = torch.tensor([-1.0, -0.5, -2.0])
+    logprobs = old.clone().requires_grad_()
+    advantages = torch.tensor([1.0, -2.0, 0.5])
+    actor(LossInputs(logprobs=logprobs, old_logprobs=old, advantages=advantages), LossSettings()).loss.backward()
+    assert logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, -advantages / 3)
+
+
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_gradients_are_those_of_finite_differences(how: str) -> None:
+    b = batch(5)
+    settings = replace(SETTINGS, loss_agg_func=how, value_clip=0.5, huber_delta=1.0)
+    assert b.values is not None
+
+    def loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return actor_critic(replace(b, logprobs=logprobs, values=values), settings).loss
+
+    assert torch.autograd.gradcheck(loss, (b.logprobs, b.values))
+
+
+def test_micro_batches_accumulate_to_the_gradient_of_the_batch() -> None:
+    b = batch(2)
+    assert b.mask is not None
+    assert b.values is not None
+    (whole,) = torch.autograd.grad(actor_critic(b, SETTINGS).loss, b.logprobs, retain_graph=True)
+    total = denominator(b.mask, b.logprobs.shape, "token-mean")
+    for rows in (slice(0, 3), slice(3, 8)):
+        part = LossInputs(
+            **{
+                name: value[rows] if isinstance(value := getattr(b, name), torch.Tensor) else value
+                for name in LossInputs.__dataclass_fields__
+            }
+        )
+        actor_critic(replace(part, total=total, value_total=8.0), SETTINGS).loss.backward()
+    torch.testing.assert_close(b.logprobs.grad, whole)
+
+
+def test_an_entropy_of_actions_beside_ratios_of_tokens() -> None:
+    b = LossInputs(
+        logprobs=torch.zeros(2, 3, 4),
+        old_logprobs=torch.zeros(2, 3, 4),
+        advantages=torch.ones(2, 3),
+        entropy=torch.tensor([[1.0, 2.0, 9.0], [9.0, 9.0, 3.0]]),
+        mask=torch.tensor([[1, 1, 0], [0, 0, 1]]),
+    )
+    assert actor(b, LossSettings()).metrics["actor/entropy"].item() == 2
+    by_token = replace(b, mask=torch.tensor([[1, 1, 0], [0, 0, 1]])[..., None].expand(2, 3, 4))
+    assert actor(by_token, LossSettings()).metrics["actor/entropy"].item() == 2
+    with pytest.raises(ValueError, match="entropy_total"):
+        actor(replace(b, total=12.0), LossSettings())
+
+
+def test_impossible_ratios_stay_finite() -> None:
+    logprobs = torch.tensor([200.0, -200.0], requires_grad=True)
+    b = LossInputs(logprobs=logprobs, old_logprobs=torch.zeros(2), advantages=torch.tensor([-1.0, 1.0]))
+    found = actor(b, LossSettings(clip_ratio_c=None))
+    found.loss.backward()
+    assert torch.isfinite(found.loss)
+    assert logprobs.grad is not None
+    assert torch.isfinite(logprobs.grad).all()
+    assert "actor/dual_clip_fraction" not in found.metrics

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.distribute import distribute, rank_key
+from rlinf_core.channel.load_balancing import Balancer, LeastLoaded, RoundRobin
+from rlinf_core.errors import ChannelClosed
+
+RANKS = 4
+
+
+def skewed(count: int) -> list[int]:
+    """Lengths as rollouts have them: most are short, a few very long; the short ones finish first."""
+    dice = random.Random(3)
+    return sorted(int(dice.paretovariate(1.2) * 100) for _ in range(count))
+
+
+def shares(lengths: list[int], balancer: Balancer) -> tuple[list[list[int]], Balancer]:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    for length in lengths:
+        source.put(length)
+    source.close()
+    done = distribute(source, target, balancer, weight=float)
+    return [target.peek_all(rank_key(rank)) for rank in range(RANKS)], done
+
+
+def test_round_robin_deals_in_turn_and_keeps_the_order() -> None:
+    lengths = list(range(10))
+    found, balancer = shares(lengths, RoundRobin(RANKS))
+    assert found == [lengths[rank::RANKS] for rank in range(RANKS)]
+    assert balancer.counts == (3, 3, 2, 2)
+
+
+def test_by_weight_the_loads_are_closer_than_in_turn() -> None:
+    lengths = skewed(400)
+    in_turn, _ = shares(lengths, RoundRobin(RANKS))
+    by_weight, balancer = shares(lengths, LeastLoaded(RANKS))
+    mean = sum(lengths) / RANKS
+    worst = max(map(sum, by_weight))
+    assert sorted(length for share in by_weight for length in share) == lengths
+    assert worst <= max(map(sum, in_turn))
+    assert worst <= mean + max(lengths)
+    assert balancer.loads == tuple(map(sum, by_weight))
+
+
+def test_items_carry_their_weight_to_the_ranks() -> None:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    for length in (3, 5):
+        source.put(length)
+    distribute(source, target, RoundRobin(1), weight=float, count=2)
+    assert target.get_batch(8, key=rank_key(0)) == [3, 5]
+
+
+def test_no_more_is_taken_than_asked_for() -> None:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    for index in range(5):
+        source.put(index)
+    distribute(source, target, RoundRobin(2), count=3)
+    assert source.qsize() == 2
+
+
+def test_a_closed_target_is_told() -> None:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    source.put(1)
+    target.close()
+    with pytest.raises(ChannelClosed):
+        distribute(source, target, RoundRobin(1), count=1)

@@ -1,0 +1,246 @@
+"""The queue machine against a model that is slow and obvious."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rlinf_core.channel.effects import Accepted, Delivered, Effect, Lost, Refused, Taken
+from rlinf_core.channel.keyed_queue import KeyedQueue
+
+KEYS = st.sampled_from(["x", "y"])
+PARTIES = st.sampled_from(["p", "q", "r"])
+
+
+@dataclass
+class Put:
+    ticket: int
+    key: str
+    party: str
+    value: int
+    weight: int
+
+
+@dataclass
+class Get:
+    ticket: int
+    key: str
+    party: str
+    need: int | None
+
+
+class Model:
+    """Keeps everything that was accepted and not delivered in one sorted list per key, and starts over at each step.
+
+    What the get at the head "has reserved" is never stored: it is all of the list.
+    """
+
+    def __init__(self, maxsize: int) -> None:
+        self.maxsize = maxsize
+        self.closed = False
+        self.pool: dict[str, list[tuple[int, Put]]] = {"x": [], "y": []}
+        self.blocked: dict[str, list[Put]] = {"x": [], "y": []}
+        self.gets: dict[str, list[Get]] = {"x": [], "y": []}
+        self.delivered: dict[int, tuple[Get, list[tuple[int, Put]]]] = {}
+        self.announced: dict[int, Put] = {}
+        self.accepted = 0
+        self.taken: list[int] = []
+        self.told: list[tuple[object, ...]] = []
+
+    def settle(self, key: str) -> None:
+        while self.step(key):
+            pass
+
+    def step(self, key: str) -> bool:
+        pool, blocked, gets = self.pool[key], self.blocked[key], self.gets[key]
+        if gets and pool:
+            for count in range(1, len(pool) + 1):
+                weight = sum(put.weight for _, put in pool[:count])
+                if gets[0].need is None or weight >= gets[0].need:
+                    self.deliver(key, count)
+                    return True
+        room = not self.maxsize or bool(gets) or len(pool) < self.maxsize
+        if blocked and room:
+            self.accept(blocked.pop(0))
+            return True
+        if self.closed and gets and pool:
+            self.deliver(key, len(pool))
+            return True
+        if self.closed and gets and not any(get.key == key for get, _ in self.delivered.values()):
+            self.told.append(("closed", gets.pop(0).ticket))
+            return True
+        return False
+
+    def accept(self, put: Put) -> None:
+        self.pool[put.key].append((self.accepted, put))
+        self.accepted += 1
+        self.told.append(("accepted", put.ticket))
+
+    def deliver(self, key: str, count: int) -> None:
+        get = self.gets[key].pop(0)
+        items, self.pool[key] = self.pool[key][:count], self.pool[key][count:]
+        self.delivered[get.ticket] = (get, items)
+        self.told.append(("delivered", get.ticket, tuple(put.value for _, put in items)))
+
+    def take_back(self, ticket: int) -> str:
+        get, items = self.delivered.pop(ticket)
+        self.pool[get.key] = sorted(self.pool[get.key] + items, key=lambda entry: entry[0])
+        return get.key
+
+    def available(self, key: str) -> list[int]:
+        return [] if self.gets[key] else [put.value for _, put in self.pool[key]]
+
+
+def plain(effect: Effect[int]) -> tuple[object, ...]:
+    match effect:
+        case Accepted(ticket):
+            return ("accepted", ticket)
+        case Delivered(ticket, items):
+            return ("delivered", ticket, tuple(item.payload for item in items))
+        case Taken(ticket, items):
+            return ("taken", ticket, tuple(item.payload for item in items))
+        case Refused(ticket, reason, _):
+            return (reason.value, ticket)
+        case Lost(ticket, key, producer, _):
+            return ("lost", ticket, key, producer)
+
+
+class QueueAgainstModel(RuleBasedStateMachine):
+    @initialize(maxsize=st.integers(0, 3))
+    def start(self, maxsize: int) -> None:
+        self.real: KeyedQueue[int] = KeyedQueue(maxsize)
+        self.model = Model(maxsize)
+        self.tickets = 0
+
+    def ticket(self) -> int:
+        self.tickets += 1
+        return self.tickets
+
+    def compare(self, effects: list[Effect[int]]) -> None:
+        # The order of effects on different keys is free, so both sides are sorted.
+        real = sorted((plain(effect) for effect in effects), key=repr)
+        assert real == sorted(self.model.told, key=repr)
+        self.model.told.clear()
+
+    @rule(key=KEYS, party=PARTIES, weight=st.integers(0, 3), announced=st.booleans(), wait=st.booleans())
+    def put(self, key: str, party: str, weight: int, announced: bool, wait: bool) -> None:
+        ticket = self.ticket()
+        model = self.model
+        put = Put(ticket, key, party, ticket * 10, weight)
+        if announced:
+            self.real.announce(ticket, key=key, producer=party)
+        if model.closed:
+            model.told.append(("closed", ticket))
+        elif wait or not model.maxsize or len(model.available(key)) < model.maxsize:
+            model.blocked[key].append(put)
+            model.settle(key)
+        else:
+            model.told.append(("full", ticket))
+        self.compare(self.real.put(ticket, put.value, weight=weight, key=key, producer=party, wait=wait))
+
+    @rule(key=KEYS, party=PARTIES)
+    def announce(self, key: str, party: str) -> None:
+        ticket = self.ticket()
+        self.real.announce(ticket, key=key, producer=party)
+        self.model.announced[ticket] = Put(ticket, key, party, 0, 0)
+
+    @rule(key=KEYS, party=PARTIES, need=st.none() | st.integers(1, 5), wait=st.booleans())
+    def get(self, key: str, party: str, need: int | None, wait: bool) -> None:
+        ticket = self.ticket()
+        model = self.model
+        get = Get(ticket, key, party, need)
+        model.gets[key].append(get)
+        model.settle(key)
+        if not wait and get in model.gets[key]:
+            model.gets[key].remove(get)
+            model.told.append(("empty", ticket))
+        if need is None:
+            self.compare(self.real.get(ticket, key=key, consumer=party, wait=wait))
+        else:
+            self.compare(self.real.get_batch(ticket, need, key=key, consumer=party, wait=wait))
+
+    @precondition(lambda self: self.model.delivered)
+    @rule(data=st.data())
+    def taken(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.model.delivered)))
+        get, items = self.model.delivered.pop(ticket)
+        values = [put.value for _, put in items]
+        self.model.taken += values
+        self.model.told.append(("taken", ticket, tuple(values)))
+        self.model.settle(get.key)
+        self.compare(self.real.taken(ticket))
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        model = self.model
+        ticket = data.draw(st.integers(1, self.tickets))
+        touched = model.announced.pop(ticket, None) is not None
+        for key in ("x", "y"):
+            for waiting in (model.blocked[key], model.gets[key]):
+                for entry in [entry for entry in waiting if entry.ticket == ticket]:
+                    waiting.remove(entry)  # pyright: ignore[reportArgumentType]
+                    touched = True
+        if ticket in model.delivered:
+            model.take_back(ticket)
+            touched = True
+        if touched:
+            model.told.append(("cancelled", ticket))
+        for key in ("x", "y"):
+            model.settle(key)
+        self.compare(self.real.cancel(ticket))
+
+    @rule(party=PARTIES)
+    def die(self, party: str) -> None:
+        model = self.model
+        lost = [put for put in model.announced.values() if put.party == party]
+        for key in ("x", "y"):
+            lost += [put for put in model.blocked[key] if put.party == party]
+            model.blocked[key] = [put for put in model.blocked[key] if put.party != party]
+            model.gets[key] = [get for get in model.gets[key] if get.party != party]
+        model.announced = {ticket: put for ticket, put in model.announced.items() if put.party != party}
+        model.told += [("lost", put.ticket, put.key, party) for put in lost]
+        for ticket in [ticket for ticket, (get, _) in model.delivered.items() if get.party == party]:
+            model.take_back(ticket)
+        for key in ("x", "y"):
+            model.settle(key)
+        self.compare(self.real.remove(party))
+
+    @precondition(lambda self: self.tickets > 8)
+    @rule()
+    def close(self) -> None:
+        model = self.model
+        model.closed = True
+        for key in ("x", "y"):
+            model.told += [("closed", put.ticket) for put in model.blocked[key]]
+            model.blocked[key] = []
+            model.settle(key)
+        self.compare(self.real.close())
+
+    @invariant()
+    def what_is_there(self) -> None:
+        for key in ("x", "y"):
+            available = self.model.available(key)
+            assert [item.payload for item in self.real.peek_all(key)] == available
+            assert self.real.depth(key) == len(available)
+
+    @invariant()
+    def every_accepted_item_is_in_one_place(self) -> None:
+        statistics = self.real.statistics().values()
+        under_way = [put.value for _, items in self.model.delivered.values() for _, put in items]
+        pooled = [put.value for pool in self.model.pool.values() for _, put in pool]
+        places = self.model.taken + under_way + pooled
+        assert len(set(places)) == len(places) == sum(one.puts for one in statistics)
+        assert sum(one.gets for one in statistics) == len(self.model.taken) + len(under_way)
+
+    @invariant()
+    def drained_means_that_nothing_can_come(self) -> None:
+        busy = any(
+            self.model.pool[key] or self.model.gets[key] or self.model.blocked[key] for key in ("x", "y")
+        ) or bool(self.model.delivered)
+        assert self.real.drained == (self.model.closed and not busy)
+
+
+TestQueueAgainstModel = QueueAgainstModel.TestCase

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.channel import wire
+from rlinf_core.collective.codec import encode
+from rlinf_core.errors import PayloadError
+
+TICKETS = st.integers(0, 2**64 - 1)
+
+
+def through(item: object) -> Any:
+    encoded = encode(item)
+    return wire.unpack_item(wire.pack_item(encoded.head, encoded.parts))
+
+
+@given(st.sampled_from(wire.Ask), st.booleans(), TICKETS, st.text(max_size=20))
+def test_requests_survive(ask: wire.Ask, wait: bool, ticket: int, key: str) -> None:
+    assert wire.unpack_request(wire.pack_request(ask, ticket, key.encode(), wait)) == (ask, wait, ticket, key)
+
+
+@given(
+    st.sampled_from(wire.Say), TICKETS, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)
+)
+def test_replies_survive(say: wire.Say, ticket: int, place: int, total: int, slot: int) -> None:
+    reply = (say, ticket, place, total, slot)
+    assert wire.unpack_reply(wire.pack_reply(*reply)) == reply
+
+
+@given(st.lists(TICKETS))
+def test_tickets_survive(tickets: list[int]) -> None:
+    assert list(wire.unpack_tickets(wire.pack_tickets(tickets))) == tickets
+
+
+@given(st.lists(st.tuples(TICKETS, st.floats(0, 1e300), st.binary(max_size=50)), min_size=1))
+def test_puts_survive(puts: list[tuple[int, float, bytes]]) -> None:
+    assert wire.unpack_puts(wire.pack_puts(puts)) == puts
+
+
+@given(st.lists(st.binary(max_size=50)))
+def test_items_survive(items: list[bytes]) -> None:
+    assert wire.unpack_items(wire.pack_items(items)) == items
+
+
+@dataclass
+class Step:
+    action: np.ndarray[Any, Any]
+    info: dict[str, object]
+
+
+def test_arrays_in_a_packed_item_are_writable_and_its_own() -> None:
+    source = Step(np.arange(6, dtype=np.float32).reshape(2, 3), {"empty": np.empty(0), "n": 7})
+    one, other = through(source), through(source)
+    one.action[:] = -1
+    assert (other.action == source.action).all()
+    assert other.info["empty"].size == 0
+    assert other.info["n"] == 7
+
+
+def test_an_item_that_does_not_unpickle_is_a_payload_error() -> None:
+    with pytest.raises(PayloadError, match="cannot be rebuilt"):
+        wire.unpack_item(wire.pack_item(pickle.dumps(Step)[:-3], []))

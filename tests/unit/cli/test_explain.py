@@ -1,0 +1,115 @@
+"""`rlinf explain`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlinf_cli.render.code_entry import code_text
+from rlinf_core.config.codes.entry import Code, Example
+from rlinf_core.config.codes.registry import all_codes, codes_by_stage
+from rlinf_core.config.diagnostics import Severity
+
+Cli = Callable[..., Any]
+
+
+def test_a_code_has_meaning_a_wrong_and_a_right_example(cli: Cli) -> None:
+    ended = cli("explain", "unknown-key")
+    assert ended.code == 0
+    assert ended.out.startswith("error[unknown-key]\n")
+    wrong, right = ended.out.index("\nWrong\n"), ended.out.index("\nRight\n")
+    assert wrong < ended.out.index("^", wrong) < right
+    assert "^" not in ended.out[right:]
+    assert ended.err == ""
+
+
+def test_the_caret_is_under_what_the_markers_enclose(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = Example("a: 1\nbb: «two»\n", overrides=("a=«3»",), assume=("a800=8",), files=(("base.yaml", "c: «4»\n"),))
+    text = code_text(Code("some-code", Severity.ERROR, "a title", "a meaning", wrong, Example("a: 1\n")))
+    lines = text.splitlines()
+    for shown in ("bb: two", "a=3", "c: 4"):
+        index, line = next((i, line) for i, line in enumerate(lines) if line.rstrip().endswith(shown) or shown in line)
+        value = shown[-3:] if shown == "bb: two" else shown[-1]
+        column = line.index(shown) + shown.index(value)
+        assert lines[index + 1].rstrip() == lines[index + 1][:column] + "^" * len(value)
+    assert "«" not in text
+    assert "--assume a800=8" in text
+
+
+def test_every_code_is_shown_and_stays_in_its_width(cli: Cli) -> None:
+    for name, code in all_codes().items():
+        ended = cli("explain", name)
+        assert ended.code == 0
+        assert f"{code.severity}[{name}]" in ended.out
+        assert "«" not in ended.out
+        prose = ended.out.partition("\n\nWrong\n")[0].splitlines()[1:]
+        assert max(map(len, prose)) <= 100
+
+
+@pytest.mark.parametrize("pasted", ["error[unknown-key]", "[unknown-key]", "error[unknown-key]:", " unknown-key "])
+def test_a_code_may_be_pasted_as_it_was_printed(cli: Cli, pasted: str) -> None:
+    assert cli("explain", pasted).out == cli("explain", "unknown-key").out
+
+
+def test_without_a_topic_all_codes_by_stage(cli: Cli) -> None:
+    lines = cli("explain").out.splitlines()
+    for stage, codes in codes_by_stage().items():
+        at = lines.index(stage)
+        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(codes)]] == [code.name for code in codes]
+
+
+def test_a_field_with_its_type_default_and_meaning(cli: Cli) -> None:
+    ended = cli("explain", "cluster.node_groups.label")
+    assert ended.code == 0
+    assert ended.out.startswith("cluster.node_groups[].label: text\nrequired\n\nUnique, case sensitive name")
+    assert cli("explain", "cluster.node_groups[0].label").out == ended.out
+
+
+def test_a_section_lists_its_keys(cli: Cli) -> None:
+    out = cli("explain", "cluster.node_groups.env_configs").out
+    assert "\n  python_interpreter_path: text" in out
+
+
+def test_recipes_that_differ_are_told_apart(cli: Cli) -> None:
+    both = cli("explain", "actor.model.model_type").out
+    assert "(recipe embodied)" in both
+    assert "(recipe math)" in both
+    one = cli("explain", "actor.model.model_type", "--recipe", "math").out
+    assert "embodied" not in one
+    assert one.startswith("actor.model.model_type: ")
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"),
+    [
+        ("unknown-kee", "did you mean `unknown-key`?"),
+        ("cluster.node_grups", "did you mean `node_groups`?"),
+        ("acto", "did you mean `actor`?"),
+        ("lr", "`actor.optim.lr`"),
+        ("no-such-thing-at-all", "`rlinf explain` lists them all"),
+    ],
+)
+def test_an_unknown_topic_is_2_and_gets_a_suggestion(cli: Cli, topic: str, hint: str) -> None:
+    ended = cli("explain", topic)
+    assert (ended.code, ended.out) == (2, "")
+    assert hint in ended.err
+
+
+def test_an_unknown_recipe_is_2(cli: Cli) -> None:
+    ended = cli("explain", "actor", "--recipe", "embodid")
+    assert ended.code == 2
+    assert "did you mean `embodied`?" in ended.err
+
+
+def test_json(cli: Cli) -> None:
+    listed = json.loads(cli("explain", "--output", "json").out)
+    assert listed["schema"] == "rlinf.explain/1"
+    assert [each["code"] for each in listed["codes"]] == list(all_codes())
+    code = json.loads(cli("explain", "unknown-key", "--output", "json").out)
+    assert code["code"]["name"] == "unknown-key"
+    assert "«" not in json.dumps(code, ensure_ascii=False)
+    (field,) = json.loads(cli("explain", "cluster.num_nodes", "--output", "json").out)["fields"]
+    assert (field["path"], field["required"]) == ("cluster.num_nodes", True)

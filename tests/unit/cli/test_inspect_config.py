@@ -1,0 +1,91 @@
+"""`rlinf inspect config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from rlinf_core.config.shipped import shipped_configs
+
+Cli = Callable[..., Any]
+Contract = Callable[[str, str], Any]
+
+
+def origin(out: str, key: str) -> str:
+    (line,) = [line for line in out.splitlines() if line.strip().startswith((f"{key}:", f"- {key}:"))]
+    return line.rpartition("  # ")[2]
+
+
+def test_each_value_with_its_line_its_override_or_default(cli: Cli, mixed: Path) -> None:
+    ended = cli("inspect", "config", mixed, "cluster.head_address=10.0.0.9")
+    assert ended.code == 0
+    assert origin(ended.out, "num_nodes") == f"{mixed}:2"
+    assert origin(ended.out, "head_address") == "override cluster.head_address=10.0.0.9"
+    assert origin(ended.out, "ports") == "default"
+
+
+def test_a_base_shows_as_itself(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("cluster:\n  num_nodes: 2\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\ncluster:\n  head_address: 10.0.0.1\n")
+    out = cli("inspect", "config", tmp_path / "top.yaml").out
+    assert origin(out, "num_nodes") == f"{tmp_path / 'base.yaml'}:2"
+    assert origin(out, "head_address") == f"{tmp_path / 'top.yaml'}:3"
+
+
+def test_secrets_are_masked(cli: Cli, mixed: Path) -> None:
+    for form in ("text", "json"):
+        ended = cli("inspect", "config", mixed, "--output", form)
+        assert "hunter2" not in ended.out + ended.err
+        assert "********" in ended.out
+
+
+def test_null_and_empty_defaults_are_shown_on_demand(cli: Cli, mixed: Path) -> None:
+    assert "head_address" not in cli("inspect", "config", mixed).out
+    assert origin(cli("inspect", "config", mixed, "--all").out, "head_address") == "default"
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+@pytest.mark.parametrize("form", [(), ("--all",)])
+def test_the_text_is_yaml_of_the_same_job(cli: Cli, tmp_path: Path, name: str, form: tuple[str, ...]) -> None:
+    """Loaded again it says the same, apart from where it says it comes from."""
+    first = cli("inspect", "config", name, *form)
+    if first.code:
+        pytest.fail(first.err)
+    again = tmp_path / "again.yaml"
+    again.write_text(first.out, encoding="utf-8")
+    second = cli("inspect", "config", again, *form)
+    assert second.code == 0, second.err
+
+    def data(text: str) -> Any:
+        return YAML(typ="safe", pure=True).load(text)
+
+    assert data(second.out) == data(first.out)
+
+
+def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None:
+    data = contract("config", cli("inspect", "config", mixed, "cluster.ssh.port=23", "--output", "json").out)
+    assert data["config"]["cluster"]["num_nodes"] == 4
+    assert data["config"]["cluster"]["node_groups"][0]["label"] == "a800"
+    values = {each["path"]: each for each in data["values"]}
+    assert values["cluster.num_nodes"] == {
+        "path": "cluster.num_nodes",
+        "value": 4,
+        "origin": "file",
+        "file": str(mixed),
+        "line": 2,
+        "column": 14,
+    }
+    assert (values["cluster.ssh.port"]["value"], values["cluster.ssh.port"]["origin"]) == (23, "override")
+    assert (values["cluster.ports"]["origin"], values["cluster.ports"]["line"]) == ("default", None)
+
+
+def test_an_invalid_file_is_2(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("cluster: {}\n")
+    ended = cli("inspect", "config", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "error[" in ended.err

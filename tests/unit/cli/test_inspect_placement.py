@@ -1,0 +1,244 @@
+"""`rlinf inspect placement`."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+Cli = Callable[..., Any]
+Contract = Callable[[str, str], Any]
+
+ASSUMED = ("--assume", "sim=2")
+
+
+def test_a_row_a_component(cli: Cli, mixed: Path) -> None:
+    ended = cli("inspect", "placement", mixed, *ASSUMED)
+    assert ended.code == 0
+    title, subtitle, _, header, *rows = ended.out.splitlines()
+    assert title == "mixed.yaml"
+    assert subtitle == "4 nodes · 10 accelerators · 2 robots · 114 processes · hybrid"
+    assert header.split("  ")[0] == "component"
+    table = [row.split() for row in rows[:5]]
+    assert table[0] == ["actor", "4", "a800", "0", "accelerators", "0-3", "1"]
+    assert table[1] == ["rollout", "4", "a800", "0-1", "accelerators", "0-7", "2"]
+    assert table[2] == ["sim", "4", "sim", "2", "accelerators", "0-1", "1/2"]
+    assert table[3] == ["env", "2", "franka", "3", "Franka", "0-1", "1"]
+    assert table[4] == ["agent", "100", "node", "0", "node", "0", "-"]
+
+
+def test_who_shares_what_what_is_idle_and_which_python(cli: Cli, mixed: Path) -> None:
+    out = cli("inspect", "placement", mixed, "--assume", "sim=4").out
+    assert "actor + rollout share accelerators 0-3 of node 0\n" in out
+    assert "idle: accelerators 2-3 of node 2\n" in out
+    assert "python: /opt/train/bin/python on node 0\n" in out
+
+
+def test_a_node_without_any_process_is_idle(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text("cluster:\n  num_nodes: 3\n  component_placement: {actor: {node_group: node, placement: 0}}\n")
+    assert "idle: " in cli("inspect", "placement", path, "--assume", "0").out
+
+
+def test_hundreds_of_processes_stay_a_few_rows(cli: Cli) -> None:
+    arguments = ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8")
+    short = cli(*arguments).out.splitlines()
+    assert len(short) < 20
+    everything = cli(*arguments, "--all").out.splitlines()
+    assert len([line for line in everything if line.startswith("agent:")]) == 400
+    assert everything[: len(short)] == short
+
+
+def test_the_tree_tells_like_nodes_once(cli: Cli) -> None:
+    out = cli("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8", "--tree").out
+    assert "─ nodes 0-3\n" in out
+    assert "accelerator 0-7  actor 0-31\n" in out
+    assert "no unit          agent 0-399\n" in out
+    assert "accelerator 0-7  rollout 0-63\n" in out
+    assert "Franka 0  env 0-1\n" in out
+    assert len(out.splitlines()) < 20
+
+
+def test_the_tree_of_unlike_units(cli: Cli, mixed: Path) -> None:
+    out = cli("inspect", "placement", mixed, "--assume", "sim=4", "--tree").out
+    assert "─ node 0  trainer00\n" in out
+    assert "accelerator 0-3  actor 0-3, rollout 0-1\n" in out
+    assert "accelerator 0-1  sim 0-3\n" in out
+    assert "accelerator 2-3  idle\n" in out
+    assert "Franka 0-1  env 0-1\n" in out
+
+
+def test_unknown_accelerators_are_2_and_the_message_is_a_command_that_works(cli: Cli, mixed: Path) -> None:
+    ended = cli("inspect", "placement", mixed)
+    assert (ended.code, ended.out) == (2, "")
+    assert "the accelerators of `sim` are unknown, so `sim` cannot be laid out" in ended.err
+    suggested = ended.err.partition("`rlinf ")[2].partition("`")[0].split()
+    assert suggested == ["inspect", "placement", str(mixed), "--assume", "sim=8"]
+    assert cli(*suggested).code == 0
+
+
+def test_every_unknown_group_is_named_at_once(cli: Cli, mixed: Path) -> None:
+    ended = cli("inspect", "placement", mixed, "~cluster.node_groups[0].accelerators")
+    assert "of `a800`, `sim` are unknown, so `actor`, `rollout`, `sim` cannot be laid out" in ended.err
+    assert "--assume a800=8 --assume sim=8`" in ended.err
+
+
+def test_without_groups_the_number_alone_is_suggested(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-1}\n")
+    assert "--assume 8`" in cli("inspect", "placement", path).err
+
+
+def test_an_invalid_file_shows_its_errors_and_no_result(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-9}\n")
+    ended = cli("inspect", "placement", path, "--assume", "8")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{path}:3:32: error[placement-out-of-range]" in ended.err
+
+
+def test_overrides_move_processes(cli: Cli, mixed: Path) -> None:
+    out = cli("inspect", "placement", mixed, "cluster.component_placement.actor.placement=4-7", *ASSUMED).out
+    assert "a800    1 " in next(line for line in out.splitlines() if line.startswith("actor"))
+
+
+def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None:
+    ended = cli("inspect", "placement", mixed, *ASSUMED, "--output", "json")
+    data = contract("placement", ended.out)
+    assert data["num_nodes"] == 4
+    assert data["placement_mode"] == "hybrid"
+    assert {name: each["world_size"] for name, each in data["components"].items()} == {
+        "actor": 4,
+        "rollout": 4,
+        "sim": 4,
+        "env": 2,
+        "agent": 100,
+    }
+    rollout = data["components"]["rollout"]["processes"][2]
+    assert rollout["rank"] == 2
+    assert rollout["node_rank"] == 1
+    assert rollout["placement_node_rank"] == 1
+    assert rollout["local_rank"] == 0
+    assert rollout["local_world_size"] == 2
+    assert rollout["local_hardware_ranks"] == [0, 1]
+    assert rollout["visible_accelerators"] == [0, 1]
+    assert rollout["python"] is None
+    assert rollout["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    actor = data["components"]["actor"]["processes"][0]
+    assert actor["python"] == "/opt/train/bin/python"
+    assert actor["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
+    first = data["units"][0]
+    assert (first["node_rank"], first["local_hardware_rank"]) == (0, 0)
+    assert first["users"] == ["actor:0", "rollout:0"]
+
+
+def test_secrets_are_masked(cli: Cli, mixed: Path) -> None:
+    for form in ((), ("--output", "json"), ("--all",), ("--svg", "-")):
+        ended = cli("inspect", "placement", mixed, *ASSUMED, *form)
+        assert ended.code == 0
+        assert "hunter2" not in ended.out + ended.err
+    assert "********" in cli("inspect", "placement", mixed, *ASSUMED, "--output", "json").out
+
+
+def test_a_secret_that_a_reference_brings_is_masked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    path = tmp_path / "reference.yaml"
+    path.write_text(
+        "cluster:\n  num_nodes: 1\n  node_groups:\n    - label: a\n      node_ranks: 0\n      env_configs:\n"
+        "        - node_ranks: 0\n          env_vars: [{INNOCENT: '${env:MY_TOKEN}'}]\n"
+        "  component_placement: {actor: {node_group: node, placement: 0}}\n"
+    )
+    ended = cli("inspect", "placement", path, "--output", "json")
+    assert ended.code == 0
+    assert '"INNOCENT": "********"' in ended.out
+    assert "hunter2" not in ended.out
+    assert "hunter2" not in cli("inspect", "env", path, "--component", "actor", "--rank", "0").out
+    assert "hunter2" not in cli("inspect", "config", path).out
+
+
+def test_the_picture_is_written_whole_and_replaces_the_last(cli: Cli, mixed: Path, tmp_path: Path) -> None:
+    target = tmp_path / "picture.svg"
+    target.write_text("old")
+    target.chmod(0o600)
+    ended = cli("inspect", "placement", mixed, *ASSUMED, "--svg", target)
+    assert ended.code == 0
+    assert ended.err == f"wrote {target}\n"
+    assert ended.out.startswith("mixed.yaml")
+    root = ElementTree.parse(target).getroot()
+    assert "trainer00" in "".join(root.itertext())
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mixed.yaml", "picture.svg"]
+
+
+def test_a_new_picture_has_the_usual_mode(cli: Cli, mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "usual").write_text("")
+    cli("inspect", "placement", mixed, *ASSUMED, "--svg", tmp_path / "new.svg")
+    assert (tmp_path / "new.svg").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_the_picture_may_go_to_standard_output(cli: Cli, mixed: Path) -> None:
+    picture = ElementTree.fromstring(cli("inspect", "placement", mixed, *ASSUMED, "--svg", "-").out)
+    assert picture.tag.endswith("svg")
+
+
+def test_a_picture_that_cannot_be_written_is_1(cli: Cli, mixed: Path, tmp_path: Path) -> None:
+    for target in (tmp_path / "no" / "folder.svg", tmp_path):
+        ended = cli("inspect", "placement", mixed, *ASSUMED, "--svg", target)
+        assert ended.code == 1
+        assert ended.err.startswith(f"error: cannot write `{target}`\n")
+
+
+def test_variables_are_told_with_their_nodes_and_what_sets_them(cli: Cli, tmp_path: Path, contract: Contract) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "cluster:\n  num_nodes: 2\n  forward_env: [HOME]\n"
+        "  component_placement: {agent: {node_group: node, placement: all}}\n"
+        "  node_groups:\n    - label: a\n      node_ranks: 0-1\n      env_configs:\n        - node_ranks: 0-1\n"
+        '          env_vars: [{A_TOKEN: hunter2}, {PATH: /x}, {ODD: "a\\e[31m\\nb"}, {EMPTY: ""}]\n'
+    )
+    assert cli("inspect", "placement", path).out.splitlines()[-5:] == [
+        "A_TOKEN=******** on nodes 0-1 (env_configs)",
+        'EMPTY="" on nodes 0-1 (env_configs)',
+        "HOME=<from the driver> on nodes 0-1 (forward_env)",
+        "ODD=a\\x1b[31m\\x0ab on nodes 0-1 (env_configs)",
+        "PATH=/x:<node's own> on nodes 0-1 (path merge)",
+    ]
+    data = contract("placement", cli("inspect", "placement", path, "-o", "json").out)
+    (first, _) = data["components"]["agent"]["processes"]
+    assert first["env"].keys() == first["env_layers"].keys()
+    assert first["env_layers"]["RANK"] == "runtime"
+    assert first["env_layers"]["PATH"] == "path merge"
+
+
+def test_components_on_whole_nodes_share_nodes(cli: Cli) -> None:
+    assert "actor + rollout + env share node 0\n" in cli("inspect", "placement", "laptop").out
+
+
+def test_the_tree_shows_every_node_when_asked(cli: Cli) -> None:
+    out = cli("inspect", "placement", "hetero18", "--tree", "--all").out
+    assert [f"─ node {rank}\n" in out for rank in range(18)] == [True] * 18
+    assert "no unit          agent 100-199\n" in out
+
+
+def test_the_tree_names_the_host_of_a_single_node(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "cluster: {num_nodes: 1, hosts: [trainer], component_placement: {a: {node_group: node, placement: 0}}}\n"
+    )
+    assert "─ node 0  trainer\n" in cli("inspect", "placement", path, "--tree").out
+
+
+@pytest.mark.parametrize("named", ["job.yaml", "base.yaml"])
+def test_the_picture_never_replaces_what_it_is_made_of(cli: Cli, tmp_path: Path, named: str) -> None:
+    text = "cluster: {num_nodes: 1, component_placement: {a: {node_group: node, placement: 0}}}\n"
+    (tmp_path / "base.yaml").write_text(text)
+    (tmp_path / "job.yaml").write_text("extends: base.yaml\n")
+    before = (tmp_path / named).read_text()
+    ended = cli("inspect", "placement", tmp_path / "job.yaml", "--svg", tmp_path / named)
+    assert ended.code == 2
+    assert named in ended.err
+    assert (tmp_path / named).read_text() == before

@@ -1,0 +1,28 @@
+"""Commands are imported when they are called, and none is forgotten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pkgutil import iter_modules
+from typing import Any
+
+import rlinf_cli.commands
+
+NAMES = [module.name for module in iter_modules(rlinf_cli.commands.__path__)]
+
+
+def test_help_lists_every_command(cli: Callable[..., Any]) -> None:
+    listed = cli("--help").out.partition("Commands:\n")[2].splitlines()
+    assert sorted(line.split()[0] for line in listed if line.startswith("  ") and line[2] != " ") == sorted(NAMES)
+
+
+def test_a_call_imports_its_own_command_only() -> None:
+    program = (
+        "import sys\nfrom rlinf_cli.main import main\nmain(['schema', '--help'])\n"
+        "package = 'rlinf_cli.commands.'\n"
+        "print(*(name for name in sys.modules if name.startswith(package)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["rlinf_cli.commands.schema"]

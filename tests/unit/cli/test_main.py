@@ -1,0 +1,196 @@
+"""How `rlinf` ends: exit codes, streams, and words instead of tracebacks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_core.errors import ChannelClosed, ConfigError, PlacementError, RLinfError
+
+RLINF = Path(sys.executable).with_name("rlinf")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Makes `rlinf recipes` raise."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("rlinf_cli.commands.recipes._listed", fail)
+
+
+def test_the_version(cli: Callable[..., Any]) -> None:
+    from rlinf_core import __version__
+
+    ended = cli("--version")
+    assert (ended.code, ended.out) == (0, f"rlinf {__version__}\n")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), ("validate",), ("inspect",), ("inspect", "placement")])
+def test_help_under_both_names(cli: Callable[..., Any], command: tuple[str, ...], flag: str) -> None:
+    ended = cli(*command, flag)
+    assert ended.code == 0
+    assert ended.out.startswith(f"Usage: rlinf {' '.join(command)}".strip())
+    assert max(map(len, ended.out.splitlines())) <= 80
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("validte",),
+        ("validate", "--nonsense", "a.yaml"),
+        ("validate",),
+        ("validate", "actor.seed=1"),
+        ("validate", "-", "-"),
+        ("validate", "a.yaml", "--output", "xml"),
+        ("inspect", "nothing"),
+        ("inspect", "env", "a.yaml"),
+        (),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2_and_said_on_stderr(cli: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    ended = cli(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "Usage: rlinf" in ended.err
+
+
+def test_a_mistyped_command_gets_a_suggestion(cli: Callable[..., Any]) -> None:
+    assert "Did you mean 'validate'?" in cli("validte").err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), ExitCode.INVALID),
+        (PlacementError("x"), ExitCode.INVALID),
+        (ChannelClosed("c", "x"), ExitCode.FAILED),
+        (RLinfError("x"), ExitCode.FAILED),
+    ],
+)
+def test_errors_have_their_codes(error: RLinfError, code: ExitCode) -> None:
+    assert code_of(error) is code
+
+
+def test_an_error_of_ours_is_one_block(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, RLinfError("it broke", where="node 3", why="no route", help="plug it in"))
+    ended = cli("recipes")
+    assert ended.code == 1
+    assert ended.err == "error: it broke\n  where: node 3\n    why: no route\n     do: plug it in\n"
+
+
+def test_an_error_of_ours_has_its_traceback_under_verbose(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, RLinfError("it broke"))
+    assert "Traceback" in cli("recipes", "--verbose").err
+    assert "Traceback" in cli("--verbose", "recipes").err
+    assert "Traceback" not in cli("recipes").err
+
+
+def test_a_bug_is_said_in_words_without_its_locals(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("surprise"))
+    ended = cli("recipes")
+    assert ended.code == 1
+    assert "this is a bug in rlinf" in ended.err
+    assert "KeyError: 'surprise'" in ended.err
+    assert "--verbose" in ended.err
+    assert "Traceback" not in ended.err
+    assert "Traceback" in cli("recipes", "--verbose").err
+
+
+def test_an_interrupt_is_130(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    ended = cli("recipes")
+    assert (ended.code, ended.err) == (130, "")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_a_waiting_command_quietly(sent: signal.Signals, code: int) -> None:
+    """It waits for the end of standard input, which never comes: only the signal can end it."""
+    with subprocess.Popen(
+        [RLINF, "validate", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # Larger than any pipe's buffer: when this returns, the command has begun to read.
+        process.stdin.write(b"# filler\n" * 20_000)
+        process.stdin.flush()
+        # A signal between two reads is seen by Python only after the second; another one wakes it from there.
+        for _ in range(40):
+            process.send_signal(sent)
+            try:
+                process.wait(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        assert process.returncode == code
+        assert process.stdout.read() == b""
+        assert process.stderr.read() == b""
+
+
+def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, PATH=f"{RLINF.parent}{os.pathsep}{os.environ['PATH']}")
+    return subprocess.run(
+        ["bash", "-c", script], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["rlinf --help", "rlinf explain", "rlinf schema", "rlinf validate --help", "rlinf recipes"],
+)
+def test_a_reader_that_leaves_early_sees_no_traceback(command: str, tmp_path: Path) -> None:
+    ended = shell(f"{command} | head -1", tmp_path)
+    assert ended.returncode == 0
+    assert len(ended.stdout.splitlines()) == 1
+    assert "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr
+
+
+def test_a_reader_that_leaves_early_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("cluster:\n  num_nodes: 0\n" + "".join(f"  key{i}: 1\n" for i in range(2000)))
+    ended = shell('rlinf validate bad.yaml 2>/dev/null | true; echo "${PIPESTATUS[0]}"', tmp_path)
+    assert ended.stdout == "2\n"
+
+
+@pytest.mark.parametrize("command", ["rlinf recipes", "rlinf --help", "rlinf inspect placement collocated"])
+def test_a_full_disk_is_said_in_words(command: str, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    ended = shell(f"{command} >/dev/full", tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the output cannot be written\n    why: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("file", "code"), [("hetero18", 0), ("-", 2)])
+def test_closed_streams_change_no_exit_code(closed: str, file: str, code: int, tmp_path: Path) -> None:
+    ended = shell(f"rlinf validate {file} {closed}", tmp_path)
+    assert ended.returncode == code
+    assert "bug" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_no_character_set_is_too_small(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("cluster:\n  名: 1\n", encoding="utf-8")
+    ended = shell("PYTHONIOENCODING=ascii rlinf validate a.yaml", tmp_path)
+    assert ended.returncode == 2
+    assert "\\u540d" in ended.stdout
+
+
+def test_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "rlinf_cli", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("rlinf ")

@@ -1,0 +1,46 @@
+"""`rlinf schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from rlinf_core.config.shipped import shipped_configs
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def validator(cli: Cli) -> jsonschema.Draft202012Validator:
+    schema = json.loads(cli("schema").out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_shipped_configs_conform(validator: jsonschema.Draft202012Validator, name: str) -> None:
+    validator.validate(YAML(typ="safe", pure=True).load(shipped_configs()[name]))
+
+
+def test_a_mistyped_key_does_not(validator: jsonschema.Draft202012Validator) -> None:
+    assert not validator.is_valid({"cluster": {"num_nodes": 1, "nodegroups": []}})
+
+
+def test_one_recipe(cli: Cli) -> None:
+    ended = cli("schema", "--recipe", "math")
+    assert ended.code == 0
+    schema = jsonschema.Draft202012Validator(json.loads(ended.out))
+    config = {"recipe": "math", "cluster": {"num_nodes": 1}}
+    schema.validate(config)
+    assert not schema.is_valid(config | {"env": {}})
+
+
+def test_an_unknown_recipe_is_2(cli: Cli) -> None:
+    ended = cli("schema", "--recipe", "maths")
+    assert (ended.code, ended.out) == (2, "")
+    assert "did you mean `math`?" in ended.err

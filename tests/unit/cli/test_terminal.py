@@ -1,0 +1,112 @@
+"""What a person sees: on a real terminal of 80 columns, in colours and without, and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pexpect: Any = pytest.importorskip("pexpect")
+
+RLINF = Path(sys.executable).with_name("rlinf")
+WIDE = ("inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8")
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Run:
+    """Runs a command on a terminal of 80 columns; the exit code and all that was shown, escapes included."""
+
+    def run(*arguments: str, **environ: str) -> tuple[int, str]:
+        hidden = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS")
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        child = pexpect.spawn(
+            str(RLINF),
+            list(arguments),
+            cwd=str(tmp_path),
+            env=environment | {"TERM": "xterm-256color"} | environ,
+            dimensions=(200, 80),
+            timeout=60,
+            encoding="utf-8",
+        )
+        child.expect(pexpect.EOF)
+        child.close()
+        return child.exitstatus, child.before.replace("\r\n", "\n")
+
+    return run
+
+
+def plain(text: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        WIDE,
+        (*WIDE, "--tree"),
+        (*WIDE, "--all"),
+        ("inspect", "env", *WIDE[2:], "--component", "actor", "--rank", "3"),
+        ("explain",),
+        ("explain", "cluster.node_groups"),
+        ("explain", "placement-out-of-range"),
+        ("recipes",),
+        ("--help",),
+        ("validate", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_wider_than_the_terminal(terminal: Run, arguments: tuple[str, ...]) -> None:
+    code, shown = terminal(*arguments)
+    assert code == 0
+    assert [line for line in plain(shown).splitlines() if len(line) > 80] == []
+
+
+def test_the_summary_stays_a_table_on_80_columns(terminal: Run) -> None:
+    _, shown = terminal(*WIDE)
+    lines = plain(shown).splitlines()
+    header = next(line for line in lines if line.startswith("component"))
+    rows = [line for line in lines if line.startswith(("actor", "rollout", "env", "agent"))]
+    assert len(rows) == 4
+    column = header.index("nodes")
+    assert [row[column:].split()[0] for row in rows] == ["0-7", "8-15", "16-17", "0-3"]
+
+
+def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("cluster: {num_nodes: 0}\n")
+    code, shown = terminal("validate", "bad.yaml")
+    assert code == 2
+    assert "\x1b[1;31merror[" in shown
+    for refusal in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        code, shown = terminal("validate", "bad.yaml", **refusal)
+        assert code == 2
+        assert "\x1b" not in shown
+    code, shown = terminal(*WIDE, NO_COLOR="1")
+    assert "\x1b" not in shown
+
+
+def test_reading_from_the_terminal_is_announced_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    child = pexpect.spawn(str(RLINF), ["validate", "-"], cwd=str(tmp_path), timeout=30, encoding="utf-8")
+    child.expect("reading standard input, end it with Ctrl-D")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert "Traceback" not in child.before
+    assert child.exitstatus == 130
+
+
+def test_typing_a_file_in(tmp_path: Path) -> None:
+    child = pexpect.spawn(str(RLINF), ["validate", "-"], cwd=str(tmp_path), timeout=30, encoding="utf-8")
+    child.expect("reading standard input")
+    child.sendline("cluster: {num_nodes: 1}")
+    child.sendeof()
+    child.expect("standard input: valid")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0

@@ -1,0 +1,236 @@
+"""`rlinf validate`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+Contract = Callable[[str, str], Any]
+RLINF = Path(sys.executable).with_name("rlinf")
+
+GOOD = "cluster:\n  num_nodes: 1\n"
+BAD = "cluster:\n  num_nodes: 0\n  nodegroups: []\n"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.yaml"
+    path.write_text(BAD, encoding="utf-8")
+    return path
+
+
+def test_a_valid_file_says_so_beside_the_result(cli: Cli, good: Path) -> None:
+    ended = cli("validate", good)
+    assert (ended.code, ended.out, ended.err) == (0, "", f"{good}: valid\n")
+
+
+def test_every_mistake_at_its_place_in_one_run(cli: Cli, bad: Path) -> None:
+    ended = cli("validate", bad)
+    assert ended.code == 2
+    places = [line.partition(" error[")[0] for line in ended.out.splitlines() if " error[" in line]
+    assert places == [f"{bad}:2:14:", f"{bad}:3:3:"]
+    assert ended.err == f"{bad}: 2 errors\n"
+
+
+def test_findings_are_not_wrapped_in_a_pipe(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(f"cluster:\n  num_nodes: 1\n  {'k' * 300}: 1\n", encoding="utf-8")
+    first = cli("validate", path).out.splitlines()[0]
+    assert first.startswith(f"{path}:3:3: error[unknown-key]")
+    assert "k" * 300 in first
+
+
+def test_warnings_do_not_fail(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "pasted.yaml"
+    path.write_text("\tcluster:\n\t  num_nodes: 1\n", encoding="utf-8")
+    ended = cli("validate", path)
+    assert ended.code == 0
+    assert "warning[indented-file]" in ended.out
+    assert ended.err == f"{path}: valid, with 1 warning\n"
+
+
+def test_quiet_leaves_the_findings(cli: Cli, bad: Path, good: Path) -> None:
+    assert "error[unknown-key]" in cli("validate", bad, "--quiet").out
+    assert cli("validate", bad, "-q").err == ""
+    assert cli("--quiet", "validate", good).err == ""
+
+
+def test_several_files(cli: Cli, good: Path, bad: Path, contract: Contract) -> None:
+    ended = cli("validate", good, bad)
+    assert ended.code == 2
+    assert ended.err == f"{good}: valid\n{bad}: 2 errors\n"
+    data = contract("validate", cli("validate", good, bad, "--output", "json").out)
+    assert {each["file"] for each in data["diagnostics"]} == {str(bad)}
+    assert data["files"] == [str(good), str(bad)]
+    assert data["ok"] is False
+
+
+def test_overrides_go_to_every_file(cli: Cli, good: Path, bad: Path) -> None:
+    assert cli("validate", bad, "cluster.num_nodes=1", "~cluster.nodegroups").code == 0
+    ended = cli("validate", good, "cluster.num_nodes=zero")
+    assert ended.code == 2
+    assert "<overrides>:1:19: error[" in ended.out
+
+
+def test_a_name_with_an_equals_sign_is_a_file_when_it_has_a_folder(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "lr=1.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    assert cli("validate", path).code == 0
+
+
+def test_assumptions_are_checked_against_the_ranges(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "ranges.yaml"
+    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}\n", encoding="utf-8")
+    assert cli("validate", path).code == 0
+    ended = cli("validate", path, "--assume", "8")
+    assert ended.code == 2
+    assert "error[placement-out-of-range]" in ended.out
+    assert cli("validate", path, "--assume", "9").code == 0
+    assert "error[bad-assumption]" in cli("validate", path, "--assume", "nothing=8").out
+
+
+def test_shipped_configs_go_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli("validate", "hetero18").code == 0
+    ended = cli("validate", "hetero81")
+    assert ended.code == 2
+    assert "did you mean `hetero18`?" in ended.out
+
+
+def test_standard_input(rlinf: Cli) -> None:
+    assert rlinf("validate", "-", stdin=GOOD.encode()).code == 0
+    ended = rlinf("validate", "-", stdin=BAD.encode())
+    assert ended.code == 2
+    assert ended.out.startswith("<stdin>:2:14: error[")
+    assert ended.err == "standard input: 2 errors\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (None, "missing-file"),
+        (b"", "empty-file"),
+        (b"\xff\xfe\x00binary", "not-utf8"),
+        (b"\x7fELF\x00\x01\x02", "control-character"),
+        (b"a: [1", "yaml-syntax"),
+        (b"a: 1\n---\nb: 1\n", "several-documents"),
+        (b"- 1\n", "not-a-mapping"),
+    ],
+)
+def test_what_cannot_be_read_is_2_in_every_form(
+    cli: Cli, contract: Contract, tmp_path: Path, data: bytes | None, code: str
+) -> None:
+    path = tmp_path / "file.yaml"
+    if data is not None:
+        path.write_bytes(data)
+    ended = cli("validate", path)
+    assert ended.code == 2
+    assert f"error[{code}]" in ended.out
+    found = contract("validate", cli("validate", path, "--output", "json").out)
+    assert code in [each["code"] for each in found["diagnostics"]]
+    annotated = cli("validate", path, "--output", "github")
+    assert annotated.code == 2
+    assert f"::error title=rlinf ({code}),file={path}" in annotated.out
+
+
+def test_a_folder_is_no_file(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("validate", tmp_path)
+    assert ended.code == 2
+    assert "error[is-directory]" in ended.out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_an_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    path.chmod(0)
+    command: list[str] = []
+    if os.geteuid() == 0:
+        # Root reads everything, unless it gives up the right to.
+        if shutil.which("setpriv") is None:
+            pytest.skip("runs as root, and setpriv is not installed")
+        command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+    done = subprocess.run([*command, RLINF, "validate", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error[unreadable-file]" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_github_output_holds_nothing_else(cli: Cli, bad: Path) -> None:
+    ended = cli("validate", bad, "--output", "github")
+    assert [line.partition(" ")[0] for line in ended.out.splitlines()] == ["::error", "::error"]
+    assert ended.err == f"{bad}: 2 errors\n"
+
+
+def test_it_needs_neither_ray_nor_torch() -> None:
+    program = (
+        "import sys\nfrom rlinf_cli.main import main\ncode = main(['validate', 'hetero18', '-q'])\n"
+        "loaded = {'ray', 'torch', 'numpy'} & set(sys.modules)\nassert not loaded, loaded\nsys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_needs_no_model() -> None:
+    program = (
+        "import sys\nfrom rlinf_cli.main import main\ncode = main(['--help'])\n"
+        "heavy = {'ray', 'torch', 'pydantic', 'ruamel.yaml', 'rich.console', 'rlinf_core.config'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nsys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_secrets_do_not_reach_the_screen(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "secret.yaml"
+    path.write_text("cluster:\n  num_nodes: 1\n  api_key: hunter2\n", encoding="utf-8")
+    for form in ("text", "json", "github"):
+        ended = cli("validate", path, "--output", form)
+        assert ended.code == 2
+        assert "hunter2" not in ended.out + ended.err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("+cluster.ssh.options.Password=hunter2",),
+        ("cluster.node_groups=[{env_vars: [{API_TOKEN:hunter2}]}]",),
+        ("cluster.node_groups=[{env_vars: [API_TOKEN=hunter2]}]",),
+        ("cluster.node_groups=[{env_vars: [{API_TOKEN=hunter2: 1}]}]",),
+    ],
+)
+def test_secrets_are_masked_in_what_messages_quote(cli: Cli, good: Path, overrides: tuple[str, ...]) -> None:
+    for form in ("text", "json", "github"):
+        ended = cli("validate", "--output", form, good, *overrides)
+        assert ended.code == 2
+        assert "hunter2" not in ended.out + ended.err
+
+
+def test_a_hundred_findings_are_enough_to_read(cli: Cli, tmp_path: Path, contract: Contract) -> None:
+    path = tmp_path / "many.yaml"
+    groups = "".join(f"    - {{label: g{i}, node_ranks: 00, odd: 1}}\n" for i in range(300))
+    path.write_text(f"cluster:\n  num_nodes: 01\n  node_groups:\n{groups}")
+    ended = cli("validate", path)
+    assert ended.out.count("error[unknown-key]") == 100
+    assert "warning" not in ended.out  # it comes first in the file, but errors are graver
+    assert ended.out.endswith("\nand 201 more; `rlinf validate --verbose` shows all of them\n")
+    assert "300 errors, 1 warning" in ended.err
+    assert cli("validate", path, "--verbose").out.count("[unknown-key]") == 300
+    assert cli("validate", path, "--output", "github").out.count("(unknown-key)") == 300
+    assert len(contract("validate", cli("validate", path, "--output", "json").out)["diagnostics"]) == 301
+    assert cli("inspect", "placement", path).err.count("error[unknown-key]") == 100

@@ -1,0 +1,149 @@
+"""Objects to streams and parts, and back, also where torch is missing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.collective.codec import encode
+from rlinf_core.collective.torch_payload import TensorTarget, rebuild_tensor, tensor_parts
+from rlinf_core.collective.transports.base import Message
+from rlinf_core.errors import PayloadError
+
+
+@dataclass
+class Batch:
+    tokens: torch.Tensor
+    note: str
+
+
+def travel(obj: object, **options: Any) -> Any:
+    message = Message.of(encode(obj, **options), 1 << 15)
+    body = memoryview(bytearray(message.body_size))
+    message.gather(body)
+    from rlinf_core.collective.frame import Kind
+    from rlinf_core.collective.parcel import Parcel
+    from rlinf_core.collective.transports.base import Cargo
+
+    return Parcel(message.frame(Kind.MESSAGE, 0, 1, Cargo(body_size=message.body_size)), body).load()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(values)
+def test_plain_values_come_back_with_their_types(value: object) -> None:
+    back = travel(value)
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+@given(
+    st.sampled_from(
+        [torch.float16, torch.bfloat16, torch.float64, torch.int16, torch.uint8, torch.bool, torch.complex64]
+    ),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.booleans(),
+)
+def test_tensors_come_back_whatever_their_dtype_shape_and_strides(
+    dtype: torch.dtype, shape: list[int], turned: bool
+) -> None:
+    tensor = (torch.arange(int(np.prod(shape))) % 2).to(dtype).reshape(shape)
+    if turned and tensor.dim() > 1:
+        tensor = tensor.transpose(0, -1)
+    back = travel([tensor])[0]
+    assert back.dtype == dtype
+    assert back.shape == tensor.shape
+    assert torch.equal(back, tensor)
+
+
+def test_containers_keep_their_kind() -> None:
+    back = travel(Batch(torch.ones(3), "x"))
+    assert isinstance(back, Batch)
+    assert back.note == "x"
+    assert back.tokens.tolist() == [1, 1, 1]
+
+
+def test_one_tensor_in_two_places_stays_one() -> None:
+    tensor = torch.ones(3)
+    back = travel([tensor, tensor])
+    assert back[0] is back[1]
+
+
+def test_a_parameter_stays_one_and_a_module_works() -> None:
+    layer = torch.nn.Linear(3, 2)
+    back = travel(layer)
+    assert isinstance(back.weight, torch.nn.Parameter)
+    assert back.weight.requires_grad
+    assert torch.equal(back(torch.ones(3)), layer(torch.ones(3)))
+
+
+def test_what_pickle_refuses_is_named() -> None:
+    with pytest.raises(PayloadError, match="generator"):
+        encode(value for value in ())
+
+
+def test_the_fallback_takes_what_plain_pickle_cannot_name() -> None:
+    calls: list[object] = []
+
+    def fallback(obj: object, callback: Any) -> bytes:
+        import pickle
+
+        calls.append(obj)
+        return pickle.dumps("from the fallback", protocol=5)
+
+    function = lambda: None  # noqa: E731 - the kind of object under test
+    assert travel(function, fallback=fallback) == "from the fallback"
+    assert travel(1, fallback=fallback) == 1
+    assert calls == [function]
+    # Its name would mean something else in another process.
+    kind = type("Kind", (), {"__module__": "__main__"})
+    main = sys.modules["__main__"]
+    main.Kind = kind  # type: ignore[attr-defined]
+    try:
+        assert travel(kind(), fallback=fallback) == "from the fallback"
+    finally:
+        del main.Kind  # type: ignore[attr-defined]
+
+
+def test_without_torch_a_tensor_becomes_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    array = rebuild_tensor(bytearray(np.arange(4, dtype=np.float32).tobytes()), "float32", (2, 2), ("cpu", None))
+    assert isinstance(array, np.ndarray)
+    assert array.tolist() == [[0, 1], [2, 3]]
+    with pytest.raises(PayloadError, match="bfloat16") as caught:
+        rebuild_tensor(bytearray(4), "bfloat16", (2,), ("cpu", None))
+    assert sys.executable in str(caught.value)
+
+
+def test_a_tensor_of_a_device_that_is_not_here_comes_to_the_host() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is such a device here")
+    back = rebuild_tensor(bytearray(8), "float32", (2,), ("cuda", 3))
+    assert isinstance(back, torch.Tensor)
+    assert back.device.type == "cpu"
+
+
+def test_only_dense_numbers_are_sent_as_tensors() -> None:
+    for wrong in ([1, 2], np.array([object()]), torch.ones(2).to_sparse()):
+        with pytest.raises(PayloadError):
+            tensor_parts(wrong, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("buffer", [torch.zeros(2, 3), torch.zeros(3, 2).t(), np.zeros((2, 3), np.float32)])
+def test_a_buffer_is_filled_in_place(buffer: Any) -> None:
+    target = TensorTarget(buffer)
+    assert str(target) == "float32[2, 3]"
+    target.fill(memoryview(bytearray(np.arange(6, dtype=np.float32).tobytes())))
+    assert buffer.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -1,0 +1,116 @@
+"""Messages and receives of one pair meet in the order of issue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.collective.frame import Frame, Kind
+from rlinf_core.collective.link import Incoming, Origin, Outgoing
+from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import MismatchError
+from rlinf_core.waiting import OperationKind
+
+
+class Silent(Origin):
+    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
+        raise AssertionError("nothing asked for that")
+
+
+def new_receipt() -> Receipt[Any]:
+    return Receipt(OperationKind.RECV, "peer:0", 5.0, lambda parcel, filled: parcel.frame.sequence)
+
+
+@given(st.lists(st.sampled_from(["deliver", "post", "withdraw"]), max_size=60))
+def test_the_nth_message_meets_the_nth_receive(steps: list[str]) -> None:
+    incoming = Incoming("peer -> me")
+    sent = 0
+    posted: list[Receipt[Any]] = []
+    for step in steps:
+        if step == "deliver":
+            sent += 1
+            incoming.deliver(Parcel(Frame(Kind.MESSAGE, sequence=sent)), Silent())
+        elif step == "post":
+            posted.append(new_receipt())
+            incoming.post(posted[-1])
+        elif posted and not posted[-1].settled:
+            incoming.withdraw(posted.pop())
+    met = [receipt.result() for receipt in posted if receipt.settled]
+    assert met == list(range(1, len(met) + 1))
+    assert len(met) == min(sent, len(posted))
+    assert incoming.arrived() == sent - len(met)
+
+
+def test_a_failed_receive_takes_no_message() -> None:
+    incoming = Incoming("peer -> me")
+    failed, good = new_receipt(), new_receipt()
+    incoming.post(failed)
+    incoming.post(good)
+    failed.fail(ValueError())
+    incoming.deliver(Parcel(Frame(Kind.MESSAGE, sequence=1)), Silent())
+    assert good.wait() == 1
+
+
+def test_a_receipt_opens_its_parcel_once() -> None:
+    opened: list[int] = []
+    receipt: Receipt[int] = Receipt(
+        OperationKind.RECV, "peer:0", 5.0, lambda parcel, filled: opened.append(1) or len(opened)
+    )
+    receipt.arrive(Parcel(Frame(Kind.MESSAGE)))
+    assert not opened, "who receives for everybody does not open"
+    assert receipt.done()
+    assert [receipt.wait(), receipt.wait()] == [1, 1]
+
+
+def send_work() -> Work[Any]:
+    return Work(OperationKind.SEND, "peer:0", 5.0)
+
+
+def test_jobs_leave_in_the_order_of_issue() -> None:
+    outgoing = Outgoing("peer:0")
+    left: list[int] = []
+    gate = threading.Event()
+    first = send_work()
+    outgoing.queue(lambda: (gate.wait(5), left.append(0))[1], first)
+    works = []
+    for number in range(1, 5):
+        works.append(send_work())
+        outgoing.queue(lambda number=number: left.append(number), works[-1])
+    assert not outgoing.run_at_once(lambda: True), "others are before it"
+    thread = threading.Thread(target=lambda: outgoing.run(lambda: left.append(5), send_work()))
+    thread.start()
+    time.sleep(0.01)
+    gate.set()
+    thread.join(5)
+    assert left == [0, 1, 2, 3, 4, 5]
+    assert all(work.done() for work in works)
+    assert outgoing.drain(5)
+
+
+def test_a_job_that_fails_fails_its_work_only() -> None:
+    outgoing = Outgoing("peer:0")
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    bad, good = send_work(), send_work()
+    outgoing.queue(fail, bad)
+    outgoing.queue(lambda: None, good)
+    good.wait()
+    with pytest.raises(ValueError, match="broken"):
+        bad.wait()
+
+
+def test_a_refusal_is_raised_once() -> None:
+    outgoing = Outgoing("peer:0")
+    outgoing.refused(MismatchError("a", "b"))
+    with pytest.raises(MismatchError):
+        outgoing.raise_refusal()
+    outgoing.raise_refusal()

@@ -1,0 +1,113 @@
+"""Work handles: one outcome, many who wait, no polling."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from rlinf_core.collective.work import Board, Work
+from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core.waiting import OperationKind
+
+
+def new_work(seconds: float = 5.0, board: Board | None = None, *, detached: bool = False) -> Work[int]:
+    return Work(OperationKind.RECV, "actor:0", seconds, board, detached=detached)
+
+
+def test_the_first_outcome_stays() -> None:
+    work = new_work()
+    assert work.finish(1)
+    assert not work.fail(ValueError())
+    assert not work.finish(2)
+    assert (work.wait(), work.result(), work.exception()) == (1, 1, None)
+
+
+def test_many_threads_wait_for_one_outcome() -> None:
+    work = new_work()
+    got: list[int] = []
+    threads = [threading.Thread(target=lambda: got.append(work.wait())) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    work.finish(7)
+    for thread in threads:
+        thread.join(5)
+    assert got == [7] * 5
+
+
+def test_a_wait_that_is_too_short_names_the_operation_and_may_be_repeated() -> None:
+    work = new_work()
+    with pytest.raises(CommunicationTimeoutError, match="recv from actor:0"):
+        work.wait(0.01)
+    work.finish(3)
+    assert work.wait(0) == 3
+
+
+def test_the_operations_own_deadline_ends_a_wait() -> None:
+    with pytest.raises(CommunicationTimeoutError):
+        new_work(0.01).wait()
+    with pytest.raises(CommunicationTimeoutError):
+        asyncio.run(new_work(0.01).async_wait())
+
+
+def test_awaiting_is_woken_from_another_thread_and_survives_cancelling() -> None:
+    work = new_work()
+
+    async def run() -> int:
+        task = asyncio.create_task(work.async_wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not work.done()
+        threading.Timer(0.01, work.finish, (5,)).start()
+        started = time.monotonic()
+        value = await work.async_wait()
+        assert time.monotonic() - started < 2
+        return value
+
+    assert asyncio.run(run()) == 5
+
+
+def test_then_does_not_block_who_finishes_it() -> None:
+    first, other = new_work(), new_work()
+    chained = first.then(lambda value: value + other.wait())
+    first.finish(1)
+    assert not chained.done()
+    other.finish(2)
+    assert chained.wait() == 3
+
+
+def test_then_passes_a_failure_on() -> None:
+    work = new_work()
+    chained = work.then(lambda value: value + 1)
+    error = ValueError("x")
+    work.fail(error)
+    with pytest.raises(ValueError, match="x"):
+        chained.wait()
+
+
+def test_who_waits_is_on_the_board_while_it_waits() -> None:
+    board = Board()
+    work = new_work(board=board)
+    thread = threading.Thread(target=work.wait)
+    thread.start()
+    deadline = time.monotonic() + 5
+    while board.waiting() != [work]:
+        assert time.monotonic() < deadline
+    assert [one.operation.title for one in board.operations.publication().operations] == ["recv from actor:0"]
+    work.finish(0)
+    thread.join(5)
+    assert board.waiting() == []
+    assert board.operations.publication().operations == ()
+
+
+def test_an_operation_in_the_background_is_on_the_board_until_it_ends() -> None:
+    board = Board()
+    work = new_work(board=board, detached=True)
+    (published,) = board.operations.publication().operations
+    assert published.operation.detached
+    work.finish(0)
+    assert board.operations.publication().operations == ()

@@ -1,0 +1,45 @@
+"""What the tests of the configuration share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rlinf_core.config.compose import Composed, compose
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.tree import Mapping
+
+Compose = Callable[..., "tuple[Composed, Diagnostics]"]
+
+
+def _tree(text: str, name: str = "job.yaml") -> Mapping:
+    found = Diagnostics()
+    source = decode(name, text.encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None, list(found)
+    assert found.ok, list(found)
+    return tree
+
+
+def _compose(text: str, *overrides: str, **environ: str) -> tuple[Composed, Diagnostics]:
+    found = Diagnostics()
+    source = decode("job.yaml", text.encode(), found)
+    assert source is not None
+    composed = compose(source, overrides, found, environ=environ)
+    assert composed is not None, list(found)
+    return composed, found
+
+
+@pytest.fixture(scope="session")
+def tree_of() -> Callable[..., Mapping]:
+    """Reads a text that has no mistakes: `tree_of(text, name="job.yaml")`."""
+    return _tree
+
+
+@pytest.fixture(scope="session")
+def composing() -> Compose:
+    """Composes a text without bases: `composing(text, *overrides, **environ)`, with what was found."""
+    return _compose

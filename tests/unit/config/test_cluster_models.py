@@ -1,0 +1,330 @@
+"""The models of the `cluster` section: what each value may be, and where in it a mistake stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlinf_core.config.cluster import ClusterConfig, SshConfig
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.rank_values import NodeRanks, RankMap
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.tree import to_data
+
+
+def load(text: str) -> ClusterConfig:
+    """The `cluster` section given as YAML, with numbers that remember how they were written."""
+    diagnostics = Diagnostics()
+    source = decode("test.yaml", text.encode(), diagnostics)
+    assert source is not None
+    tree = read(source, diagnostics)
+    assert tree is not None
+    assert diagnostics.ok
+    return ClusterConfig.model_validate(to_data(tree))
+
+
+def mistakes(text: str) -> list[tuple[str, tuple[Any, ...], str | None]]:
+    """Code, path and offending piece of every mistake."""
+    with pytest.raises(ValidationError) as caught:
+        load(text)
+    found: list[tuple[str, tuple[Any, ...], str | None]] = []
+    for error in caught.value.errors():
+        context = error.get("ctx", {})
+        raw = str(getattr(error["input"], "raw", error["input"]))
+        piece = raw[context["start"] : context["end"]] if "start" in context else None
+        found.append((error["type"], error["loc"], piece))
+    return found
+
+
+def group(more: str = "", label: str = "a", ranks: str = "0") -> str:
+    lines = "".join(f"    {line}\n" for line in more.splitlines())
+    return f"num_nodes: 18\nnode_groups:\n  - label: {label}\n    node_ranks: {ranks}\n{lines}"
+
+
+class TestText:
+    def test_what_looks_like_a_number_stays_as_written(self) -> None:
+        cluster = load(
+            group(
+                "env_configs:\n  - node_ranks: 0\n    env_vars:\n      - A: 2.50\n      - B: on\n      - C: True\n"
+                '      - D: 010\n      - E: ""\n      - F: 1e3\n',
+                label="4090",
+            )
+        )
+        assert cluster.node_groups[0].label == "4090"
+        values = dict(cluster.node_groups[0].env_configs[0].env_vars)
+        assert values == {"A": "2.50", "B": "on", "C": "True", "D": "010", "E": "", "F": "1e3"}
+
+    def test_serials_keep_their_leading_zero(self) -> None:
+        cluster = load(
+            group(
+                "hardware:\n  type: Franka\n  configs:\n    - node_rank: 0\n      robot_ip: 10.0.0.1\n"
+                "      camera_serials: [0322142001230]\n"
+            )
+        )
+        assert cluster.node_groups[0].hardware is not None
+        assert cluster.node_groups[0].hardware.configs[0].model_dump()["camera_serials"] == ("0322142001230",)
+
+
+class TestNodeRanks:
+    @pytest.mark.parametrize(
+        ("text", "ranks"),
+        [
+            ("3", [3]),
+            ('"0-7"', list(range(8))),
+            ("0-3,5", [0, 1, 2, 3, 5]),
+            ("0-3, 5", [0, 1, 2, 3, 5]),
+            ("[0, 1]", [0, 1]),
+            ('["0-3", 5]', [0, 1, 2, 3, 5]),
+            ("all", list(range(18))),
+        ],
+    )
+    def test_every_form(self, text: str, ranks: list[int]) -> None:
+        assert list(load(group(ranks=text)).node_groups[0].node_ranks.resolve(18)) == ranks
+
+    @pytest.mark.parametrize(
+        ("text", "path", "piece"),
+        [
+            ("0-3,5..7", (), "5..7"),
+            ("0-3:1", (), ":"),
+            ("[0, 7-5, x]", (1,), "7-5"),
+            ("0,all", (), "all"),
+            ("[all]", (0,), "all"),
+            ("1.5", (), "1.5"),
+            ("-1", (), "-1"),
+        ],
+    )
+    def test_the_piece_that_is_wrong(self, text: str, path: tuple[int, ...], piece: str) -> None:
+        assert ("rank-syntax", ("node_groups", 0, "node_ranks", *path), piece) in mistakes(group(ranks=text))
+
+    def test_every_wrong_item_of_a_list_is_reported(self) -> None:
+        assert [path[-1] for _, path, _ in mistakes(group(ranks="[x, 1, y]"))] == [0, 2]
+
+    @pytest.mark.parametrize("text", ["{a: 1}", "null", "[[0]]"])
+    def test_another_kind_of_value(self, text: str) -> None:
+        assert [code for code, _, _ in mistakes(group(ranks=text))] == ["wrong-type"]
+
+    def test_a_huge_range_costs_nothing(self) -> None:
+        ranks = NodeRanks.parse("0-999999999")
+        assert ranks.resolve(4) == (0, 1, 2, 3)
+        assert 999_999_999 in ranks
+        assert 10**9 not in ranks
+
+    @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 30))
+    def test_resolving_yields_the_listed_nodes_that_exist(self, listed: list[int], num_nodes: int) -> None:
+        expected = tuple(sorted({rank for rank in listed if rank < num_nodes}))
+        text = ",".join(map(str, listed))
+        assert NodeRanks.parse(text).resolve(num_nodes) == expected
+        assert NodeRanks.parse(listed).resolve(num_nodes) == expected
+        assert all(
+            text[place.start : place.end] == str(rank)
+            for place, rank in zip(NodeRanks.parse(text).places, listed, strict=True)
+        )
+
+
+class TestPlacement:
+    def test_every_form(self) -> None:
+        placed = load(
+            "num_nodes: 1\ncomponent_placement:\n  actor, rollout: 0-3\n  env: 3\n  agent: [0-1:0-3, 2]\n"
+            "  reward: {placement: all, node_group: [4090, a800]}\n  critic: {placement: 0, node_group: 'b, c'}\n"
+        ).component_placement
+        assert list(placed) == ["actor", "rollout", "env", "agent", "reward", "critic"]
+        assert placed["actor"] == placed["rollout"]
+        assert str(placed["env"].rank_map) == "3"
+        assert [str(part) for part in placed["agent"].rank_map.parts] == ["0-1:0-3", "2"]
+        assert [part.item for part in placed["agent"].rank_map.parts] == [0, 1]
+        assert [placed[name].node_group for name in ("actor", "reward", "critic")] == [(), ("4090", "a800"), ("b", "c")]
+
+    def test_one_and_thirty_is_no_base_sixty_number(self) -> None:
+        part = load("num_nodes: 1\ncomponent_placement: {env: 1:30}").component_placement["env"].rank_map.parts[0]
+        assert (part.resources, part.processes) == (range(1, 2), range(30, 31))
+
+    @pytest.mark.parametrize(
+        ("entry", "code", "path", "piece"),
+        [
+            ("a: 0-", "rank-syntax", ("a", "placement"), "0-"),
+            ("a: [0, 0-1:all]", "rank-syntax", ("a", "placement", 1), "all"),
+            ("a: {placement: 0, on: b}", "extra_forbidden", ("a", "on"), None),
+            ("a: {node_group: b}", "missing", ("a", "placement"), None),
+            ("a: {placement: 0, node_group: 'b,c d'}", "name-syntax", ("a", "node_group"), " "),
+            ("a: {placement: 0, node_group: [b, 'c:']}", "name-syntax", ("a", "node_group", 1), ":"),
+            ("a: {placement: 0, node_group: []}", "name-syntax", ("a", "node_group"), None),
+            ("'a,,b': 0", "name-syntax", ("a,,b", "[key]"), ""),
+            ("'a:b': 0", "name-syntax", ("a:b", "[key]"), ":"),
+            ('"a\\e[31m": 0', "name-syntax", ("a\x1b[31m", "[key]"), "a\x1b[31m"),
+            ('a: {placement: 0, node_group: "b\\u202e"}', "name-syntax", ("a", "node_group"), "b\u202e"),
+            ("a: null", "wrong-type", ("a", "placement"), None),
+        ],
+    )
+    def test_what_is_refused(self, entry: str, code: str, path: tuple[Any, ...], piece: str | None) -> None:
+        found = mistakes(f"num_nodes: 1\ncomponent_placement: {{{entry}}}")
+        assert found == [(code, ("component_placement", *path), piece)]
+
+    @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), min_size=1, max_size=5))
+    def test_parts_know_where_they_stand(self, ranges: list[tuple[int, int]]) -> None:
+        pieces = [f"{start}-{start + more}:0-{more}" for start, more in ranges]
+        text = " , ".join(pieces)
+        assert [text[part.start : part.end] for part in RankMap.parse(text).parts] == pieces
+        assert [(part.item, part.start) for part in RankMap.parse(pieces).parts] == [(i, 0) for i in range(len(pieces))]
+
+
+class TestEnvConfigs:
+    HEAD = "env_configs:\n  - node_ranks: 0\n"
+
+    def test_variables_as_a_list_or_a_map(self) -> None:
+        as_list = load(group(self.HEAD + "    env_vars: [{A: 1}, {B: x}]"))
+        as_map = load(group(self.HEAD + "    env_vars: {A: 1, B: x}"))
+        assert as_list == as_map
+        assert as_list.node_groups[0].env_configs[0].env_vars == (("A", "1"), ("B", "x"))
+
+    def test_the_same_variable_twice_is_kept_for_the_rules(self) -> None:
+        cluster = load(group(self.HEAD + "    env_vars: [{A: 1}, {A: 2}]"))
+        assert cluster.node_groups[0].env_configs[0].env_vars == (("A", "1"), ("A", "2"))
+
+    @pytest.mark.parametrize(
+        ("value", "code", "path"),
+        [
+            ("[{A: null}]", "env-var-syntax", (0, "A")),
+            ("[{A: [1]}]", "env-var-syntax", (0, "A")),
+            ("[{A: 1, B: 2}]", "env-var-syntax", (0,)),
+            ("[A=1]", "env-var-syntax", (0,)),
+            ("[{'A=B': 1}]", "env-var-syntax", (0, "A=B", "[key]")),
+            ('{A: "x\\0"}', "env-var-syntax", ("A",)),
+            ('{"A\\e[31m": x}', "env-var-syntax", ("A\x1b[31m", "[key]")),
+            ("A=1", "wrong-type", ()),
+        ],
+    )
+    def test_variables_that_are_none(self, value: str, code: str, path: tuple[Any, ...]) -> None:
+        at = ("node_groups", 0, "env_configs", 0, "env_vars")
+        assert [found[:2] for found in mistakes(group(self.HEAD + f"    env_vars: {value}"))] == [(code, (*at, *path))]
+
+    def test_a_shell_assignment_is_answered_with_the_right_form(self) -> None:
+        with pytest.raises(ValidationError) as caught:
+            load(group(self.HEAD + "    env_vars: [NCCL_DEBUG=INFO]"))
+        assert caught.value.errors()[0]["ctx"]["help"] == "write `- NCCL_DEBUG: INFO`"
+
+    @pytest.mark.parametrize("path", ["python3", "./venv/bin/python", "~/venv/bin/python", '"/a\\nb"', '"/a\\eb"'])
+    def test_interpreters_are_absolute_paths(self, path: str) -> None:
+        text = group(self.HEAD + f"    python_interpreter_path: {path}")
+        assert [code for code, _, _ in mistakes(text)] == ["interpreter-path"]
+
+    def test_a_path_may_hold_what_a_shell_would_mind(self) -> None:
+        text = group(self.HEAD + "    python_interpreter_path: /opt/my venv/$x/bin/python3")
+        assert load(text).node_groups[0].env_configs[0].python_interpreter_path == "/opt/my venv/$x/bin/python3"
+
+
+class TestHardware:
+    def test_an_unknown_type_hides_its_units_but_nothing_else(self) -> None:
+        text = group("hardware: {type: Frank, configs: [{nonsense: 1}]}\nignore_hardware: 3")
+        at = ("node_groups", 0)
+        assert [found[:2] for found in mistakes(text)] == [
+            ("unknown-hardware-type", (*at, "hardware", "type")),
+            ("wrong-type", (*at, "ignore_hardware")),
+        ]
+
+    def test_every_unit_is_judged(self) -> None:
+        text = group("hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: x}, {robot_ip: 10.0.0.1, ip: 1}]}")
+        at = ("node_groups", 0, "hardware", "configs")
+        assert [found[:2] for found in mistakes(text)] == [
+            ("bad-value", (*at, 0, "robot_ip")),
+            ("missing", (*at, 1, "node_rank")),
+            ("extra_forbidden", (*at, 1, "ip")),
+        ]
+
+    def test_units_are_dumped_with_their_own_fields(self) -> None:
+        cluster = load(group("hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: 10.0.0.1}]}"))
+        dumped = cluster.model_dump()["node_groups"][0]["hardware"]["configs"][0]
+        assert dumped["robot_ip"] == "10.0.0.1"
+
+    def test_declared_accelerators(self) -> None:
+        cluster = load(group("accelerators: {model: 4090, per_node: 8}"))
+        assert cluster.node_groups[0].accelerators is not None
+        assert cluster.node_groups[0].accelerators.model_dump() == {"model": "4090", "per_node": 8}
+        assert [code for code, _, _ in mistakes(group("accelerators: {per_node: -1}"))] == ["greater_than_equal"]
+
+
+class TestMachines:
+    def test_hosts_and_ports_and_head(self) -> None:
+        cluster = load("num_nodes: 4\nhosts: trainer[08-10],me@spare\nports: 30000-30099\nhead_address: 10.0.0.1")
+        assert cluster.hosts == ("trainer08", "trainer09", "trainer10", "me@spare")
+        assert (cluster.ports, cluster.head_address) == (range(30000, 30100), "10.0.0.1")
+
+    def test_default_ports_lie_below_the_ephemeral_range(self) -> None:
+        ports = load("num_nodes: 1").ports
+        assert (ports.start, ports.stop - 1) == (20000, 20999)
+        assert ports.stop <= 32768
+
+    @pytest.mark.parametrize(
+        ("text", "code", "path", "piece"),
+        [
+            ("hosts: trainer[0-1", "host-syntax", ("hosts",), "[0-1"),
+            ("hosts: [a, -oProxyCommand=x]", "host-syntax", ("hosts", 1), "-oProxyCommand=x"),
+            ("hosts: a,,b", "host-syntax", ("hosts",), ""),
+            ("hosts: {a: 1}", "wrong-type", ("hosts",), None),
+            ("head_address: me@head", "host-syntax", ("head_address",), "me@"),
+            ("ports: 3", "bad-value", ("ports",), None),
+            ("ports: 20000-x", "bad-value", ("ports",), "20000-x"),
+            ("ports: 60000-70000", "bad-value", ("ports",), None),
+            ("forward_env: [A=1]", "env-var-syntax", ("forward_env", 0), None),
+            ("ssh: {port: 0}", "greater_than_equal", ("ssh", "port"), None),
+            ("ssh: {user: '-x'}", "bad-value", ("ssh", "user"), None),
+            ("ssh: {options: {'Proxy Jump': gate}}", "bad-value", ("ssh", "options", "Proxy Jump"), None),
+            ("ssh: {options: {ProxyJump: [gate]}}", "wrong-type", ("ssh", "options", "ProxyJump"), None),
+            ("num_node: 3", "extra_forbidden", ("num_node",), None),
+        ],
+    )
+    def test_what_is_refused(self, text: str, code: str, path: tuple[Any, ...], piece: str | None) -> None:
+        assert mistakes("num_nodes: 2\n" + text) == [(code, path, piece)]
+
+    def test_ssh_options_are_spelled_as_ssh_spells_them(self) -> None:
+        options = load("num_nodes: 1\nssh: {options: {ForwardAgent: true, Port: 2222}}").ssh.options
+        assert options == {"ForwardAgent": "yes", "Port": "2222"}
+
+    def test_a_groups_ssh_wins_value_by_value(self) -> None:
+        base = SshConfig(user="me", port=22, options={"ProxyJump": "gate", "Compression": "yes"})
+        mine = SshConfig(port=2222, options={"ProxyJump": "other"})
+        assert mine.over(base) == SshConfig(user="me", port=2222, options={"ProxyJump": "other", "Compression": "yes"})
+        assert SshConfig().over(base) == base
+
+    @given(st.integers(0, 200), st.integers(0, 40), st.integers(1, 4))
+    def test_host_ranges_count_and_keep_their_width(self, first: int, more: int, width: int) -> None:
+        start, end = str(first).zfill(width), str(first + more)
+        hosts = expand_hosts(f"n[{start}-{end}].lab, last")
+        assert len(hosts) == more + 2
+        assert [int(host[1:-4]) for host in hosts[:-1]] == list(range(first, first + more + 1))
+        assert hosts[0] == f"n{start}.lab"
+        assert all(len(host) >= len(hosts[0]) for host in hosts[:-1])
+
+    def test_several_brackets_multiply(self) -> None:
+        assert expand_hosts("r[0-1]n[0,2]") == ("r0n0", "r0n2", "r1n0", "r1n2")
+
+    @given(st.text(alphabet="ab09[]-,@ .", max_size=12))
+    def test_any_text_is_hosts_or_a_mistake_inside_it(self, text: str) -> None:
+        place = (0, 0)
+        try:
+            assert all(expand_hosts(text))
+        except HostSyntaxError as error:
+            place = (error.start, error.end)
+        assert 0 <= place[0] <= place[1] <= len(text)
+
+    @pytest.mark.parametrize("text", ["n[0-99999999999]", "a[0-999]b[0-999]", "n[0-999999999]"])
+    def test_a_bomb_of_hosts_is_refused_at_once(self, text: str) -> None:
+        with pytest.raises(HostSyntaxError, match="more than 100000 hosts"):
+            expand_hosts(text)
+
+
+def test_values_never_change() -> None:
+    cluster = load("num_nodes: 1")
+    with pytest.raises(ValidationError, match="frozen"):
+        cluster.num_nodes = 2  # type: ignore[misc]  # what a user of the library might try
+
+
+def test_the_number_of_nodes_is_bounded() -> None:
+    assert [code for code, _, _ in mistakes("num_nodes: 0")] == ["greater_than_equal"]
+    assert [code for code, _, _ in mistakes("num_nodes: 1000000000")] == ["less_than_equal"]
+    assert [code for code, _, _ in mistakes("num_nodes: '3'")] == ["wrong-type"]
+    assert [code for code, _, _ in mistakes("num_nodes: true")] == ["wrong-type"]

@@ -1,0 +1,211 @@
+"""References: their forms, and resolving them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.config.compose import Composed
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.references import (
+    Reference,
+    ReferenceSyntaxError,
+    escape_references,
+    has_references,
+    split_references,
+)
+from rlinf_core.config.tree import find, to_data
+
+Compose = Callable[..., "tuple[Composed, Diagnostics]"]
+
+
+def resolved(composing: Compose, text: str, **environ: str) -> Any:
+    composed, found = composing(text, **environ)
+    assert not list(found)
+    assert not composed.unresolved
+    return to_data(composed.tree)
+
+
+@given(st.text(alphabet="$ {}a:-.env", max_size=40))
+def test_an_escaped_text_is_itself(text: str) -> None:
+    assert "".join(str(piece) for piece in split_references(escape_references(text))) == text
+
+
+@given(st.text(alphabet="$ {}a:-.env[0]\"'\\", max_size=40))
+def test_any_text_is_split_or_refused_inside_of_it(text: str) -> None:
+    try:
+        pieces = split_references(text)
+    except ReferenceSyntaxError as error:
+        refusal = error
+    else:
+        references = [piece for piece in pieces if isinstance(piece, Reference)]
+        assert all(text[each.start : each.start + 2] == "${" and text[each.end - 1] == "}" for each in references)
+        return
+    assert has_references(text[refusal.start : refusal.end])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("n: 4\na: ${n}\n", 4),
+        ("n: 2.50\na: ${n}\n", 2.5),
+        ("n: [1, {x: 2}]\na: ${n}\n", [1, {"x": 2}]),
+        ("n: [1, {x: 2}]\na: ${n[1].x}\n", 2),
+        ("n: {'b.c': 7}\na: ${n.\"b.c\"}\n", 7),
+        ("n: 4\na: 0-${n}\n", "0-4"),
+        ("n: 2.50\na: v${n}${n}\n", "v2.502.50"),
+        ("n:\na: x${n}y\n", "xy"),
+        ("n: 'null'\na: ${n}\n", "null"),
+        ("n: {x: 1}\nm: ${n}\na: ${m.x}\n", 1),
+        ("a: ${b}\nb: ${c}\nc: 5\n", 5),
+        ("a: $${b}\n", "${b}"),
+        ("n: 1\na: $${n}-${n}-$n-$\n", "${n}-1-$n-$"),
+        ("n: $${x}\na: ${n}\n", "${x}"),
+        ("n: {y: '$${x}'}\na: ${n.y}!\n", "${x}!"),
+        ("a: ${env:N}\n", 4),
+        ("a: '${env:N}'\n", 4),
+        ("a: ${env:N}-${env:EMPTY:-7}\n", "4-7"),
+        ("a: ${env:NONE:-1e-4}\n", 1e-4),
+        ("a: ${env:NONE:-a b}\n", "a b"),
+        ("a: ${env:NONE:-}\n", None),
+        ("a: ${env:EMPTY}\n", None),
+        ("a: ${env:TEXT}\n", "x: 1"),
+        ("cluster: {component_placement: {'actor,env': 0-3}}\na: ${cluster.component_placement.env}\n", "0-3"),
+        ("n: 1\na: |\n  text ${n}\n", "text 1\n"),
+    ],
+)
+def test_values(composing: Compose, text: str, value: Any) -> None:
+    assert resolved(composing, text, N="4", EMPTY="", TEXT="x: 1")["a"] == value
+
+
+def test_numbers_keep_their_text(composing: Compose) -> None:
+    data = resolved(composing, "n: 2.50\na: ${n}\nb: ${env:V}\n", V="1.0")
+    assert (data["a"].raw, data["b"].raw) == ("2.50", "1.0")
+
+
+def test_keys_are_left_alone(composing: Compose) -> None:
+    assert resolved(composing, "n: 1\n${n}: ${n}\n") == {"n": 1, "${n}": 1}
+
+
+def test_references_see_overrides_and_overrides_refer(composing: Compose) -> None:
+    composed, found = composing("n: 1\na: ${n}\n", "n=2", "b=${a}${n}")
+    assert found.ok
+    assert to_data(composed.tree) == {"n": 2, "a": 2, "b": "22"}
+
+
+def test_the_value_stands_where_it_is_used(composing: Compose) -> None:
+    composed, _ = composing("n: {x: 1}\na: ${n}\nb: ${n.x}\n")
+    places = [find(composed.tree, path) for path in (("a",), ("a", "x"), ("b",))]
+    assert [str(node.span) for node in places if node] == ["job.yaml:2:4", "job.yaml:1:8", "job.yaml:3:4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "underlined", "words"),
+    [
+        ("a: ${b}\n", "unknown-reference", 1, "${b}", "the file sets no `b`"),
+        ("n: {x: 1}\na: 0-${n.y}\n", "unknown-reference", 2, "${n.y}", "`n` sets no `y`"),
+        ("n: [1]\na: ${n[1]}\n", "unknown-reference", 2, "${n[1]}", "`n` has 1 item,"),
+        ("n: [1]\na: ${n.x}\n", "unknown-reference", 2, "${n.x}", "`n` is a list"),
+        ("n: {x: 1}\na: ${n[0]}\n", "unknown-reference", 2, "${n[0]}", "`n` is no list"),
+        ("n: 1\na: ${n.x}\n", "unknown-reference", 2, "${n.x}", "single value"),
+        ("a: ${env:NONE}\n", "unknown-variable", 1, "${env:NONE}", "no variable `NONE`"),
+        ("n: [1]\na: x ${n} y\n", "reference-in-text", 2, "${n}", "is a list"),
+        ("n: {}\na: ' ${n}'\n", "reference-in-text", 2, "${n}", "is a mapping"),
+        ("a: x ${b\n", "reference-syntax", 1, "${b", "never closed"),
+        ("a: ${env:N\n", "reference-syntax", 1, "${env:N", "never closed"),
+        ("a: ${}\n", "reference-syntax", 1, "${}", "missing"),
+        ("a: x ${b c} y\n", "reference-syntax", 1, "${b c}", "cannot stand"),
+        ("a: ${.b}\n", "reference-syntax", 1, "${.b}", "cannot begin with `.`"),
+        ("a: ${oc.env:HOME}\n", "reference-syntax", 1, "${oc.env:HOME}", "no resolver `oc.env`"),
+        ("a: ${env:1X}\n", "reference-syntax", 1, "${env:1X}", "not the name of a variable"),
+        ("a: ${b.${c}}\n", "reference-syntax", 1, "${b.${c}", "cannot"),
+        ("a: ${env:X:-${b}}\n", "reference-syntax", 1, "${env:X:-${b}", "cannot hold another"),
+        ("a: ${a}\n", "reference-cycle", 1, "${a}", "`a` -> `a`"),
+        ("a: {x: '-${a}'}\n", "reference-cycle", 1, "${a}", "`a.x` -> `a.x`"),
+        ("x: ${a}\na: ${b}\nb: 1${a}\n", "reference-cycle", 2, "${b}", "`a` -> `b` -> `a`"),
+        ("a: ${a.b}\n", "reference-cycle", 1, "${a.b}", "`a` -> `a`"),
+        ('a: "\\t${b}"\n', "unknown-reference", 1, "${b}", "sets no `b`"),
+        ("n: 1\na: >\n  folded\n  ${n} ${b}\n", "unknown-reference", 4, "${b}", "sets no `b`"),
+    ],
+)
+def test_mistakes(composing: Compose, text: str, code: str, line: int, underlined: str, words: str) -> None:
+    composed, found = composing(text)
+    (problem,) = found
+    assert (problem.code, problem.span.begin.line, problem.span.text) == (code, line, underlined)
+    assert words in problem.message
+    assert problem.path in composed.unresolved
+
+
+def test_hints(composing: Compose) -> None:
+    _, found = composing("num_nodes: 1\na: ${num_node}\nb: ${env:NODE}\n", NODES="3")
+    assert [problem.help for problem in found] == ["did you mean `num_nodes`?", "did you mean `NODES`?"]
+
+
+def test_what_depends_on_a_mistake_is_unresolved_without_a_finding_of_its_own(composing: Compose) -> None:
+    composed, found = composing("a: ${b}\nb: ${gone}\nc: ${d}\nd: {x: '${b}', y: 1}\n")
+    assert [problem.path for problem in found] == [("b",)]
+    assert composed.unresolved == {("a",), ("b",), ("c", "x"), ("d", "x")}
+    assert to_data(composed.tree)["c"]["y"] == 1  # type: ignore[index, call-overload]
+
+
+def test_the_same_reference_twice_is_found_in_the_right_place(composing: Compose) -> None:
+    _, found = composing('a: "\\t${n} ${x} ${x}"\nn: 1\n')
+    assert [str(problem.span) for problem in found] == ["job.yaml:1:12"]
+
+
+def test_a_list_of_lists_of_lists_does_not_explode(composing: Compose) -> None:
+    levels = [f"a{n}: [{', '.join(['${a' + str(n - 1) + '}'] * 9)}]\n".replace("${", "'${").replace("}", "}'")
+              for n in range(1, 12)]  # fmt: skip
+    _, found = composing("a0: ha\n" + "".join(levels))
+    assert [problem.code for problem in found] == ["reference-too-large"]
+
+
+def test_a_text_of_texts_does_not_explode(composing: Compose) -> None:
+    levels = [f"a{n}: {'${a' + str(n - 1) + '}${a' + str(n - 1) + '}'}\n" for n in range(1, 40)]
+    _, found = composing("a0: ha\n" + "".join(levels))
+    assert [problem.code for problem in found] == ["reference-too-large"]
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_a_chain_without_end_is_refused(composing: Compose, forward: bool) -> None:
+    lines = [f"a{n}: {{x: '${{a{n + 1}}}'}}\n" for n in range(2000)]
+    if not forward:
+        lines.reverse()
+    _, found = composing("".join(lines) + "a2000: 1\n")
+    assert [problem.code for problem in found] == ["reference-too-large"]
+
+
+def test_deep_files_with_long_chains_do_not_overflow(composing: Compose) -> None:
+    deep = "[" * 90 + "'${a119}'" + "]" * 90
+    chain = "".join(f"a{n}: ${{a{n - 1}}}\n" for n in range(119, 0, -1))
+    _, found = composing(f"z: {deep}\n{chain}a0: {'{x: ' * 90}1{'}' * 90}\n")
+    assert {problem.code for problem in found} <= {"reference-too-large"}
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("a: ${env:HF_TOKEN}\n", {("a",)}),
+        ("a: x${env:HF_TOKEN}\nb: ${a}\nc: [1, '${b}']\n", {("a",), ("b",), ("c", 1)}),
+        ("api_key: k\na: ${api_key}\n", {("a",)}),
+        ("s: {password: {x: 1, y: 2}}\na: ${s.password}\n", {("a", "x"), ("a", "y")}),
+        ("a: ${env:PLAIN}\n", set()),
+    ],
+)
+def test_what_came_from_a_secret_is_one(composing: Compose, text: str, secret: set[Any]) -> None:
+    composed, found = composing(text, HF_TOKEN="hf_x", PLAIN="p")
+    assert not list(found)
+    assert secret <= composed.secret
+    assert ("c", 0) not in composed.secret
+    assert bool(composed.secret) == bool(secret)
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.text(alphabet="$ {}abcde.env:-[0]x", max_size=20), max_size=5))
+def test_no_references_whatever_raise(composing: Compose, values: dict[str, str]) -> None:
+    text = "x: 1\n" + "".join(f"{key}: '{value}'\n" for key, value in values.items())
+    composed, found = composing(text)
+    assert bool(composed.unresolved) == (not found.ok)

@@ -1,0 +1,612 @@
+"""Files, bytes and documents: what is read, what is refused, and where the caret is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path as FilePath
+
+import pytest
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reader import Limits, decode, load_source, read, read_value
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import Mapping, Scalar, Value, find, to_data
+
+
+def read_text(text: str, limits: Limits | None = None) -> tuple[Mapping | None, list[Diagnostic]]:
+    found = Diagnostics()
+    source = decode("test.yaml", text.encode(), found)
+    tree = read(source, found, limits or Limits()) if source else None
+    return tree, list(found)
+
+
+def data(text: str) -> Value:
+    """The data of a text that must read without any finding."""
+    tree, found = read_text(text)
+    assert not found
+    assert tree is not None
+    return to_data(tree)
+
+
+def report(text: str, limits: Limits | None = None) -> list[tuple[str, str, str]]:
+    """Code, position and underlined text of every finding."""
+    return [(d.code, str(d.span.begin), d.span.text) for d in read_text(text, limits)[1]]
+
+
+class TestFiles:
+    def test_a_file(self, tmp_path: FilePath) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("a: 1\n")
+        found = Diagnostics()
+        source = load_source(str(file), found)
+        assert source is not None
+        assert (source.name, source.text, source.kind) == (str(file), "a: 1\n", "file")
+        assert not len(found)
+
+    def test_standard_input(self) -> None:
+        source = load_source("-", Diagnostics(), stdin=b"a: 1\n")
+        assert source is not None
+        assert (source.name, source.text, source.kind) == ("<stdin>", "a: 1\n", "stdin")
+
+    def test_standard_input_that_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin", None)
+        source = load_source("-", Diagnostics())
+        assert source is not None
+        assert source.text == ""
+
+    def test_standard_input_that_is_a_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Unreadable:
+            def read(self, size: int) -> bytes:
+                raise IsADirectoryError(21, "Is a directory")
+
+        class Stdin:
+            buffer = Unreadable()
+
+        monkeypatch.setattr("sys.stdin", Stdin())
+        found = Diagnostics()
+        assert load_source("-", found) is None
+        assert [(d.code, str(d.span)) for d in found] == [("is-directory", "<stdin>:1:1")]
+
+    def test_a_pipe(self) -> None:
+        reading, writing = os.pipe()
+        os.write(writing, b"a: 1\n")
+        os.close(writing)
+        try:
+            source = load_source(f"/dev/fd/{reading}", Diagnostics())
+        finally:
+            os.close(reading)
+        assert source is not None
+        assert source.text == "a: 1\n"
+
+    def failure(self, name: str) -> Diagnostic:
+        found = Diagnostics()
+        assert load_source(name, found) is None
+        (finding,) = found
+        assert (finding.span.source.name, finding.span.start, finding.span.end) == (name, 0, 0)
+        assert finding.severity is Severity.ERROR
+        return finding
+
+    def test_a_missing_file_suggests_a_similar_one(self, tmp_path: FilePath) -> None:
+        (tmp_path / "hetero.yaml").write_text("")
+        finding = self.failure(str(tmp_path / "heterro.yaml"))
+        assert finding.code == "missing-file"
+        assert finding.help == f"did you mean `{tmp_path / 'hetero.yaml'}`?"
+
+    def test_a_missing_file_among_unlike_ones(self, tmp_path: FilePath) -> None:
+        assert self.failure(str(tmp_path / "a.yaml")).help is None
+
+    def test_a_missing_directory(self, tmp_path: FilePath) -> None:
+        finding = self.failure(str(tmp_path / "no" / "a.yaml"))
+        assert finding.code == "missing-file"
+        assert finding.help == f"there is no directory `{tmp_path / 'no'}`"
+
+    def test_a_file_as_a_directory(self, tmp_path: FilePath) -> None:
+        (tmp_path / "f").write_text("")
+        assert self.failure(str(tmp_path / "f" / "a.yaml")).code == "missing-file"
+
+    def test_a_directory(self, tmp_path: FilePath) -> None:
+        assert self.failure(str(tmp_path)).code == "is-directory"
+
+    def test_a_loop_of_links(self, tmp_path: FilePath) -> None:
+        (tmp_path / "a").symlink_to("b")
+        (tmp_path / "b").symlink_to("a")
+        assert self.failure(str(tmp_path / "a")).code == "unreadable-file"
+
+    def test_no_permission(self, tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("builtins.open", refuse)
+        finding = self.failure(str(tmp_path / "a.yaml"))
+        assert finding.code == "unreadable-file"
+        assert finding.message == "the file cannot be read: permission denied"
+
+    @pytest.mark.parametrize("name", ["a\0b.yaml", "a" * 5000])
+    def test_an_impossible_name(self, name: str) -> None:
+        assert self.failure(name).code == "unreadable-file"
+
+    def test_a_file_that_is_too_large(self, tmp_path: FilePath) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text("a: 12345\n")
+        found = Diagnostics()
+        assert load_source(str(file), found, limits=Limits(file_bytes=8)) is None
+        assert [d.code for d in found] == ["file-too-large"]
+        assert load_source(str(file), Diagnostics(), limits=Limits(file_bytes=9)) is not None
+
+    def test_an_endless_file(self) -> None:
+        found = Diagnostics()
+        assert load_source("/dev/zero", found, limits=Limits(file_bytes=1000)) is None
+        assert [d.code for d in found] == ["file-too-large"]
+
+
+class TestBytes:
+    def test_a_byte_order_mark_counts_no_column(self) -> None:
+        source = decode("a", b"\xef\xbb\xbfa: *b\n", found := Diagnostics())
+        assert source is not None
+        read(source, found)
+        assert [str(d.span.begin) for d in found] == ["1:4"]
+
+    def test_carriage_returns(self) -> None:
+        assert data("a: 1\r\nb: |\r\n  x\r\n  y\r\n") == {"a": 1, "b": "x\ny\n"}
+        assert data("a: 1\rb: 2\r") == {"a": 1, "b": 2}
+        assert report("a: 1\rb: *c\r") == [("undefined-alias", "2:4", "*c")]
+
+    @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+    def test_former_line_ends_are_ordinary_characters(self, character: str) -> None:
+        assert data(f"a: x{character}y {character} z  # c{character}b: 1\n") == {"a": f"x{character}y {character} z"}
+        assert data(f"a: '{character}'\nb: \"\\L\"\n") == {"a": character, "b": "\u2028"}
+
+    @pytest.mark.parametrize(
+        ("content", "place", "offset"),
+        [
+            (b"a: 1\nb: \xff\n", "2:4", 8),
+            (b"\xef\xbb\xbfa: \xe9\n", "1:4", 6),
+            ("ä: ".encode() + b"\xe4", "1:4", 4),
+            (b"a: \xed\xa0\x80", "1:4", 3),
+        ],
+    )
+    def test_not_utf8(self, content: bytes, place: str, offset: int) -> None:
+        found = Diagnostics()
+        assert decode("a", content, found) is None
+        (finding,) = found
+        assert (finding.code, str(finding.span.begin)) == ("not-utf8", place)
+        assert f"0x{content[offset]:02x} at offset {offset}" in finding.message
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+    def test_utf_16(self, encoding: str) -> None:
+        content = "\ufeffa: 1\n".encode(encoding) if encoding != "utf-16" else "a: 1\n".encode(encoding)
+        found = Diagnostics()
+        assert decode("a", content, found) is None
+        (finding,) = found
+        assert (finding.code, finding.message) == ("not-utf8", "the file is UTF-16, but a configuration is UTF-8")
+
+    @pytest.mark.parametrize("character", ["\0", "\x01", "\x1b", "\x7f", "\x80", "\ufffe"])
+    def test_control_characters(self, character: str) -> None:
+        assert report(f"a: 1\nb: 'x{character}'\n") == [("control-character", "2:6", character)]
+
+    def test_a_binary_file_is_called_one(self) -> None:
+        _, (finding,) = read_text("\x7fELF"[1:] + "\0")
+        assert "looks like a binary file" in finding.message
+
+    def test_json_is_yaml_with_its_pairs_of_halves(self) -> None:
+        value = {"a": [1, 2.5, None, True, "x\ud83d\ude00\n\x1b"], "b": {"c": {}}}
+        assert data(json.dumps(value)) == {"a": [1, 2.5, None, True, "x\U0001f600\n\x1b"], "b": {"c": {}}}
+
+    def test_half_a_character(self) -> None:
+        assert report('a: ["\ufffd\\ud83d", "\ufffd"]\n') == [("lone-surrogate", "1:5", '"\ufffd\\ud83d"')]
+
+
+class TestDocuments:
+    @pytest.mark.parametrize(
+        "text", ["", "\n\n", "  \n\t\n", "# only this\n", "---\n", "---\n...\n", "# a\n---\n# b\n"]
+    )
+    def test_empty(self, text: str) -> None:
+        assert report(text) == [("empty-file", "1:1", "")]
+
+    @pytest.mark.parametrize(
+        ("text", "place", "underlined", "kind"),
+        [
+            ("# c\n- a\n- b\n", "2:1", "- a", "a list"),
+            ("[a,\n b]", "1:1", "[a,", "a list"),
+            ("just text\n", "1:1", "just text", "a single value"),
+            ("null\n", "1:1", "null", "a single value"),
+            ("'' \n", "1:1", "''", "a single value"),
+        ],
+    )
+    def test_not_a_mapping(self, text: str, place: str, underlined: str, kind: str) -> None:
+        tree, (finding,) = read_text(text)
+        assert tree is None
+        assert (finding.code, str(finding.span.begin), finding.span.text) == ("not-a-mapping", place, underlined)
+        assert finding.message.endswith(kind)
+
+    def test_a_space_that_is_missing_everywhere(self) -> None:
+        _, (finding,) = read_text("a:1\nb:2\n")
+        assert (finding.code, finding.help) == ("not-a-mapping", "write a space after each `:`")
+
+    @pytest.mark.parametrize(
+        ("text", "place", "underlined"),
+        [
+            ("a: 1\n---\nb: 2\n", "2:1", "---"),
+            ("a: 1\n---\n", "2:1", "---"),
+            ("a: 1\n...\nb: 2\n", "3:1", "b: 2"),
+            ("a: 1\n--- # c\nb: [\n", "2:1", "---"),
+        ],
+    )
+    def test_several(self, text: str, place: str, underlined: str) -> None:
+        assert report(text) == [("several-documents", place, underlined)]
+
+    def test_marks_around_one_document(self) -> None:
+        assert data("%YAML 1.2\n---\na: 1\n...\n") == {"a": 1}
+
+    @pytest.mark.parametrize("version", ["1.1", "1.3", "2.0", "x", "1." + "9" * 5000])
+    def test_another_version_changes_nothing(self, version: str) -> None:
+        tree, (finding,) = read_text(f"# c\n%YAML {version} \n---\na: on\nb: 1:20\nc: 010\n")
+        assert (finding.code, finding.span.text) == ("yaml-version", f"%YAML {version}")
+        assert len(finding.message) < 100
+        assert tree is not None
+        assert to_data(tree) == {"a": "on", "b": "1:20", "c": 10}
+
+    def test_a_percent_sign_in_the_content_is_no_version(self) -> None:
+        assert data("a: |\n  %YAML 1.1\n") == {"a": "%YAML 1.1\n"}
+
+    def test_a_syntax_error_is_reported_alone(self) -> None:
+        assert report("a: 1\na: *x\nb: {{ c }}/d\n") == [("yaml-syntax", "3:11", "/d")]
+
+    def test_everything_else_is_reported_at_once(self) -> None:
+        text = "a: *x\na: !env y\n? [k]\n: 1\n~: 2\nb: {<<: 1}\nc: &c [*c]\n"
+        assert report(text) == [
+            ("undefined-alias", "1:4", "*x"),
+            ("duplicate-key", "2:1", "a"),
+            ("unknown-tag", "2:4", "!env"),
+            ("complex-key", "3:3", "[k]"),
+            ("null-key", "5:1", "~"),
+            ("bad-merge", "6:9", "1"),
+            ("recursive-alias", "7:8", "*c"),
+        ]
+
+
+class TestTabs:
+    def test_tabs_that_do_not_indent(self) -> None:
+        text = "a:\t1\t# c\n\t\nb: [\t1,\t\n\t2\t]\t\n\t# d\n'c'\t: x\nd: {e\t: 1\t}\ne: 1\n \t \n"
+        assert data(text) == {"a": 1, "b": [1, 2], "c": "x", "d": {"e": 1}, "e": 1}
+
+    def test_tabs_within_text(self) -> None:
+        assert data("b: 'x\ty'\nc: |\n  x\n  \ty\n") == {"b": "x\ty", "c": "x\n\ty\n"}
+
+    @pytest.mark.parametrize("prefix", ["\t", "\t\t", "  ", " \t "])
+    def test_a_shared_prefix(self, prefix: str) -> None:
+        text = "a: 1\n\nb:\n  - x\n  - |\n    y\n# c\nd: *e\n"
+        indented = "".join(prefix + line if line.strip() else line for line in text.splitlines(keepends=True))
+        tree, (warning, error) = read_text(indented)
+        assert (warning.code, warning.severity) == ("indented-file", Severity.WARNING)
+        assert (str(warning.span.begin), warning.span.text) == ("1:1", prefix)
+        assert (error.code, str(error.span.begin), error.span.text) == ("undefined-alias", f"8:{len(prefix) + 4}", "*e")
+        assert tree is not None
+        assert to_data(tree) == {"a": 1, "b": ["x", "y\n"], "d": None}
+        item = find(tree, ("b", 1))
+        assert item is not None
+        assert item.span.text == f"|\n{prefix}    y"
+
+    @pytest.mark.parametrize("blank", ["", " ", "\t", "\t\t\t", "\r"])
+    def test_blank_lines_do_not_share_the_prefix(self, blank: str) -> None:
+        tree, (warning,) = read_text(f"{blank}\n\ta: 1\n{blank}\n\tb: 2\n{blank}")
+        assert warning.code == "indented-file"
+        assert tree is not None
+        assert to_data(tree) == {"a": 1, "b": 2}
+
+    def test_tabs_below_a_shared_tab(self) -> None:
+        assert report("\ta:\n\t\tb: 1\n") == [("indented-file", "1:1", "\t"), ("tab-indentation", "2:2", "\t")]
+
+    def test_no_shared_prefix(self) -> None:
+        assert data("# c\n  a: 1\n  b: 2\n") == {"a": 1, "b": 2}
+
+
+class TestKeys:
+    def test_duplicates_are_all_found_with_both_places(self) -> None:
+        tree, found = read_text('a: 1\n4090: x\nb: {c: 1, c: 2, "c": 3}\n"4090": y\na: 2\n')
+        assert [(d.code, d.span.text, str(d.span.begin), str(d.related[0][0].begin), d.path) for d in found] == [
+            ("duplicate-key", "c", "3:11", "3:5", ("b", "c")),
+            ("duplicate-key", '"c"', "3:17", "3:5", ("b", "c")),
+            ("duplicate-key", '"4090"', "4:1", "2:1", ("4090",)),
+            ("duplicate-key", "a", "5:1", "1:1", ("a",)),
+        ]
+        assert tree is not None
+        assert to_data(tree) == {"a": 1, "4090": "x", "b": {"c": 1}}
+
+    def test_the_path_leads_through_lists(self) -> None:
+        _, (finding,) = read_text("a:\n  - b: 1\n  - b: 1\n    b: 2\n")
+        assert finding.path == ("a", 1, "b")
+
+    def test_keys_are_what_was_written(self) -> None:
+        keys = '010: a\n1.50: b\ntrue: c\n"x y": d\nactor,env: e\n? f\n: g\n'
+        assert data(keys) == {"010": "a", "1.50": "b", "true": "c", "x y": "d", "actor,env": "e", "f": "g"}
+
+    @pytest.mark.parametrize("key", ["~", "null", "NULL"])
+    def test_null_keys(self, key: str) -> None:
+        assert report(f"a: 1\n{key}: 2\n") == [("null-key", "2:1", key)]
+        assert data(f"'{key}': 2\n") == {key: 2}
+
+    def test_a_missing_key(self) -> None:
+        assert report("a: 1\n: 2\n") == [("null-key", "2:1", "")]
+
+    def test_a_template_without_quotes(self) -> None:
+        tree, (finding,) = read_text("a: {{ b }}\nc: 1\n")
+        assert (finding.code, finding.span.text) == ("complex-key", "{ b }")
+        assert finding.help == "quote the whole value if `{{ ... }}` is meant as text"
+        assert tree is not None
+        assert to_data(tree) == {"a": {}, "c": 1}
+
+    def test_long_duplicate_keys_make_short_messages(self) -> None:
+        _, (finding,) = read_text(f"? {'k' * 5000}\n: 1\n? {'k' * 5000}\n: 2\n")
+        assert finding.code == "duplicate-key"
+        assert len(finding.message) < 150
+
+
+class TestTags:
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("!!str 3", "3"),
+            ("! 3", "3"),
+            ('!!int "3"', 3),
+            ("!!float 3", 3.0),
+            ("!!float 2.5", 2.5),
+            ("!!bool 'true'", True),
+            ("!!null ''", None),
+            ("!!str", ""),
+            ("!!map {b: 1}", {"b": 1}),
+            ("!!seq [1]", [1]),
+            ("! {b: 1}", {"b": 1}),
+            ("!<tag:yaml.org,2002:str> 3", "3"),
+        ],
+    )
+    def test_core_tags(self, value: str, expected: Value) -> None:
+        result = data(f"a: {value}\n")
+        assert result == {"a": expected}
+
+    @pytest.mark.parametrize(
+        "tag",
+        ["!env", "!Foo", "!<tag:x>", "!!binary", "!!set", "!!omap", "!!timestamp", "!!python/object/apply:os.system"],
+    )
+    @pytest.mark.parametrize("value", ["x", "[x]", "{x: 1}", "&a x"])
+    def test_any_other_tag_is_refused(self, tag: str, value: str) -> None:
+        assert report(f"a: {tag} {value}\n") == [("unknown-tag", "1:4", tag)]
+
+    def test_a_tag_after_an_anchor(self) -> None:
+        assert report("a: &b !c d\n") == [("unknown-tag", "1:7", "!c")]
+
+    @pytest.mark.parametrize("text", ["a: !b &c\n  !!str d: 1\n", "a: &c !b\n  !!str d: 1\n", "a: !b &c d\n"])
+    def test_tags_and_anchors_in_either_order(self, text: str) -> None:
+        assert report(text) == [("unknown-tag", "1:" + str(text.index("!b") + 1), "!b")]
+
+    def test_help_for_tags_of_other_tools(self) -> None:
+        _, (env, include) = read_text("a: !ENV HOME\nb: !include c.yaml\n")
+        assert "${env:NAME}" in (env.help or "")
+        assert "extends" in (include.help or "")
+
+    @pytest.mark.parametrize(
+        "value", ["!!int x", "!!int true", "!!float x", "!!bool 1", "!!null 0", "!!map 3", "!!seq {}", "!!str []"]
+    )
+    def test_a_tag_that_does_not_fit(self, value: str) -> None:
+        assert report(f"a: {value}\n") == [("tag-mismatch", "1:4", value.split()[0])]
+
+    def test_a_float_tag_on_a_number_beyond_floats(self) -> None:
+        assert report(f"a: !!float {'9' * 900}\n") == [("tag-mismatch", "1:4", "!!float")]
+
+
+class TestAliases:
+    def test_an_alias_is_the_node_it_names(self) -> None:
+        tree, found = read_text("a: &x {b: [1]}\nc: *x\nd: [*x, *x]\n")
+        assert not found
+        assert tree is not None
+        assert find(tree, ("c",)) is find(tree, ("a",))
+        assert to_data(tree) == {"a": {"b": [1]}, "c": {"b": [1]}, "d": [{"b": [1]}, {"b": [1]}]}
+
+    def test_an_alias_as_key_stands_where_it_is_used(self) -> None:
+        tree, found = read_text("a: &x k\n*x : 1\n")
+        assert not found
+        assert tree is not None
+        entry = tree.entry("k")
+        assert entry is not None
+        assert entry.key.span.text == "*x"
+
+    def test_an_anchor_may_be_given_again(self) -> None:
+        assert data("a: &x 1\nb: *x\nc: &x 2\nd: *x\n") == {"a": 1, "b": 1, "c": 2, "d": 2}
+
+    def test_an_undefined_alias_suggests_an_anchor(self) -> None:
+        _, (finding,) = read_text("a: &nodes 1\nb: *node\n")
+        assert (finding.code, finding.span.text) == ("undefined-alias", "*node")
+        assert finding.help == "did you mean `nodes`?"
+
+    def test_all_undefined_aliases_are_found_quickly(self) -> None:
+        text = "".join(f"a{n}: &x{n} 1\nb{n}: *y{n}\n" for n in range(2000))
+        assert len(report(text)) == 2000
+
+    def test_an_alias_of_itself(self) -> None:
+        assert report("a: &x [1, {b: *x}]\n") == [("recursive-alias", "1:15", "*x")]
+        assert report("a: &x {*x : 1}\n") == [("recursive-alias", "1:8", "*x")]
+
+    def test_a_bomb(self) -> None:
+        lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+        tree, found = read_text("\n".join(lines))
+        assert tree is None
+        assert [d.code for d in found] == ["too-many-nodes"]
+        assert "aliases" in found[0].message
+
+    def test_nodes_are_counted_after_expansion(self) -> None:
+        text = "a: &x [1, 2]\nb: *x\n"  # the mapping, two lists, four numbers
+        assert not report(text, Limits(nodes=7))
+        assert report(text, Limits(nodes=6)) == [("too-many-nodes", "2:4", "*x")]
+
+    def test_depth_is_counted_after_expansion(self) -> None:
+        text = "a: &x [[1]]\nb: [*x]\n"
+        assert not report(text, Limits(depth=4))
+        assert report(text, Limits(depth=3)) == [("too-deep", "2:5", "*x")]
+
+
+class TestMergeKeys:
+    def test_own_keys_win_and_the_first_of_a_list(self) -> None:
+        text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz:\n  first: 0\n  <<: [*x, *y]\n  c: 3\n  last: 4\n"
+        result = data(text)
+        assert isinstance(result, dict)
+        assert result["z"] == {"first": 0, "a": 1, "b": 1, "c": 3, "last": 4}
+        assert list(result["z"]) == ["first", "a", "b", "c", "last"]
+
+    def test_merged_values_stand_where_they_were_written(self) -> None:
+        tree, _ = read_text("x: &x {a: 1}\nz:\n  <<: *x\n")
+        assert tree is not None
+        value = find(tree, ("z", "a"))
+        assert value is not None
+        assert str(value.span.begin) == "1:11"
+
+    def test_merges_of_merges(self) -> None:
+        assert data("x: &x {a: 1}\ny: &y {<<: *x, b: 2}\nz: {<<: *y}\n") == {
+            "x": {"a": 1},
+            "y": {"a": 1, "b": 2},
+            "z": {"a": 1, "b": 2},
+        }
+
+    def test_a_quoted_one_is_a_key(self) -> None:
+        assert data("'<<': 1\n") == {"<<": 1}
+
+    def test_what_cannot_be_merged(self) -> None:
+        assert report("a: {<<: [1, {b: 1}, []]}\n") == [("bad-merge", "1:10", "1"), ("bad-merge", "1:21", "[]")]
+        assert report("a: {<<: *b}\n") == [("undefined-alias", "1:9", "*b")]
+        assert report("a: {<<: {}, <<: {}}\n") == [("duplicate-key", "1:13", "<<")]
+
+    def test_a_bomb(self) -> None:
+        lines = ["a0: &a0 {x: 1}"]
+        lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 20)]
+        assert [d[0] for d in report("\n".join(lines))] == ["too-many-nodes"]
+
+
+class TestSize:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: " + "[" * 5000,
+            "a: " + "{a: " * 5000,
+            "".join("  " * n + "a:\n" for n in range(500)),
+            "- " * 5000,
+            "a: " + "[" * 500 + "]" * 500,
+        ],
+    )
+    def test_depth(self, text: str) -> None:
+        tree, found = read_text(text)
+        assert tree is None
+        assert [d.code for d in found] == ["too-deep"]
+
+    def test_the_deepest_that_is_read(self) -> None:
+        assert not report("a: " + "[" * 99 + "]" * 99)
+        assert report("a: " + "[" * 100 + "]" * 100) == [("too-deep", "1:103", "[")]
+
+    def test_a_hundred_thousand_values_are_read(self) -> None:
+        found = Diagnostics()
+        source = SourceText("big.yaml", "a: [" + "1, " * 100_000 + "]\n")
+        assert read(source, found) is not None
+        assert not len(found)
+
+    def test_a_number_with_5000_digits(self) -> None:
+        assert data(f"a: {'9' * 5000}\n") == {"a": "9" * 5000}
+
+
+class TestValues:
+    def value(self, text: str) -> tuple[object, list[Diagnostic]]:
+        source = SourceText("<overrides>", f"key={text}\nother=1", "overrides")
+        found = Diagnostics()
+        return read_value(source, 4, 4 + len(text), found), list(found)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("", None),
+            ("3", 3),
+            ("0-7", "0-7"),
+            ("[0, 1]", [0, 1]),
+            ("{a: b}", {"a": "b"}),
+            ("a: b", {"a": "b"}),
+            ("'x'", "x"),
+            ("~", None),
+            (" 1 ", 1),
+            ("---", "---"),
+            ("# c", None),
+        ],
+    )
+    def test_values(self, text: str, expected: Value) -> None:
+        node, found = self.value(text)
+        assert not found
+        assert node is not None
+        assert to_data(node) == expected
+
+    def test_spans_are_those_of_the_whole_text(self) -> None:
+        node, _ = self.value(" 0-7")
+        assert isinstance(node, Scalar)
+        assert (node.span.start, node.span.end, node.span.text) == (5, 8, "0-7")
+
+    @pytest.mark.parametrize(
+        ("text", "code", "underlined"),
+        [
+            ("[1, 2", "yaml-syntax", "["),
+            ("%x y", "yaml-syntax", "%x y"),
+            ("a: b: c", "yaml-syntax", ":"),
+            ("*x", "undefined-alias", "*x"),
+            ("!env x", "unknown-tag", "!env"),
+            ("x\x07y", "control-character", "\x07"),
+            ("x\udc80", "control-character", "\udc80"),
+        ],
+    )
+    def test_faults(self, text: str, code: str, underlined: str) -> None:
+        _, (finding,) = self.value(text)
+        assert (finding.code, finding.span.text) == (code, underlined)
+
+    def test_nothing_beyond_the_piece_is_looked_at(self) -> None:
+        source = SourceText("<overrides>", "a=1\x00\nb=[", "overrides")
+        found = Diagnostics()
+        assert isinstance(read_value(source, 2, 3, found), Scalar)
+        assert not len(found)
+
+
+DOCUMENTED = """\
+cluster:
+  num_nodes: 18
+
+  component_placement:
+    rollout:
+      node_group: 4090
+      placement: 0-63           # indices within the group
+    agent:
+      node_group: node
+      placement: 0-1:0-199,2-3:200-399  # nodes : processes
+
+  node_groups:
+    - label: 4090
+      node_ranks: 8-15
+      env_configs:
+        - node_ranks: 8-15
+          env_vars:
+            - GLOO_SOCKET_IFNAME: "eth1"
+"""
+
+
+def test_the_documented_form_reads_the_same_with_and_without_the_tab_of_the_document() -> None:
+    tabbed = "".join("\t" + line if line.strip() else line for line in DOCUMENTED.splitlines(keepends=True))
+    tree, (warning,) = read_text(tabbed)
+    assert warning.code == "indented-file"
+    assert tree is not None
+    assert to_data(tree) == data(DOCUMENTED)
+    placement = find(tree, ("cluster", "component_placement", "agent", "placement"))
+    assert isinstance(placement, Scalar)
+    assert placement.raw == "0-1:0-199,2-3:200-399"
+    assert str(placement.span) == "test.yaml:10:19"
+    label = find(tree, ("cluster", "node_groups", 0, "label"))
+    assert isinstance(label, Scalar)
+    assert (label.raw, label.value) == ("4090", 4090)
+
+
+def test_spans_belong_to_the_source_that_was_read() -> None:
+    source = SourceText("a.yaml", "a: 1\n")
+    tree = read(source, Diagnostics())
+    assert tree is not None
+    assert tree.span == Span(source, 0, 4)

@@ -1,0 +1,38 @@
+"""Every code of the reader has an example that triggers it at its marker, and one that does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.config.codes.entry import CLOSE, OPEN, Code, Example
+from rlinf_core.config.codes.reading import CODES
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reader import decode, load_source, read
+
+
+def findings(example: Example) -> Diagnostics:
+    found = Diagnostics()
+    if example.name:
+        source = load_source(example.name, found)
+    else:
+        text = example.text.replace(OPEN, "").replace(CLOSE, "")
+        source = decode("example.yaml", example.data if example.data is not None else text.encode(), found)
+    if source is not None:
+        read(source, found)
+    return found
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_the_wrong_example_is_reported_at_its_marker(code: Code) -> None:
+    found = [d for d in findings(code.wrong) if d.code == code.name]
+    assert found, f"{code.name} is not reported"
+    assert found[0].severity is code.severity
+    if OPEN in code.wrong.text:
+        start = code.wrong.text.index(OPEN)
+        marked = (start, code.wrong.text.index(CLOSE) - len(OPEN))
+        assert (found[0].span.start, found[0].span.end) == marked
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_the_right_example_reads_without_a_finding(code: Code) -> None:
+    assert not list(findings(code.right))

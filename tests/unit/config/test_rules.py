@@ -1,0 +1,391 @@
+"""The rules between places of the `cluster` section."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.rules.check import check_cluster
+from rlinf_core.config.rules.intervals import Claim, common, contradictions, merged, outside
+from rlinf_core.config.shape import validate
+from rlinf_core.hardware.robots import registry
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.job.load import STAND_INS, ClusterFile
+
+Found = list[tuple[str, int, str]]
+
+
+def check(text: str) -> list[Diagnostic]:
+    """What shape and rules find in a file."""
+    found = Diagnostics()
+    source = decode("job.yaml", text.encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None
+    view = validate(ClusterFile, tree, found, stand_ins=STAND_INS)
+    assert view.model is not None, list(found)
+    check_cluster(view.model.cluster, view, found)
+    return list(found)
+
+
+def told(text: str) -> Found:
+    """(code, line, underlined text) of every finding."""
+    return [(each.code, each.span.begin.line, each.span.text) for each in check(text)]
+
+
+def groups(*items: str, num_nodes: int = 18) -> str:
+    return f"cluster:\n  num_nodes: {num_nodes}\n  node_groups:\n" + "".join(f"    - {{{item}}}\n" for item in items)
+
+
+SEED = """
+cluster:
+  num_nodes: 18
+  component_placement: {actor: {node_group: a800, placement: 0-63}}
+  node_groups:
+    - label: a800
+      node_ranks: 0-7
+      env_configs:
+        - node_ranks: 0-7
+          python_interpreter_path: /opt/venv/openpi/bin/python3
+          env_vars:
+            - GLOO_SOCKET_IFNAME: "eth0"
+    - label: 4090
+      node_ranks: 8-15
+      env_configs:
+        - node_ranks: 8-15
+          env_vars:
+            - GLOO_SOCKET_IFNAME: "eth1"
+    - label: franka
+      node_ranks: 16-17
+      hardware:
+        type: Franka
+        configs:
+          - {robot_ip: 10.10.10.1, node_rank: 16, camera_serials: ["322142001230", "322142001231"]}
+          - {robot_ip: 10.10.10.2, node_rank: 17, camera_serials: ["322142001232", "322142001233"]}
+"""
+
+
+def test_the_example_of_the_documentation_is_sound() -> None:
+    assert told(SEED) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ("0-18", [("node-rank-out-of-range", 4, "0-18")]),
+        ("0-3,18", [("node-rank-out-of-range", 4, "18")]),
+        ('"20-30,  40"', [("node-rank-out-of-range", 4, "20-30"), ("node-rank-out-of-range", 4, "40")]),
+        ("[0, 5-19]", [("node-rank-out-of-range", 4, "5-19")]),
+        ('"1,0"', [("node-ranks-order", 4, "0")]),
+        ('"0-3,3"', [("node-ranks-order", 4, "3")]),
+        ("[2, 2]", [("node-ranks-order", 4, "2")]),
+        ("all", []),
+        ("17", []),
+        ("999999999", [("node-rank-out-of-range", 4, "999999999")]),
+    ],
+)
+def test_node_ranks(ranks: str, expected: Found) -> None:
+    ranks = ranks if ranks.startswith(("[", '"')) else f'"{ranks}"'
+    assert told(groups(f"label: a, node_ranks: {ranks}")) == expected
+
+
+def test_off_by_one_is_guessed() -> None:
+    (found,) = check(groups("label: a, node_ranks: 0-18"))
+    assert found.help == "18 nodes have the ranks 0-17; did you mean `0-17`?"
+    assert [str(span) for span, _ in found.related] == ["job.yaml:2:14"]
+
+
+def test_ranks_out_of_order_are_sorted_in_the_help() -> None:
+    (found,) = check(groups('label: a, node_ranks: "4-5,0-2,2"'))
+    assert found.help is not None
+    assert "`0-2,4-5`" in found.help
+
+
+def test_labels_are_case_sensitive() -> None:
+    assert told(groups("label: A, node_ranks: 0", "label: a, node_ranks: 1", "label: Node, node_ranks: 2")) == []
+
+
+def test_labels_that_look_like_numbers_are_compared_as_written() -> None:
+    assert told(groups("label: 4090, node_ranks: 0", 'label: "4090", node_ranks: 1')) == [
+        ("duplicate-label", 5, '"4090"')
+    ]
+    assert told(groups("label: 1e3, node_ranks: 0", "label: 1000, node_ranks: 1")) == []
+
+
+def test_three_groups_with_one_label_name_the_first() -> None:
+    found = check(groups(*(f"label: a, node_ranks: {rank}" for rank in range(3))))
+    assert [each.code for each in found] == ["duplicate-label", "duplicate-label"]
+    assert {span.begin.line for each in found for span, _ in each.related} == {4}
+
+
+def env(*entries: str, ranks: str = "0-7") -> str:
+    return groups(f"label: a, node_ranks: {ranks}, env_configs: [{', '.join(f'{{{entry}}}' for entry in entries)}]")
+
+
+def test_env_config_within_its_group() -> None:
+    assert told(env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]")) == []
+    assert told(env("node_ranks: all, env_vars: [A: 1]")) == []
+
+
+def test_env_config_outside_its_group_names_the_strangers() -> None:
+    (found,) = check(env("node_ranks: 4-9, env_vars: [A: 1]"))
+    assert (found.code, found.span.text) == ("env-config-outside-group", "4-9")
+    assert found.message == "nodes 8-9 are not in group `a`"
+
+
+def test_rank_beyond_the_cluster_is_not_also_outside_the_group() -> None:
+    assert told(env("node_ranks: 40, env_vars: [A: 1]")) == [("node-rank-out-of-range", 4, "40")]
+
+
+def test_all_overlaps_with_every_other_entry() -> None:
+    assert told(env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]")) == [
+        ("env-config-overlap", 4, "3")
+    ]
+
+
+def test_overlap_is_told_at_the_later_entry_whichever_starts_first() -> None:
+    (found,) = check(env("node_ranks: 4-6, env_vars: [A: 1]", "node_ranks: 0-4, env_vars: [B: 1]"))
+    assert (found.code, found.span.text, found.message) == (
+        "env-config-overlap",
+        "0-4",
+        "node 4 has two `env_configs` in group `a`",
+    )
+    assert [span.text for span, _ in found.related] == ["4-6"]
+
+
+def test_same_variable_on_disjoint_nodes_is_fine() -> None:
+    assert told(env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]")) == []
+
+
+def test_same_variable_twice_in_one_entry() -> None:
+    assert told(env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]")) == [("duplicate-env-var", 4, "A")]
+
+
+def test_two_groups_on_a_node_must_agree() -> None:
+    def two(first: str, second: str) -> Found:
+        return told(
+            groups(
+                f"label: a, node_ranks: 0-3, env_configs: [{{node_ranks: 0-3, {first}}}]",
+                f"label: b, node_ranks: 3-5, env_configs: [{{node_ranks: 3-5, {second}}}]",
+            )
+        )
+
+    assert two("env_vars: [A: 1]", "env_vars: [A: 2]") == [("env-var-conflict", 5, "2")]
+    assert two("env_vars: [A: 1]", "env_vars: [A: 1]") == []
+    assert two("env_vars: [A: 1]", 'env_vars: [A: "1"]') == []
+    assert two("env_vars: [A: 1]", "env_vars: [A: 1.0]") == [("env-var-conflict", 5, "1.0")]
+    assert two("env_vars: [A: 1]", "env_vars: {B: 1}") == []
+    assert two("python_interpreter_path: /a", "python_interpreter_path: /b") == [("interpreter-conflict", 5, "/b")]
+    assert two("python_interpreter_path: /a", "python_interpreter_path: /a") == []
+
+
+def test_conflict_names_both_places() -> None:
+    (found,) = check(
+        groups(
+            "label: a, node_ranks: 0-3, env_configs: [{node_ranks: 0-3, env_vars: [A: one]}]",
+            "label: b, node_ranks: 3, env_configs: [{node_ranks: 3, env_vars: [A: two]}]",
+        )
+    )
+    assert found.message == "node 3 is in two groups that disagree: `A` is given two values"
+    assert [(span.begin.line, span.text) for span, _ in found.related] == [(4, "one")]
+
+
+def test_variables_as_a_plain_map_have_places_too() -> None:
+    assert told(env("node_ranks: 0, env_vars: {A: 1, RANK: 2, HF_TOKEN: xyz}")) == [
+        ("env-var-of-process", 4, "RANK"),
+        ("secret-in-file", 4, "HF_TOKEN"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["/opt/lib:$LD_LIBRARY_PATH", "$HOME/x", "~/bin", "a:~/b"])
+def test_value_for_a_shell_is_a_warning(value: str) -> None:
+    (found,) = check(env(f"node_ranks: 0, env_vars: [X: '{value}']"))
+    assert (found.code, found.severity) == ("env-var-not-expanded", Severity.WARNING)
+
+
+@pytest.mark.parametrize("value", ["a$", "$1", "a~b", "100%", "x=${y}"])
+def test_other_signs_are_left_alone(value: str) -> None:
+    assert told(env(f"node_ranks: 0, env_vars: [X: '{value}']")) == []
+
+
+def test_forwarded_variables() -> None:
+    text = "cluster:\n  num_nodes: 1\n  forward_env: [HOME, RANK, HF_TOKEN, HOME]\n"
+    assert told(text) == [("env-var-of-process", 3, "RANK"), ("duplicate-env-var", 3, "HOME")]
+
+
+def arms(*units: str, ranks: str = "0-3", more: str = "") -> str:
+    configs = ", ".join(f"{{{unit}}}" for unit in units)
+    return f"label: arms, node_ranks: {ranks}, hardware: {{type: Franka, configs: [{configs}]}}{more}"
+
+
+def test_several_robots_on_a_node_are_fine() -> None:
+    assert told(groups(arms("node_rank: 0, robot_ip: 10.0.0.1", "node_rank: 0, robot_ip: 10.0.0.2"))) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "code", "underlined"),
+    [
+        ("node_rank: 4, robot_ip: 10.0.0.9", "hardware-outside-group", "4"),
+        ("node_rank: 18, robot_ip: 10.0.0.9", "node-rank-out-of-range", "18"),
+        ("node_rank: 0, robot_ip: 10.0.0.1", "hardware-shared", "10.0.0.1"),
+        ("node_rank: 0, robot_ip: 10.0.0.9, camera_serials: [c2, c1]", "hardware-shared", "c1"),
+        ("node_rank: 0, robot_ip: 10.0.0.9, camera_serials: [c3, c3]", "hardware-shared", "c3"),
+    ],
+)
+def test_wrong_unit(unit: str, code: str, underlined: str) -> None:
+    sound = "node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [c0, c1]"
+    assert told(groups(arms(sound, unit))) == [(code, 4, underlined)]
+
+
+def test_one_address_in_two_spellings_is_one_address() -> None:
+    found = told(groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')))
+    assert found == [("hardware-shared", 4, '"fe80:0::1"')]
+
+
+def test_hardware_of_two_groups_on_one_node() -> None:
+    found = told(
+        groups(
+            arms("node_rank: 1, robot_ip: 10.0.0.1"),
+            arms("node_rank: 1, robot_ip: 10.0.0.2", "node_rank: 2, robot_ip: 10.0.0.1").replace("arms", "more"),
+        )
+    )
+    assert found == [("hardware-in-two-groups", 5, "1"), ("hardware-shared", 5, "10.0.0.1")]
+
+
+def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+    @registry.register_hardware("TestGripper")
+    class _Gripper(RobotUnit):
+        color: str = "red"
+
+    text = groups(
+        "label: g, node_ranks: 0-1, hardware: {type: TestGripper, configs: [{node_rank: 0}, {node_rank: 1},"
+        " {node_rank: 0, color: blue}, {node_rank: 0}]}"
+    )
+    assert told(text) == [("hardware-shared", 4, "{node_rank: 0}")]
+
+
+def test_hosts_match_the_nodes() -> None:
+    assert told(groups("label: a, node_ranks: 0-1, hosts: [x, y]", num_nodes=2)) == []
+    assert told(groups('label: a, node_ranks: 0-1, hosts: "x[0-2]"', num_nodes=2)) == [("hosts-count", 4, '"x[0-2]"')]
+    assert told("cluster:\n  num_nodes: 3\n  hosts: [x, y]\n") == [("hosts-count", 3, "hosts")]
+    assert told("cluster:\n  num_nodes: 2\n  hosts: [x, y]\n") == []
+
+
+def test_a_host_is_one_node() -> None:
+    found = check("cluster:\n  num_nodes: 6\n  hosts: ['a[0-1]', b, 'b,c', a1]\n")
+    assert [(each.code, each.span.text, each.message) for each in found] == [
+        ("duplicate-host", "'b,c'", "`b` is node 2 and node 3"),
+        ("duplicate-host", "a1", "`a1` is node 1 and node 5"),
+    ]
+    assert [span.text for each in found for span, _ in each.related] == ["b", "'a[0-1]'"]
+    text = groups("label: a, node_ranks: 0, hosts: x", "label: b, node_ranks: 1, hosts: x", num_nodes=2)
+    assert told(text) == [("duplicate-host", 5, "x")]
+
+
+def test_groups_that_share_a_node_share_its_host() -> None:
+    text = groups("label: a, node_ranks: 0-1, hosts: [x, y]", "label: b, node_ranks: 1, hosts: y", num_nodes=2)
+    assert told(text) == []
+    assert told(text.replace("hosts: y", "hosts: z")) == [("host-conflict", 5, "z")]
+
+
+def test_nodes_without_host_are_named() -> None:
+    found = check(groups("label: a, node_ranks: [1, 3], hosts: [x, y]", num_nodes=6))
+    assert [each.message for each in found] == ["other nodes have a host, nodes 0,2,4-5 not"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "127.8.8.8"])
+def test_head_that_nobody_reaches(address: str) -> None:
+    text = f"cluster:\n  num_nodes: 2\n  head_address: {address}\n"
+    assert told(text) == [("head-address-local", 3, address)]
+    assert told(text.replace("2", "1", 1)) == []
+
+
+# What is wrong in itself must not be judged against others.
+@pytest.mark.parametrize(
+    "text",
+    [
+        SEED.replace("num_nodes: 18", "num_nodes: many"),
+        SEED.replace("  num_nodes: 18\n", ""),
+        SEED.replace("node_ranks: 0-7", "node_ranks: x", 1),
+        SEED.replace("      node_ranks: 16-17\n", ""),
+        SEED.replace("label: 4090", "label: a b"),
+        SEED.replace("node_rank: 17", "node_rank: x"),
+        SEED.replace("        - node_ranks: 8-15", "        - node_ranks: x-15"),
+    ],
+    ids=["num_nodes", "no num_nodes", "ranks", "no ranks", "label", "node_rank", "env ranks"],
+)
+def test_one_mistake_is_one_finding(text: str) -> None:
+    assert text != SEED
+    assert len(told(text)) == 1
+
+
+def test_contradictions_are_told_although_num_nodes_is_wrong() -> None:
+    text = SEED.replace("num_nodes: 18", "num_nodes: 0").replace("label: 4090", "label: a800")
+    assert [code for code, _, _ in told(text)] == ["bad-value", "duplicate-label"]
+
+
+ranges = st.builds(lambda start, size: range(start, start + size), st.integers(0, 30), st.integers(1, 10))
+
+
+@given(st.lists(st.tuples(ranges, st.sampled_from("abc")), max_size=12))
+def test_contradictions_are_found_exactly_where_there_are_some(items: list[tuple[range, str]]) -> None:
+    claims = [Claim(nodes, value, index) for index, (nodes, value) in enumerate(items)]
+    pairs = contradictions(claims)
+    for later, earlier in pairs:
+        assert common(later.nodes, earlier.nodes)
+        assert later.value != earlier.value
+        assert later.place > earlier.place
+
+    def contradicted() -> Iterator[int]:
+        for first, second in combinations(claims, 2):
+            if common(first.nodes, second.nodes) and first.value != second.value:
+                yield max(first, second, key=lambda claim: (claim.nodes.start, claim.place)).place
+
+    told_of = {claim.place for pair in pairs for claim in pair}
+    assert set(contradicted()) <= told_of
+
+
+@given(ranges, st.lists(ranges, max_size=6))
+def test_outside_is_the_first_run_of_missing_numbers(piece: range, others: list[range]) -> None:
+    inside = merged(others)
+    have = {number for each in others for number in each}
+    assert sorted(have) == [number for each in inside for number in each]
+    missing = [number for number in piece if number not in have]
+    found = outside(piece, inside)
+    if not missing:
+        assert found is None
+    else:
+        assert found is not None
+        assert found[0] == missing[0]
+        assert set(found) <= set(missing)
+        assert found.stop == piece.stop or found.stop in have
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["sound", "all contradict"])
+def test_thousands_of_groups_are_no_burden(same: bool) -> None:
+    count = 2_000
+    items = (
+        f"label: g{index}, node_ranks: {0 if same else index}, env_configs: [{{node_ranks: {0 if same else index},"
+        f" env_vars: [A: {index}]}}]"
+        for index in range(count)
+    )
+    found = Diagnostics()
+    source = decode("job.yaml", groups(*items, num_nodes=count).encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None
+    view = validate(ClusterFile, tree, found)
+    assert view.model is not None
+    start = time.process_time()
+    check_cluster(view.model.cluster, view, found)
+    assert time.process_time() - start < 2
+    assert len(found) == (count - 1 if same else 0)

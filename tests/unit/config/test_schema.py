@@ -1,0 +1,155 @@
+"""The JSON Schema of a file takes what we take, and refuses what any reader of it would call a mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.math.config import MathConfig
+from rlinf_core.config.schema import DIALECT, file_schema, json_schema
+from rlinf_core.config.shipped import shipped_configs
+
+CLUSTER = "cluster:\n  num_nodes: 18\n"
+GROUP = CLUSTER + "  node_groups:\n    - label: 4090\n      node_ranks: 0\n"
+FRANKA = CLUSTER + "  node_groups:\n    - label: arm\n      node_ranks: 0\n      hardware:\n        type: Franka\n"
+EMBODIED = "recipe: embodied\n" + CLUSTER
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return file_schema({"embodied": EmbodiedConfig, "math": MathConfig})
+
+
+@pytest.fixture(scope="module")
+def mistakes(schema: dict[str, Any]) -> Any:
+    validator = Draft202012Validator(schema)
+
+    def find(text: str) -> list[str]:
+        return [error.message for error in validator.iter_errors(YAML(typ="safe", pure=True).load(text))]
+
+    return find
+
+
+def test_the_schema_is_one(schema: dict[str, Any]) -> None:
+    assert schema["$schema"] == DIALECT
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator.check_schema(json_schema(MathConfig))
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_making_it_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        json_schema(EmbodiedConfig)
+
+
+def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema))
+    files = [str(file) for file in shipped_configs().values()]
+    assert files
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--schemafile", str(path), *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLUSTER,
+        CLUSTER + "runner: {anything: 1}\n",  # without a recipe nobody knows the other sections
+        EMBODIED,
+        GROUP,
+        CLUSTER + "  component_placement: {a: ' 0 - 3 : 0 - 1 , 5', c: ['${env:A}', 'all:0-3'], d: 007}\n",
+        CLUSTER + "  component_placement: {b: '${env:MAP:-0-3}', c: {placement: '0-${env:LAST}'}}\n",
+        CLUSTER + "  node_groups: [{label: '${env:L}', node_ranks: '0-${cluster.num_nodes}'}]\n",
+        GROUP + "      env_configs: [{node_ranks: '${env:R}', python_interpreter_path: '${env:VENV}/python'}]\n",
+        *(
+            CLUSTER + f"  node_groups: [{{label: a, node_ranks: {ranks}}}]\n"
+            for ranks in ("3", "0-7", "'0-3,5'", "[0, 4-5]", "all")
+        ),
+        CLUSTER + "  component_placement: {'a,b': 0-3, env: 4, agent: [0, 2-3], b: {placement: all, node_group: 1}}\n",
+        CLUSTER + "  component_placement: {a: {placement: 0, node_group: [4090, b]}}\n",
+        GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: 1}, {B: 2.50}, {C: true}, {D: text}]}]\n",
+        GROUP + "      env_configs: [{node_ranks: 0, env_vars: {A: 1, B: text}, python_interpreter_path: null}]\n",
+        GROUP + "      accelerators: {model: 4090, per_node: 8}\n",
+        FRANKA + "        configs: [{node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [322142001230]}]\n",
+        CLUSTER + "  hosts: trainer[00-17]\n  ports: 30000-30100\n  ssh: {port: 2222, options: {ForwardAgent: true}}\n",
+        "recipe: math\ncluster: {num_nodes: '${env:NODES}'}\nrunner: {max_steps: '${env:N:-5}', trace: '${env:T}'}\n",
+        EMBODIED + "env: {train: {env_type: 'my.envs:Stack', options: {a: [1, {b: null}]}}}\n",
+        EMBODIED
+        + "algorithm: {adv_type: '${env:ADV}', clip_ratio_c: null}\nrunner: {max_steps: -1, task_type: embodied}\n",
+        "extends: base.yaml\n",
+        "extends: [a.yaml, b.yaml]\nrecipe: math\nactor: {optim: {lr: 1}}\n",
+        "extends: base.yaml\ncluster: {component_placement: {env: {node_group: b}}}\nenv: {train: {seed: 3}}\n",
+        "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: a.jsonl}\nrollout: {backend: vllm}\n",
+    ],
+)
+def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
+    assert mistakes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "cluster"),
+        ("recipe: embodied\n", "cluster"),
+        ("recipe: embodyed\n" + CLUSTER, "embodyed"),
+        ("cluster: {}\n", "num_nodes"),
+        ("cluster: {num_nodes: 0}\n", "0 is"),
+        ("cluster: {num_nodes: eight}\n", "eight"),
+        ("cluster: {num_nodes: 1, nodes: 2}\n", "nodes"),
+        (EMBODIED + "runer: {}\n", "runer"),
+        (EMBODIED + "runner: {max_step: 3}\n", "max_step"),
+        (EMBODIED + "runner: {max_steps: many}\n", "many"),
+        (EMBODIED + "runner: {max_steps: 0}\n", "0"),
+        (EMBODIED + "runner: {only_eval: yes}\n", "yes"),
+        (EMBODIED + "runner: {seq_length: 3}\n", "seq_length"),  # that key is the math recipe's
+        (EMBODIED + "algorithm: {gamma: 1.5}\n", "1.5"),
+        (EMBODIED + "algorithm: {adv_type: gea}\n", "gea"),
+        (EMBODIED + "data: {}\n", "data"),
+        (CLUSTER + "  component_placement: {a: {node_group: b}}\n", "placement"),
+        (CLUSTER + "  component_placement: {a: {placement: 0, on: b}}\n", "on"),
+        (CLUSTER + "  node_groups: [{node_ranks: 0}]\n", "label"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: {}}]\n", "{}"),
+        (GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: 1, B: 2}]}]\n", "too many"),
+        (GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: null}]}]\n", "None"),
+        (FRANKA.replace("Franka", "franka") + "        configs: []\n", "franka"),
+        (FRANKA + "        configs: [{node_rank: 0}]\n", "not valid"),  # no robot_ip
+        (FRANKA + "        configs: [{node_rank: 0, robot_ip: 10.0.0.1, robot_pi: 1}]\n", "robot_pi"),
+        (CLUSTER + "  component_placement: {a: 0-6x}\n", "0-6x"),
+        (CLUSTER + "  component_placement: {a: {placement: '0:all'}}\n", "0:all"),
+        (CLUSTER + "  component_placement: {a: [0, 1-]}\n", "1-"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: '7-'}]\n", "7-"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: '0:1'}]\n", "0:1"),
+        (CLUSTER + "  node_groups: [{label: cluster, node_ranks: 0}]\n", "cluster"),
+        (CLUSTER + "  node_groups: [{label: a b, node_ranks: 0}]\n", "a b"),
+        (GROUP + "      env_configs: [{node_ranks: 0, python_interpreter_path: venv/bin/python}]\n", "venv/bin/python"),
+        ("extends: base.yaml\nrunner: {max_step: 3}\n", "max_step"),
+        ("extends: 3\n", "3"),
+    ],
+)
+def test_what_is_a_mistake_it_refuses(mistakes: Any, text: str, what: str) -> None:
+    found = mistakes(text)
+    assert found
+    assert what in " ".join(found)
+
+
+def test_every_key_tells_what_it_means(schema: dict[str, Any]) -> None:
+    silent = [
+        f"{name}.{key}"
+        for name, definition in schema["$defs"].items()
+        for key, value in definition.get("properties", {}).items()
+        if "description" not in value and "$ref" not in value
+    ]
+    assert silent == []

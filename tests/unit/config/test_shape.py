@@ -1,0 +1,336 @@
+"""What pydantic finds becomes findings at their places, and what is sound survives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.shape import validate
+from rlinf_core.config.tree import Mapping
+from rlinf_core.scalars import Bool, Float, Int, Text, problem
+
+TreeOf = Callable[[str], Mapping]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _even(value: int) -> int:
+    if value % 2:
+        raise problem("bad-value", f"`{value}` is odd", help="add one")
+    return value
+
+
+def _letters(text: str) -> str:
+    for at, character in enumerate(text):
+        if not character.isalpha():
+            raise problem("name-syntax", f"`{character}` is no letter", start=at, end=at + 1)
+    return text
+
+
+class Wheel(Section):
+    size: Annotated[Int, Field(ge=1)]
+    spokes: Int = 32
+
+
+class Engine(Section):
+    power: Annotated[Float, Field(gt=0)] = 1.0
+    fuel: Literal["petrol", "diesel"] = "petrol"
+
+
+class Car(Section):
+    name: Annotated[Text, Field(max_length=8)] = "car"
+    wheels: tuple[Wheel, ...] = ()
+    engine: Engine = Engine()
+    electric: Bool = False
+    axle: Int | Engine | None = None
+    tags: dict[str, Annotated[Int, AfterValidator(_even)]] = Field(default_factory=dict[str, int])
+    door_count: Int = 4
+
+    @model_validator(mode="after")
+    def _small(self) -> Car:
+        if len(self.wheels) > 6:
+            raise PydanticCustomError("bad-value", "more than six wheels")
+        return self
+
+
+class File(Section):
+    car: Car
+
+
+@pytest.fixture
+def check(tree_of: TreeOf) -> Callable[[str], tuple[list[Diagnostic], Validated[File]]]:
+    def checking(text: str) -> tuple[list[Diagnostic], Validated[File]]:
+        found = Diagnostics()
+        view = validate(File, tree_of(text), found)
+        return list(found), view
+
+    return checking
+
+
+Check = Callable[[str], "tuple[list[Diagnostic], Validated[File]]"]
+
+
+def told(found: list[Diagnostic]) -> list[tuple[str, str]]:
+    return [(diagnostic.code, diagnostic.span.text) for diagnostic in found]
+
+
+def test_sound_file_has_no_findings(check: Check) -> None:
+    found, view = check("car:\n  name: 2CV\n  wheels: [{size: 3}]\n")
+    assert found == []
+    assert view.model is not None
+    assert view.model.car.wheels[0].size == 3
+    assert view.pruned == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "underlined", "message", "help"),
+    [
+        ("car: {nmae: x}", "unknown-key", "nmae", "unknown key `nmae` in `car`", "did you mean `name`?"),
+        (
+            "car: {spokes: 1}",
+            "unknown-key",
+            "spokes",
+            "unknown key `spokes` in `car`",
+            "`spokes` belongs in `car.wheels[]`",
+        ),
+        (
+            "car: {engine: {zzz: 1}}",
+            "unknown-key",
+            "zzz",
+            "unknown key `zzz` in `car.engine`",
+            "known keys: `power`, `fuel`",
+        ),
+        (
+            "car:\n  wheels:\n    - spokes: 3\n",
+            "missing-key",
+            "spokes: 3",
+            "`car.wheels[0]` needs `size`",
+            "add `size: 1`",
+        ),
+        (
+            "car: {electric: yes}",
+            "wrong-type",
+            "yes",
+            "`electric`: expected true or false, found text",
+            "write `true`",
+        ),
+        (
+            'car: {door_count: "4"}',
+            "wrong-type",
+            '"4"',
+            "`door_count`: expected an integer, found text",
+            "remove the quotes",
+        ),
+        ("car: {door_count: 4.5}", "wrong-type", "4.5", "`door_count`: expected an integer, found a number", None),
+        (
+            "car: {wheels: {size: 1}}",
+            "wrong-type",
+            "wheels",
+            "`wheels`: expected a list, found a mapping",
+            "start each item of a list with `- `",
+        ),
+        (
+            "car: {wheels: 3}",
+            "wrong-type",
+            "3",
+            "`wheels`: expected a list, found an integer",
+            "write it as a list: `[3]`",
+        ),
+        ("car: {engine: big}", "wrong-type", "big", "`engine`: expected a mapping, found text", None),
+        (
+            "car:\n  wheels:\n",
+            "wrong-type",
+            "wheels",
+            "`wheels` is empty; expected a list",
+            "give it a value or remove the key",
+        ),
+        ("car: {wheels: [{size: 0}]}", "bad-value", "0", "`size` must be at least 1, found `0`", None),
+        ("car: {engine: {power: -0x}}", "wrong-type", "-0x", "`power`: expected a number, found text", None),
+        ("car: {engine: {power: 0.00}}", "bad-value", "0.00", "`power` must be greater than 0, found `0.00`", None),
+        (
+            "car: {engine: {fuel: deisel}}",
+            "bad-value",
+            "deisel",
+            "`fuel` must be one of `petrol`, `diesel`, found `deisel`",
+            "did you mean `diesel`?",
+        ),
+        (
+            "car: {name: 123456789}",
+            "bad-value",
+            "123456789",
+            "`name` must have at most 8 characters, found `123456789`",
+            None,
+        ),
+    ],
+)
+def test_each_mistake_is_told_at_its_place(
+    check: Check, text: str, code: str, underlined: str, message: str, help: str | None
+) -> None:
+    found, _ = check(text + "\n")
+    assert told(found) == [(code, underlined)]
+    assert (found[0].message, found[0].help) == (message, help)
+
+
+def test_missing_section_is_told_at_the_start_of_the_file(check: Check) -> None:
+    found, view = check("other: 1\n")
+    assert [diagnostic.code for diagnostic in found] == ["missing-key", "unknown-key"]
+    assert (found[0].span.start, found[0].span.end) == (0, 0)
+    assert found[0].help == "add `car:` with what it holds"
+    assert view.model is None
+
+
+def test_mistyped_required_key_is_one_mistake(check: Check) -> None:
+    found, _ = check("car: {wheels: [{sise: 3}]}\n")
+    assert told(found) == [("unknown-key", "sise")]
+
+
+def test_all_mistakes_are_told_at_once(check: Check) -> None:
+    found, _ = check("car:\n  nmae: x\n  wheels: [{size: 0}, {}]\n  electric: 1\n  engine: {fuel: x, power: 0}\n")
+    assert sorted(diagnostic.code for diagnostic in found) == sorted(
+        ["unknown-key", "bad-value", "missing-key", "wrong-type", "bad-value", "bad-value"]
+    )
+
+
+def test_what_is_sound_survives_and_keeps_its_index(check: Check) -> None:
+    _, view = check("car:\n  nmae: x\n  wheels: [{size: 1}, {size: 0}, {size: 3}, {}, {size: 5}]\n  electric: true\n")
+    assert view.model is not None
+    assert [wheel.size for wheel in view.model.car.wheels] == [1, 3, 5]
+    assert view.original(("car", "wheels", 2, "size")) == ("car", "wheels", 4, "size")
+    assert view.damaged(("car", "wheels", 1))
+    assert view.damaged(("car", "wheels"))
+    assert view.damaged(("car", "wheels", 1, "spokes"))
+    assert not view.damaged(("car", "wheels", 2))
+    assert not view.damaged(("car", "electric"))
+
+
+def test_unknown_key_is_no_damage(check: Check) -> None:
+    _, view = check("car: {nmae: x, electric: true}\n")
+    assert view.model is not None
+    assert view.model.car.electric
+    assert not view.damaged(("car",))
+
+
+def test_consequences_of_a_mistake_are_not_told(check: Check) -> None:
+    # Without its sizes no wheel is sound, so the list is lost too; only the two wrong values are told.
+    found, view = check("car: {wheels: [{size: x}, {size: y}]}\n")
+    assert told(found) == [("wrong-type", "x"), ("wrong-type", "y")]
+    assert view.model is not None
+    assert view.model.car.wheels == ()
+
+
+def test_rule_of_a_model_is_not_hidden_by_an_unknown_key(check: Check) -> None:
+    wheels = ", ".join(["{size: 1}"] * 7)
+    found, _ = check(f"car: {{nmae: x, wheels: [{wheels}]}}\n")
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in found] == [
+        ("bad-value", "more than six wheels"),
+        ("unknown-key", "unknown key `nmae` in `car`"),
+    ]
+
+
+def test_members_of_a_union_make_one_finding(check: Check) -> None:
+    found, _ = check("car: {axle: big}\n")
+    assert told(found) == [("wrong-type", "big")]
+    assert found[0].message == "`axle`: expected an integer or a mapping, found text"
+
+
+def test_only_the_member_of_a_union_that_was_meant_speaks(check: Check) -> None:
+    found, _ = check("car: {axle: {power: 0, fuel: x}}\n")
+    assert told(found) == [("bad-value", "0"), ("bad-value", "x")]
+
+
+@pytest.mark.parametrize(
+    ("written", "underlined"),
+    [
+        ("ab3d", "3"),
+        ('"ab3d"', "3"),
+        ("'ab3d'", "3"),
+        ('"a\\x62\\x33d"', '"a\\x62\\x33d"'),
+        (">\n  ab3d", ">"),
+        ('"ab\\n  3d"', '"ab\\n  3d"'),
+    ],
+)
+def test_part_of_a_scalar_is_underlined_where_its_text_is_verbatim(
+    tree_of: TreeOf, written: str, underlined: str
+) -> None:
+    class Exact(Section):
+        name: Annotated[Text, AfterValidator(_letters)]
+
+    found = Diagnostics()
+    validate(Exact, tree_of(f"name: {written}\n"), found)
+    (diagnostic,) = found
+    assert diagnostic.code == "name-syntax"
+    assert diagnostic.span.text.split("\n")[0] == underlined
+
+
+def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
+    class Keyed(Section):
+        sizes: dict[Annotated[str, AfterValidator(_letters)], Int]
+
+    found = Diagnostics()
+    view = validate(Keyed, tree_of("sizes:\n  a: 1\n  b2: 2\n"), found)
+    assert told(list(found)) == [("name-syntax", "2")]
+    assert view.model is not None
+    assert view.model.sizes == {"a": 1}
+
+
+def test_alias_used_twice_is_one_finding_that_names_the_other_use(tree_of: TreeOf) -> None:
+    class Garage(Section):
+        left: Car
+        right: Car
+
+    found = Diagnostics()
+    validate(Garage, tree_of("left: &car\n  engine: {power: 0}\nright: *car\n"), found)
+    (diagnostic,) = found
+    assert (diagnostic.code, diagnostic.span.text, diagnostic.path) == ("bad-value", "0", ("left", "engine", "power"))
+    assert [(span.text, words) for span, words in diagnostic.related] == [("right", "also used at")]
+
+
+def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
+    found = Diagnostics()
+    tree = tree_of("car: {wheels: [{size: x, spokes: 3}, {spokes: 4}, {size: 7}]}\n")
+    view = validate(File, tree, found, stand_ins={("car", "wheels", "*", "size"): 1})
+    assert view.model is not None
+    assert [(wheel.size, wheel.spokes) for wheel in view.model.car.wheels] == [(1, 3), (1, 4), (7, 32)]
+    assert view.damaged(("car", "wheels", 0, "size"))
+    assert view.damaged(("car", "wheels", 1, "size"))
+    assert not view.damaged(("car", "wheels", 0, "spokes"))
+    assert not view.damaged(("car", "wheels", 2))
+    assert [diagnostic.code for diagnostic in found] == ["wrong-type", "missing-key"]
+
+
+def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
+    found = Diagnostics()
+    tree = tree_of("car: {door_count: '${nope}', name: abc}\n")
+    view = validate(File, tree, found, unresolved={("car", "door_count")})
+    assert list(found) == []
+    assert view.model is not None
+    assert view.model.car.door_count == 4
+    assert view.damaged(("car", "door_count"))
+
+
+def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
+    class Login(Section):
+        password: Literal["open", "shut"]
+        user: Literal["root", "nobody"]
+
+    found = Diagnostics()
+    validate(Login, tree_of("password: hunter2\nuser: hunter3\n"), found, secret={("user",)})
+    messages = " ".join(diagnostic.message for diagnostic in found)
+    assert "hunter" not in messages
+    assert "`********`" in messages
+    assert "`open`, `shut`" in messages
+
+
+def test_ten_thousand_mistakes_are_cheap(check: Check) -> None:
+    items = "".join(f"    - {{size: 0, nope{index}: 1}}\n" for index in range(5_000))
+    found, view = check(f"car:\n  wheels:\n{items}")
+    assert len(found) == 10_000
+    assert view.model is not None

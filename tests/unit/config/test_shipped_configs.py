@@ -1,0 +1,57 @@
+"""Every configuration that comes with rlinf is one to start from: whole, right, and without a warning."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.config.render import render_text
+from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.job.load import load_job
+from rlinf_core.job.registry import find_recipe, recipe_names
+from rlinf_core.placement.hybrid import HybridComponentPlacement
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_it_loads_without_a_finding(name: str) -> None:
+    job = load_job(name, environ={})
+    assert [render_text(each) for each in job.diagnostics] == []
+    assert job.cluster is not None
+
+
+def test_those_that_the_documents_name_are_there() -> None:
+    assert {"hetero18", "collocated", "disaggregated", "hybrid", "laptop", "math_laptop"} <= set(shipped_configs())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipes_default_is_a_file_of_that_recipe(name: str) -> None:
+    recipe = find_recipe(name)
+    job = load_job(recipe.default_config, environ={})
+    assert job.recipe is recipe
+    assert isinstance(job.config, recipe.config_model())
+
+
+@pytest.mark.parametrize("mode", ["collocated", "disaggregated", "hybrid"])
+def test_the_three_modes_are_what_they_are_called(mode: str) -> None:
+    job = load_job(mode, environ={})
+    assert job.cluster is not None
+    assert job.topology is not None
+    placement = HybridComponentPlacement(job.cluster, job.topology)
+    assert placement.placement_mode.name.lower() == mode
+
+
+def test_the_heterogeneous_example_is_the_one_of_eighteen_nodes() -> None:
+    cluster = load_job("hetero18", environ={}).cluster
+    assert cluster is not None
+    assert cluster.num_nodes == 18
+    assert [(each.label, str(each.node_ranks)) for each in cluster.node_groups] == [
+        ("a800", "0-7"),
+        ("4090", "8-15"),
+        ("franka", "16-17"),
+    ]
+    assert {name: (str(each.rank_map), each.node_group) for name, each in cluster.component_placement.items()} == {
+        "actor": ("0-63", ("a800",)),
+        "rollout": ("0-63", ("4090",)),
+        "env": ("0-1", ("franka",)),
+        "agent": ("0-1:0-199,2-3:200-399", ("node",)),
+    }
+    assert cluster.node_groups[0].env_configs[0].python_interpreter_path == "/opt/venv/openpi/bin/python3"

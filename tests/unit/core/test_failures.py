@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import types
+
+import pytest
+
+from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RemoteError, RLinfError, WorkerDiedError
+from rlinf_core.failures import PackedError, WorkerGroupError
+
+
+class TwoArgumentsError(Exception):
+    """The usual trap of exceptions with their own constructor: Python pickles them and cannot rebuild them."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _fail() -> None:
+    raise RuntimeError
+
+
+class StubbornError(Exception):
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return _fail, ()
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def travel(error: BaseException, where: str | None = "actor:1") -> Exception:
+    packed = PackedError.of(error, where)
+    return pickle.loads(pickle.dumps(packed)).unpack()
+
+
+def test_an_exception_arrives_as_itself_with_its_place() -> None:
+    error = travel(raised(KeyError("x")))
+    assert isinstance(error, KeyError)
+    assert error.args == ("x",)
+    [note] = error.__notes__
+    assert note.startswith("raised in actor:1:\nTraceback")
+    assert "in raised" in note
+
+
+def test_notes_of_an_exception_are_told_once() -> None:
+    source = ValueError("x")
+    source.add_note("while counting")
+    assert "".join(travel(raised(source)).__notes__).count("while counting") == 1
+
+
+def test_fields_of_our_own_errors_arrive() -> None:
+    error = travel(WorkerDiedError("actor:1", cause="killed"))
+    assert isinstance(error, WorkerDiedError)
+    assert (error.address, error.cause) == ("actor:1", "killed")
+    assert not hasattr(error, "__notes__")
+
+
+def test_an_exception_with_its_own_constructor_arrives_as_itself() -> None:
+    error = travel(raised(ValueError(TwoArgumentsError(3, "three"))))
+    [inner] = error.args
+    assert isinstance(inner, TwoArgumentsError)
+    assert (inner.code, str(inner)) == (3, "three")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FileNotFoundError(2, "No such file", "x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        ImportError("no", name="x"),
+        ExceptionGroup("g", [ValueError(1), TwoArgumentsError(1, "x")]),
+        AttributeError("no", name="x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_exceptions_of_python_arrive_whole(source: Exception) -> None:
+    error = travel(source)
+    assert type(error) is type(source)
+    assert str(error) == str(source)
+    assert repr(error) == repr(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (StubbornError("three"), "three"),
+        (ValueError(threading.Lock()), "<unlocked"),
+        (SystemExit(4), "4"),
+        (KeyboardInterrupt(), ""),
+        (MuteError(threading.Lock()), "cannot be shown"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_rebuilt_becomes_a_remote_error(source: BaseException, text: str) -> None:
+    error = travel(raised(source))
+    assert isinstance(error, RemoteError)
+    assert error.type_name.endswith(type(source).__name__)
+    assert text in error.text
+    assert error.where == "actor:1"
+    assert error.traceback is not None
+    assert "in raised" in error.traceback
+
+
+def test_a_type_that_does_not_exist_here_becomes_a_remote_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("of_the_other_side")
+    kind = type("TheirError", (Exception,), {"__module__": module.__name__})
+    module.TheirError = kind  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    packed = PackedError.of(kind("boom"), "actor:1")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    error = packed.unpack()
+    assert isinstance(error, RemoteError)
+    assert str(error) == "actor:1: of_the_other_side.TheirError: boom"
+
+
+def group_error(**failures: Exception) -> WorkerGroupError:
+    return WorkerGroupError("actor", "train", {int(rank[1:]): error for rank, error in failures.items()}, 8)
+
+
+def test_except_star_sees_the_original_exceptions() -> None:
+    parts: list[ExceptionGroup[Exception]] = []
+    try:
+        raise group_error(r1=ValueError("one"), r2=KeyError("two"), r3=ValueError("three"))
+    except* ValueError as part:
+        parts.append(part)
+    except* KeyError as part:
+        parts.append(part)
+    values, keys = parts
+    assert isinstance(values, WorkerGroupError)
+    assert isinstance(keys, WorkerGroupError)
+    assert [str(error) for error in values.exceptions] == ["one", "three"]
+    assert values.ranks == (1, 3)
+    assert keys.by_rank.keys() == {2}
+
+
+def test_a_part_of_a_rank_that_failed_with_a_group_keeps_its_rank() -> None:
+    inner = ExceptionGroup("inner", [ValueError("a"), KeyError("b")])
+    part = group_error(r0=TypeError(), r5=inner).subgroup(KeyError)
+    assert isinstance(part, WorkerGroupError)
+    assert part.ranks == (5,)
+    assert isinstance(part.by_rank[5], ExceptionGroup)
+
+
+def test_it_is_one_of_our_errors_and_says_what_failed() -> None:
+    error = group_error(r2=ValueError("bad batch"), r0=ValueError("worse"))
+    assert isinstance(error, RLinfError)
+    assert str(error) == "2 of 8 workers of `actor` failed in `train`, first rank 0: ValueError: worse"
+    assert (error.group, error.method, error.world_size) == ("actor", "train", 8)
+
+
+def test_root_causes_stand_first() -> None:
+    error = group_error(
+        r0=WorkerDiedError("actor:3"),
+        r1=CommunicationTimeoutError("recv from actor:2", 5),
+        r2=ValueError("the root"),
+        r3=WorkerDiedError("actor:3", cause="killed by the kernel"),
+        r4=ChannelClosed("data", "closed"),
+    )
+    assert error.ranks == (2, 3, 0, 1, 4)
+    assert list(error.by_rank) == [0, 1, 2, 3, 4]
+    assert "first rank 2: ValueError: the root" in str(error)
+
+
+def test_it_pickles_whatever_it_holds() -> None:
+    error = group_error(r1=StubbornError("x"), r0=ChannelClosed("data", "closed"), r2=ValueError(threading.Lock()))
+    error.add_note("in step 7")
+    twin = pickle.loads(pickle.dumps(error))
+    assert isinstance(twin, WorkerGroupError)
+    assert (twin.group, twin.method, twin.world_size, twin.ranks) == ("actor", "train", 8, (1, 2, 0))
+    assert [type(one) for one in twin.exceptions] == [RemoteError, RemoteError, ChannelClosed]
+    assert twin.__notes__ == ["in step 7"]
+
+
+def test_it_can_be_raised_from_a_cause_and_shown() -> None:
+    import traceback
+
+    shown = "".join(traceback.format_exception(raised(group_error(r1=ValueError("bad")))))
+    assert "ValueError: bad" in shown
+
+
+def test_a_failure_of_nobody_is_refused() -> None:
+    with pytest.raises(ValueError, match="without a failure"):
+        group_error()

@@ -1,0 +1,54 @@
+"""The one front door: what `rlinf_core` lists, and what it costs to open it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlinf_core
+
+_NAMES = [name for name in rlinf_core.__all__ if name != "__version__"]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_each_name_is_what_its_module_defines(name: str) -> None:
+    value = getattr(rlinf_core, name)
+    assert value.__name__ == name
+    assert getattr(importlib.import_module(value.__module__), name) is value
+    assert value.__doc__
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    source = Path(rlinf_core.__file__).read_text(encoding="utf-8")
+    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == {name: getattr(rlinf_core, name).__module__ for name in _NAMES}
+
+
+def test_the_list_is_what_dir_and_the_star_give() -> None:
+    assert dir(rlinf_core) == sorted(rlinf_core.__all__)
+    assert len(set(rlinf_core.__all__)) == len(rlinf_core.__all__)
+    namespace: dict[str, object] = {}
+    exec("from rlinf_core import *", namespace)  # noqa: S102 - the star import is what is tested
+    assert set(rlinf_core.__all__) <= set(namespace)
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="Wroker"):
+        _ = rlinf_core.Wroker
+
+
+def test_defining_a_worker_imports_neither_ray_nor_torch() -> None:
+    code = (
+        "import sys; from rlinf_core import Worker, Cluster, NodePlacementStrategy, WorkerAddress;"
+        "print([name for name in ('ray', 'torch', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,224 @@
+"""Finding accelerators, on machines made of files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
+from rlinf_core.hardware.accelerators.amd import Amd
+from rlinf_core.hardware.accelerators.ascend import Ascend
+from rlinf_core.hardware.accelerators.host import Host, run_tool
+from rlinf_core.hardware.accelerators.intel import Intel
+from rlinf_core.hardware.accelerators.musa import Musa
+from rlinf_core.hardware.accelerators.nvidia import Nvidia
+from rlinf_core.hardware.accelerators.registry import (
+    accelerator_names,
+    accelerator_of_model,
+    find_accelerators,
+    get_accelerator,
+    register_accelerator,
+)
+
+THREE_GPUS = """\
+1, NVIDIA A800-SXM4-80GB, GPU-bbbb
+0, NVIDIA A800-SXM4-80GB, GPU-aaaa
+2, NVIDIA A800-SXM4-80GB, GPU-abcd
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[..., Host]:
+    """A host with the files given by path and text, and a vendor's tool that prints `output` (None: it fails)."""
+
+    def make(files: dict[str, str], output: str | None = None) -> Host:
+        for name, text in files.items():
+            path = tmp_path / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+        def run(command: Sequence[str]) -> str | None:
+            return output
+
+        return Host(tmp_path, run)
+
+    return make
+
+
+def test_nvidia_is_counted_by_its_tool(machine: Callable[..., Host]) -> None:
+    devices = Nvidia().devices(machine({"/dev/nvidiactl": ""}, THREE_GPUS))
+    assert [device.index for device in devices] == [0, 1, 2]
+    assert devices[1] == Device(1, "NVIDIA A800-SXM4-80GB", "GPU-bbbb")
+
+
+def test_nvidia_without_its_tool_is_counted_by_device_files(machine: Callable[..., Host]) -> None:
+    host = machine(
+        {
+            "/dev/nvidiactl": "",
+            "/dev/nvidia-uvm": "",
+            "/dev/nvidia4": "",
+            "/dev/nvidia10": "",
+            "/proc/driver/nvidia/gpus/0000:1a:00.0/information": "Model: \t\t NVIDIA H200\nIRQ: 16\n",
+            "/proc/driver/nvidia/gpus/0000:2b:00.0/information": "Model: NVIDIA H200\n",
+        }
+    )
+    assert Nvidia().devices(host) == (Device(0, "NVIDIA H200"), Device(1, "NVIDIA H200"))
+
+
+def test_nvidia_models_are_left_out_when_they_cannot_be_matched(machine: Callable[..., Host]) -> None:
+    host = machine({"/dev/nvidiactl": "", "/dev/nvidia0": "", "/dev/nvidia1": ""})
+    assert Nvidia().devices(host) == (Device(0), Device(1))
+
+
+def test_the_tool_is_not_asked_on_a_machine_without_the_driver(tmp_path: Path) -> None:
+    def never(command: Sequence[str]) -> str | None:
+        raise AssertionError(f"{command} was run")
+
+    assert Nvidia().devices(Host(tmp_path, never)) == ()
+
+
+def test_amd_counts_gpus_and_not_processors(machine: Callable[..., Host]) -> None:
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    files = {"/dev/kfd": "", f"{nodes}/0/properties": "cpu_cores_count 64\nsimd_count 0\n"}
+    for node, minor in ((1, 128), (2, 129), (10, 130)):
+        files[f"{nodes}/{node}/properties"] = f"simd_count 440\ndrm_render_minor {minor}\n"
+        files[f"{nodes}/{node}/name"] = "gfx942\n"
+    files |= {"/dev/dri/renderD128": "", "/dev/dri/renderD130": ""}  # this container was not given the second
+    assert Amd().devices(machine(files)) == (Device(0, "gfx942"), Device(1, "gfx942"))
+
+
+def test_ascend_and_musa_count_device_files(machine: Callable[..., Host]) -> None:
+    host = machine(
+        {
+            "/dev/davinci4": "",
+            "/dev/davinci5": "",
+            "/dev/davinci_manager": "",
+            "/dev/mtgpu.0": "",
+            "/dev/mtgpu.1": "",
+            "/dev/mtgpu.2": "",
+        }
+    )
+    assert len(Ascend().devices(host)) == 2
+    assert len(Musa().devices(host)) == 3
+
+
+def test_intel_counts_cards_and_not_graphics_inside_the_processor(machine: Callable[..., Host], tmp_path: Path) -> None:
+    host = machine({"/dev/dri/renderD128": "", "/dev/dri/renderD129": "", "/dev/dri/renderD130": ""})
+    for minor, bus, vendor in (
+        (128, "0000:00:02.0", "0x8086"),
+        (129, "0000:3a:00.0", "0x8086"),
+        (130, "0000:4b:00.0", "0x10de"),
+    ):
+        card = tmp_path / "sys/devices" / bus
+        card.mkdir(parents=True)
+        (card / "vendor").write_text(vendor + "\n")
+        node = tmp_path / f"sys/class/drm/renderD{minor}"
+        node.mkdir(parents=True)
+        (node / "device").symlink_to(card)
+    assert Intel().devices(host) == (Device(0),)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        ("", []),
+        ("-1", []),
+        ("1,9,0", [1]),
+        ("0,0,1", [0]),
+        ("GPU-bb", [1]),
+        ("GPU-a", []),  # two of them begin so
+    ],
+)
+def test_visibility_hides_devices_as_the_runtime_does(
+    machine: Callable[..., Host], value: str | None, expected: list[int]
+) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    devices = Nvidia().available(machine({"/dev/nvidiactl": ""}, THREE_GPUS), environ)
+    assert [device.index for device in devices] == expected
+
+
+def test_a_node_is_of_the_vendor_whose_devices_it_has(machine: Callable[..., Host]) -> None:
+    found = find_accelerators(machine({"/dev/davinci0": "", "/dev/davinci_manager": ""}), {})
+    assert (found.accelerator.name, len(found.devices)) == ("Ascend", 1)
+
+
+def test_a_node_without_devices_has_none(tmp_path: Path) -> None:
+    found = find_accelerators(Host(tmp_path), {})
+    assert (found.accelerator.name, found.accelerator.visibility_variable, found.devices) == ("none", None, ())
+
+
+def test_hidden_devices_make_a_node_without_accelerators(machine: Callable[..., Host]) -> None:
+    host = machine({"/dev/nvidiactl": ""}, THREE_GPUS)
+    assert find_accelerators(host, {"CUDA_VISIBLE_DEVICES": ""}).accelerator.name == "none"
+
+
+def test_every_vendor_has_its_visibility_variable() -> None:
+    assert {name: get_accelerator(name).visibility_variable for name in accelerator_names()} == {
+        "NVIDIA": "CUDA_VISIBLE_DEVICES",
+        "AMD": "HIP_VISIBLE_DEVICES",
+        "Ascend": "ASCEND_RT_VISIBLE_DEVICES",
+        "MUSA": "MUSA_VISIBLE_DEVICES",
+        "Intel": "ZE_AFFINITY_MASK",
+        "none": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "vendor"),
+    [
+        ("A800", "NVIDIA"),
+        ("RTX 4090", "NVIDIA"),
+        ("MI300X", "AMD"),
+        ("910B", "Ascend"),
+        ("MTT S4000", "MUSA"),
+        ("Arc A770", "Intel"),
+        (None, "NVIDIA"),
+    ],
+)
+def test_a_declared_model_tells_its_vendor(model: str | None, vendor: str) -> None:
+    assert accelerator_of_model(model).name == vendor
+
+
+def test_unknown_vendor_is_answered_with_the_near_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean `NVIDIA`"):
+        get_accelerator("nvidai")
+
+
+class _Tpu(Accelerator):
+    name = "TPU"
+    visibility_variable = "TPU_VISIBLE_CHIPS"
+    torch_device = "xla"
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        return tuple(Device(number) for number in host.numbered("/dev", "accel"))
+
+
+def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Callable[..., Host]) -> None:
+    from rlinf_core.hardware.accelerators import registry
+
+    monkeypatch.setattr(registry, "_ACCELERATORS", dict(registry._ACCELERATORS))
+    register_accelerator(_Tpu())
+    assert find_accelerators(machine({"/dev/accel0": "", "/dev/accel1": ""}), {}).devices == (Device(0), Device(1))
+    with pytest.raises(ConfigError, match="registered twice"):
+        register_accelerator(_Tpu())
+
+
+def test_a_tool_that_fails_hangs_or_is_missing_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlinf_core.hardware.accelerators import host
+
+    assert run_tool([sys.executable, "-c", "print('here')"]) == "here\n"
+    assert run_tool([sys.executable, "-c", "raise SystemExit(3)"]) is None
+    assert run_tool(["rlinf-test-no-such-tool"]) is None
+    monkeypatch.setattr(host, "TOOL_TIMEOUT_S", 0.05)
+    assert run_tool([sys.executable, "-c", "import time; time.sleep(30)"]) is None
+
+
+def test_this_machine_can_be_asked() -> None:
+    found = find_accelerators()
+    assert bool(found.devices) == (found.accelerator.name != "none")

@@ -1,0 +1,360 @@
+"""The pipeline from a file's name to a job."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
+from rlinf_core.errors import ConfigError
+from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.recipe import Recipe
+from rlinf_core.job.report import Report
+from rlinf_core.scalars import Int, Text
+
+CLUSTER = "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-3}\n"
+
+
+def load(text: str, *overrides: str, assume: tuple[str, ...] = (), **environ: str) -> Job:
+    return load_job("-", overrides, assume=assume, stdin=text.encode(), environ=environ)
+
+
+def codes(job: Job) -> list[str]:
+    return [diagnostic.code for diagnostic in job.diagnostics]
+
+
+class Trainer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: Int
+    batch: Int = 8
+    token: Text = ""
+
+
+class TrainerFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: Text
+    cluster: ClusterConfig
+    trainer: Trainer
+
+
+def check_trainer(config: TrainerFile, world_sizes: dict[str, int | None], report: Report) -> None:
+    size = world_sizes.get("actor")
+    if size is not None and config.trainer.batch % size:
+        report(("trainer", "batch"), "toy-batch", f"`batch` {config.trainer.batch} for {size} ranks", "change it")
+    if config.trainer.steps > 100:
+        report(("trainer", "steps"), "toy-steps", "many `steps`", severity=Severity.WARNING)
+    if config.trainer.steps == 13:
+        raise ZeroDivisionError("unlucky")
+
+
+TOY = Recipe("toy", "A toy.", "toy_recipe:TrainerFile", "toy", check="toy_recipe:check_trainer")
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs the recipe `toy`, one that is none, and one that cannot be imported."""
+    module = types.ModuleType("toy_recipe")
+    module.__dict__.update(TrainerFile=TrainerFile, check_trainer=check_trainer, recipe=TOY, none=3)
+    lame = Recipe("lame", "Cannot be loaded.", "toy_recipe:Nothing", "toy")
+    module.__dict__["lame"] = lame
+    monkeypatch.setitem(sys.modules, "toy_recipe", module)
+    points = [
+        importlib.metadata.EntryPoint(name, f"toy_recipe:{target}", "rlinf.recipes")
+        for name, target in (("toy", "recipe"), ("none", "none"), ("lame", "lame"), ("gone", "missing"))
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: points)
+
+
+def test_sound_file_without_a_recipe() -> None:
+    job = load(CLUSTER, assume=("4",))
+    assert codes(job) == []
+    assert job.ok
+    job.raise_if_bad()
+    assert job.cluster is not None
+    assert job.cluster.num_nodes == 1
+    assert job.topology is not None
+    assert job.topology.num_accelerators == 4
+    assert (job.recipe, job.config) == (None, None)
+    assert job.name == "<stdin>"
+
+
+def test_without_a_recipe_the_other_sections_get_one_note() -> None:
+    job = load(CLUSTER + "runner: {max_steps: 3}\nactor: {x: 1}\n", assume=("4",))
+    (note,) = job.diagnostics
+    assert (note.code, note.severity) == ("section-not-checked", Severity.NOTE)
+    assert note.message == "without `recipe` only `cluster` is checked, not `runner`, `actor`"
+    assert job.ok
+
+
+@pytest.mark.usefixtures("toy")
+def test_recipe_models_the_whole_file() -> None:
+    job = load(f"recipe: toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",))
+    assert codes(job) == []
+    assert job.recipe is TOY
+    assert isinstance(job.config, TrainerFile)
+    assert job.config.trainer.steps == 3
+    assert job.config.cluster is job.cluster
+
+
+@pytest.mark.usefixtures("toy")
+def test_recipe_checks_with_world_sizes() -> None:
+    job = load(f"recipe: toy\ntrainer: {{steps: 300, batch: 6}}\n{CLUSTER}")
+    assert codes(job) == ["toy-steps", "toy-batch", "accelerators-unknown"]
+    batch = next(each for each in job.diagnostics if each.code == "toy-batch")
+    assert (batch.span.text, batch.message, batch.help) == ("6", "`batch` 6 for 4 ranks", "change it")
+
+
+@pytest.mark.usefixtures("toy")
+def test_size_that_is_not_known_yet_is_not_judged() -> None:
+    text = f"recipe: toy\ntrainer: {{steps: 3, batch: 7}}\n{CLUSTER}".replace("0-3", "all")
+    assert codes(load(text)) == ["accelerators-unknown"]
+    assert codes(load(text, assume=("2",))) == ["toy-batch"]
+    assert codes(load(text, assume=("7",))) == []
+
+
+@pytest.mark.usefixtures("toy")
+def test_what_follows_from_a_wrong_value_is_not_told() -> None:
+    # The default batch of 8 would not divide by the 3 processes.
+    text = f"recipe: toy\ntrainer: {{steps: 3, batch: x}}\n{CLUSTER}".replace("0-3", "0-2")
+    assert codes(load(text, assume=("3",))) == ["wrong-type"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_cluster_is_judged_although_a_section_is_beyond_repair() -> None:
+    text = f"recipe: toy\ntrainer: {{batch: 3}}\n{CLUSTER}".replace("0-3", "0-30")
+    job = load(text, assume=("4",))
+    assert codes(job) == ["missing-key", "placement-out-of-range"]
+    assert job.config is None
+    assert job.cluster is not None
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("toi", "unknown-recipe", "there is no recipe `toi`"),
+        ("[toy]", "unknown-recipe", "`recipe` must be the name of a recipe"),
+        ("", "unknown-recipe", "`recipe` must be the name of a recipe"),
+        ("none", "broken-recipe", "recipe `none` cannot be loaded: `toy_recipe:none` is not a Recipe"),
+        ("gone", "broken-recipe", "recipe `gone` cannot be loaded: AttributeError"),
+        ("lame", "broken-recipe", "recipe `lame` cannot be loaded: AttributeError"),
+    ],
+)
+def test_recipe_that_cannot_be_used(name: str, code: str, message: str) -> None:
+    job = load(f"recipe: {name}\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",))
+    (found,) = job.diagnostics
+    assert found.code == code
+    assert found.message.startswith(message)
+    assert job.cluster is not None
+
+
+@pytest.mark.usefixtures("toy")
+def test_nearest_recipe_is_guessed() -> None:
+    (found,) = load(f"recipe: Toy\n{CLUSTER}", assume=("4",)).diagnostics
+    assert found.help == "did you mean `toy`?"
+
+
+@pytest.mark.usefixtures("toy")
+def test_failing_rules_of_a_recipe_are_a_finding() -> None:
+    job = load(f"recipe: toy\ntrainer: {{steps: 13}}\n{CLUSTER}", assume=("4",))
+    assert [(each.code, each.message) for each in job.diagnostics] == [
+        ("broken-recipe", "the rules of recipe `toy` failed: ZeroDivisionError: unlucky")
+    ]
+
+
+@pytest.mark.usefixtures("toy")
+def test_override_with_an_unknown_key_is_told_under_the_argument() -> None:
+    text = f"recipe: toy\ntrainer: {{steps: 3}}\n{CLUSTER}"
+    job = load(text, "trainer.batch=4", "trainer.bach=4", assume=("4",))
+    (found,) = job.diagnostics
+    assert (found.code, str(found.span), found.span.text) == ("unknown-key", "<overrides>:2:9", "bach")
+    assert found.help == "did you mean `batch`?"
+
+
+@pytest.mark.usefixtures("toy")
+def test_mistakes_in_overrides_and_file_are_told_together() -> None:
+    job = load(f"recipe: toy\ntrainer: {{steps: 3, zzz: 1}}\n{CLUSTER}", "trainer.batch=x", assume=("4",))
+    assert [(each.code, each.span.source.name) for each in job.diagnostics] == [
+        ("unknown-key", "<stdin>"),
+        ("wrong-type", "<overrides>"),
+    ]
+
+
+@pytest.mark.usefixtures("toy")
+def test_unresolved_reference_is_told_once() -> None:
+    text = f"recipe: toy\ntrainer: {{steps: '${{env:STEPS}}'}}\n{CLUSTER}"
+    assert len(codes(load(text, assume=("4",)))) == 1
+    job = load(text, assume=("4",), STEPS="7")
+    assert codes(job) == []
+    assert isinstance(job.config, TrainerFile)
+    assert job.config.trainer.steps == 7
+
+
+@pytest.mark.usefixtures("toy")
+def test_secret_of_the_environment_shows_in_no_finding() -> None:
+    text = f"recipe: toy\ntrainer: {{steps: '${{env:MY_SECRET}}'}}\n{CLUSTER}"
+    job = load(text, assume=("4",), MY_SECRET="hunter2")
+    assert not job.ok
+    with pytest.raises(ConfigError) as caught:
+        job.raise_if_bad()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_raise_if_bad_holds_every_finding() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("cluster:\n  num_nodes: 0\n  num_node: 1\n").raise_if_bad()
+    text = str(caught.value)
+    assert "<stdin>:2:14: error[bad-value]" in text
+    assert "<stdin>:3:3: error[unknown-key]" in text
+    assert "    2 |   num_nodes: 0" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "a", "cluster:\n", "cluster: 3\n", "cluster: []\n", "{", "\t", "\x00", "? a"]
+)
+def test_hopeless_files_end_in_findings(text: str) -> None:
+    job = load(text)
+    assert not job.ok
+    assert job.cluster is None
+    assert job.topology is None
+    with pytest.raises(ConfigError):
+        job.raise_if_bad()
+
+
+@pytest.mark.parametrize("name", ["no-such.yaml", ".", "", "a/b/c", "x" * 5000, "nul\0byte", "no_such_config"])
+def test_names_of_no_file_end_in_findings(name: str) -> None:
+    job = load_job(name)
+    assert not job.ok
+    assert len(job.diagnostics) == 1
+
+
+def test_assumptions_that_cannot_be_made() -> None:
+    job = load(CLUSTER, assume=("4", "x", "a800=8"))
+    assert [(each.code, str(each.span)) for each in job.diagnostics] == [
+        ("bad-assumption", "--assume:2:1"),
+        ("bad-assumption", "--assume:3:1"),
+    ]
+
+
+def test_shipped_configuration_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = load_job("hetero18")
+    assert job.ok
+    assert job.name == str(shipped_config("hetero18"))
+
+
+def test_file_in_the_working_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hetero18").write_text("cluster:\n  num_nodes: 3\n")
+    job = load_job("hetero18")
+    assert job.cluster is not None
+    assert job.cluster.num_nodes == 3
+
+
+def test_near_name_of_a_shipped_configuration_is_guessed() -> None:
+    (found,) = load_job("hetero8").diagnostics
+    assert found.code == "missing-file"
+    assert found.help == "did you mean `hetero18`?"
+
+
+def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: hetero18\ncluster:\n  head_address: 10.0.0.1\n")
+    job = load_job(str(file))
+    assert job.ok, codes(job)
+    assert job.cluster is not None
+    assert (job.cluster.num_nodes, job.cluster.head_address) == (18, "10.0.0.1")
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_every_shipped_configuration_is_sound(name: str) -> None:
+    job = load_job(name)
+    assert [(each.code, each.message) for each in job.diagnostics if each.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"), [("hetero18", True), ("a.yaml", False), ("./a", False), ("a/b", False), ("-", False), ("", False)]
+)
+def test_bare_names(name: str, bare: bool) -> None:
+    assert is_bare_name(name) is bare
+
+
+def test_loading_imports_neither_ray_nor_torch() -> None:
+    script = (
+        "import sys; from rlinf_core.job.load import load_job; load_job('hetero18');"
+        " print(sorted({'ray', 'torch', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "help"),
+    [
+        ("cluster.num_node=2", "did you mean `num_nodes`?"),
+        ("cluster.node_group=[]", "did you mean `node_groups`?"),
+    ],
+)
+def test_a_mistyped_override_is_meant_for_what_the_file_gives(override: str, help: str) -> None:
+    job = load(f"{CLUSTER}  node_groups: []\n", override)
+    assert [diagnostic.help for diagnostic in job.diagnostics if diagnostic.code == "unknown-key"] == [help]
+
+
+def test_a_mistyped_key_is_meant_for_what_the_base_gives(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(CLUSTER)
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\ncluster: {num_node: 2}\n")
+    job = load_job(str(child), environ={})
+    assert [d.help for d in job.diagnostics if d.code == "unknown-key"] == ["did you mean `num_nodes`?"]
+
+
+def test_a_key_that_the_same_file_gives_is_not_meant() -> None:
+    job = load("cluster:\n  num_nodes: 1\n  num_node: 2\n")
+    (found,) = job.diagnostics
+    assert found.help is not None
+    assert found.help.startswith("known keys: ")
+
+
+def test_leading_zeros_are_suspicious_in_integers_only() -> None:
+    text = (
+        "cluster:\n  num_nodes: 02\n  node_groups:\n    - label: 007\n      node_ranks: 00-01\n"
+        "      accelerators: {per_node: 08}\n      env_configs:\n        - {node_ranks: 0, env_vars: [{A: 010}]}\n"
+    )
+    found = [(d.span.text, d.message) for d in load(text).diagnostics if d.code == "leading-zero"]
+    assert found == [
+        ("02", "`02` is read as 2; other YAML loaders read it as octal"),
+        ("08", "`08` is read as 8; other YAML loaders read it as octal"),
+    ]
+
+
+@pytest.mark.usefixtures("toy")
+def test_leading_zeros_are_seen_in_a_recipe_and_in_overrides() -> None:
+    text = f"recipe: toy\ntrainer: {{steps: 010, token: 010, batch: 8}}\n{CLUSTER}"
+    job = load(text, "trainer.batch=08", assume=("4",))
+    assert [(d.code, str(d.span)) for d in job.diagnostics] == [
+        ("leading-zero", "<stdin>:2:18"),
+        ("leading-zero", "<overrides>:1:15"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "help"),
+    [
+        ("component_placement: {a:0}", "<stdin>:3:26", "write a space after the `:`, as in `a: 0`"),
+        ("component_placement:\n    a:0-7", "<stdin>:4:5", "write a space after each `:`, as in `a: 0-7`"),
+        ("ports:20000-20999:", "<stdin>:3:3", "write a space after the `:`, as in `ports: 20000-20999`"),
+    ],
+)
+def test_a_missing_space_after_a_colon_is_one_mistake(key: str, place: str, help: str) -> None:
+    job = load(f"cluster:\n  num_nodes: 1\n  {key}\n")
+    assert [(str(d.span), d.help) for d in job.diagnostics] == [(place, help)]

@@ -1,0 +1,57 @@
+"""What a process that ended left behind, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlinf_core.manager import evidence
+
+CRASH = """\
+:actor_name:env
+something printed before
+[2026-11-21 04:21:36,679 E 14178 14178] logging.cc:474: *** SIGSEGV received
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f87 (most recent call first):
+  File "/lib/threading.py", line 982 in run
+
+Current thread 0x00007f88 (most recent call first):
+  File "/lib/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/env.py", line 13 in step
+  File "/site/rlinf_core/worker/process.py", line 145 in call
+  File "/site/ray/worker.py", line 1 in main_loop
+
+Extension modules: a, b (total: 2)
+"""
+
+
+def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> None:
+    log = tmp_path / "err"
+    log.write_text(CRASH)
+    assert evidence.describe_end(str(log), evidence.memory_kills()) == (
+        "it crashed: Segmentation fault; its stack, innermost call first:\n"
+        "    /lib/ctypes/__init__.py:519 in string_at\n"
+        "    /home/me/env.py:13 in step"
+    )
+
+
+def test_else_the_last_lines_are_told_without_the_engines(tmp_path: Path) -> None:
+    log = tmp_path / "err"
+    log.write_text(":actor_name:env\n" + "".join(f"line {n}\n" for n in range(20)) + "[2026-01-01 E] logging.cc\n")
+    told = evidence.describe_end(str(log), evidence.memory_kills())
+    assert told is not None
+    assert told.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
+
+
+def test_nothing_is_made_up(tmp_path: Path) -> None:
+    (tmp_path / "err").write_text(":job_id:01\n")
+    kills = evidence.memory_kills()
+    assert evidence.describe_end(str(tmp_path / "err"), kills) is None
+    assert evidence.describe_end(str(tmp_path / "missing"), kills) is None
+    assert evidence.describe_end(None, kills) is None
+
+
+def test_a_kill_for_memory_is_told() -> None:
+    assert evidence.describe_end(None, evidence.memory_kills() - 1) == (
+        "the kernel killed a process there because memory ran out"
+    )

@@ -1,0 +1,95 @@
+"""Private folders of drivers: made, told apart from those left behind, and swept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.errors import ClusterError
+from rlinf_core.manager import folders
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_is_its_makers_while_it_lives() -> None:
+    folder = folders.new_folder()
+    assert folders.is_owned(folder)
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    # Not taken away by the next driver.
+    assert folders.new_folder() != folder
+    assert folder.is_dir()
+
+
+def test_a_folder_of_a_process_that_is_gone_is_removed_at_the_next_start() -> None:
+    code = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.manager import folders;"
+        "print(folders.new_folder())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tempfile.gettempdir()], capture_output=True, text=True, check=True
+    )
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    assert not folders.is_owned(left)
+    folders.new_folder()
+    assert not left.exists()
+
+
+def test_a_later_process_of_the_same_number_is_not_the_owner() -> None:
+    folder = folders.new_folder()
+    (folder / "owner").write_text(f"{os.getpid()}:1")
+    assert not folders.is_owned(folder)
+
+
+def test_a_process_that_waits_to_be_taken_note_of_is_gone() -> None:
+    folder = folders.new_folder()
+    process = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 10
+    state = ""
+    while state != "Z" and time.monotonic() < deadline:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        state = fields[0]
+    (folder / "owner").write_text(f"{process.pid}:{fields[19]}")
+    assert not folders.is_owned(folder)
+    process.wait()
+
+
+def test_a_sweep_ends_the_engines_processes_and_no_others() -> None:
+    folder = folders.new_folder()
+    other = folders.new_folder()
+    sleep = "import time; time.sleep(60)"
+
+    def start(where: Path, name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [name, "-c", sleep], executable=sys.executable, env={**os.environ, folders.MARK: str(where)}
+        )
+
+    ours, users, others = start(folder, "ray::WorkerProcess"), start(folder, "tensorboard"), start(other, "ray::Worker")
+    try:
+        folders.sweep(folder)
+        assert ours.wait(timeout=10) == -9
+        assert not folder.exists()
+        assert users.poll() is None
+        assert others.poll() is None
+        assert other.is_dir()
+    finally:
+        for process in (ours, users, others):
+            process.kill()
+            process.wait()
+
+
+def test_a_folder_that_others_may_enter_is_refused(temporary: Path) -> None:
+    (temporary / f"rlinf-{os.getuid()}").mkdir(mode=0o755)
+    (temporary / f"rlinf-{os.getuid()}").chmod(0o755)
+    with pytest.raises(ClusterError, match="not a private folder"):
+        folders.new_folder()

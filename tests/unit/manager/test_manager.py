@@ -1,0 +1,192 @@
+"""The manager and its clients over real endpoints in one process, without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.context import Session
+from rlinf_core.errors import (
+    DeadlockError,
+    InvalidNameError,
+    PeerNotFoundError,
+    RuntimeFailure,
+    UnknownGroupError,
+    WorkerDiedError,
+)
+from rlinf_core.manager.actor import ManagerProcess
+from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobPicture
+from rlinf_core.waiting import OperationKind
+
+SECRET = b"0123456789abcdef" * 2
+Join = Callable[..., ManagerClient]
+
+
+@pytest.fixture
+def manager() -> Iterator[ManagerProcess]:
+    started = ManagerProcess("job", SECRET, "127.0.0.1", None)
+    yield started
+    started._endpoint.close(linger=0.0)
+
+
+@pytest.fixture
+def join(manager: ManagerProcess) -> Iterator[Join]:
+    clients: list[ManagerClient] = []
+
+    def make(name: str, incarnation: int = 0) -> ManagerClient:
+        address = WorkerAddress.from_name(name)
+        client = ManagerClient(
+            Session("job", SECRET), manager.card(), address, ip="127.0.0.1", has_main=not address.ranks
+        )
+        clients.append(client)
+        client.announce(incarnation, "node 0 (127.0.0.1)", 0)
+        return client
+
+    yield make
+    for client in clients:
+        client.close(linger=0.0)
+
+
+def die(client: ManagerClient) -> None:
+    """Ends a client as a process ends: its connections break without a word."""
+    for connection in client.endpoint._connections.all():
+        connection.shut()
+
+
+def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
+    driver = join("driver")
+    incarnation = driver.open_group("actor", 1, 5)
+    found: list[str] = []
+    looking = threading.Thread(
+        target=lambda: found.append(driver.lookup(WorkerAddress("actor", 0), 10).incarnation), daemon=True
+    )
+    looking.start()
+    worker = join("actor:0", incarnation)
+    looking.join(10)
+    assert found == [worker.endpoint.card.incarnation]
+    assert driver.group_size("actor", 5) == 1
+    assert driver.group_members("actor", 5) == ("node 0 (127.0.0.1)",)
+
+
+def test_what_cannot_be_found(join: Join) -> None:
+    driver = join("driver")
+    driver.open_group("actor", 1, 5)
+    with pytest.raises(PeerNotFoundError, match=r"`actro:0` was not there within 0\.2 s(.|\n)*did you mean `actor`"):
+        driver.lookup(WorkerAddress("actro", 0), 0.2)
+    with pytest.raises(PeerNotFoundError, match="`actor:0` is being launched"):
+        driver.lookup(WorkerAddress("actor", 0), 0.2)
+    with pytest.raises(PeerNotFoundError, match="has no rank 3"):
+        driver.lookup(WorkerAddress("actor", 3), 5)
+    with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
+        driver.open_group("actor", 1, 5)
+    driver.tell(Declare(("actor",)))
+    with pytest.raises(UnknownGroupError):
+        driver.lookup(WorkerAddress("actro", 0), 5)
+
+
+def test_the_word_of_a_past_life_does_not_count(join: Join) -> None:
+    driver = join("driver")
+    first = driver.open_group("actor", 1, 5)
+    driver.tell(CloseGroup("actor"))
+    assert driver.open_group("actor", 1, 5) == first + 1
+    join("actor:0", first)
+    with pytest.raises(PeerNotFoundError, match="is being launched"):
+        driver.lookup(WorkerAddress("actor", 0), 0.3)
+
+
+def test_a_death_is_told_with_its_cause(join: Join) -> None:
+    driver = join("driver")
+    worker = join("actor:0", driver.open_group("actor", 1, 5))
+    driver.lookup(WorkerAddress("actor", 0), 5)
+    worker.say_last_words("it called `sys.exit(4)`")
+    die(worker)
+    assert driver.cause_of_death("actor:0") == "it called `sys.exit(4)`"
+    with pytest.raises(WorkerDiedError, match=r"sys\.exit\(4\)"):
+        driver.lookup(WorkerAddress("actor", 0), 5)
+
+
+def test_a_knot_is_failed_in_all_its_members(join: Join) -> None:
+    driver = join("driver")
+    incarnation = driver.open_group("actor", 2, 5)
+    workers = [join(f"actor:{rank}", incarnation) for rank in range(2)]
+    errors: list[BaseException | None] = [None, None]
+
+    def wait(rank: int) -> None:
+        endpoint = workers[rank].endpoint
+        with endpoint.board.operations.during(OperationKind.METHOD, "train"):
+            work = endpoint.work(OperationKind.RECV, f"actor:{1 - rank}")
+            with pytest.raises(DeadlockError) as caught:
+                work.wait()
+            errors[rank] = caught.value
+
+    threads = [threading.Thread(target=wait, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15)
+    for error in errors:
+        assert isinstance(error, DeadlockError)
+        assert error.members == ("actor:0", "actor:1")
+        assert "actor:1 waits in recv from actor:0" in error.picture
+
+
+def test_the_picture_of_a_job(join: Join) -> None:
+    driver = join("driver")
+    incarnation = driver.open_group("actor", 3, 5)
+    worker = join("actor:0", incarnation)
+    gone = join("actor:1", incarnation)
+    driver.lookup(WorkerAddress("actor", 1), 5)
+    die(gone)
+    assert driver.cause_of_death("actor:1") is None
+    serial = worker.board.begin(OperationKind.RECV, "actor:1", strand="a task")
+    visitor = join("inspect-1")
+    picture = visitor.request(Inspect(), 5)
+    assert isinstance(picture, JobPicture)
+    views = {view.name: view for view in picture.workers}
+    assert list(views) == ["driver", "actor:0", "actor:1", "actor:2"]
+    assert views["driver"].doing == "runs"
+    assert views["actor:0"].doing == "waits in recv from actor:1"
+    assert views["actor:0"].waits_for == ("actor:1",)
+    assert views["actor:1"].state == "dead"
+    assert views["actor:2"].state == "launching"
+    worker.board.end(serial)
+
+
+def test_who_is_dismissed_is_told(join: Join) -> None:
+    driver = join("driver")
+    worker = join("actor:0", driver.open_group("actor", 1, 5))
+    told: list[object] = []
+    worker.on_cancel = told.append
+    driver.lookup(WorkerAddress("actor", 0), 5)
+    driver.tell(Dismiss(("actor:0",)))
+    assert _eventually(lambda: told == [None])
+
+
+def test_without_a_manager_nothing_waits(manager: ManagerProcess, join: Join) -> None:
+    driver = join("driver")
+    assert driver.open_group("actor", 1, 5) == 1
+    errors: list[BaseException] = []
+
+    def look() -> None:
+        with pytest.raises(RuntimeFailure) as caught:
+            driver.lookup(WorkerAddress("other", 0), 30)
+        errors.append(caught.value)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    assert _eventually(lambda: bool(driver._requests))
+    manager._endpoint.close(linger=0.0)
+    thread.join(5)
+    assert "the job has ended" in str(errors[0])
+
+
+def _eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
+from rlinf_core.manager.registry import Life, NotYet, Registry, WorkerRecord
+
+ACTOR_0 = WorkerAddress("actor", 0)
+ACTOR_1 = WorkerAddress("actor", 1)
+
+
+@pytest.fixture
+def registry() -> Registry[str]:
+    registry: Registry[str] = Registry()
+    assert registry.open_group("actor", 2) == 1
+    return registry
+
+
+def test_a_worker_can_be_reached_once_it_is_ready(registry: Registry[str]) -> None:
+    assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is being launched")
+    assert registry.ready(ACTOR_0, 1, "card 0", "node 0")
+    found = registry.look_up(ACTOR_0)
+    assert isinstance(found, WorkerRecord)
+    assert (found.card, found.node, found.life) == ("card 0", "node 0", Life.READY)
+    assert registry.groups() == {"actor": 2}
+    assert [worker.life for worker in registry.workers("actor")] == [Life.READY, Life.LAUNCHING]
+
+
+def test_an_unknown_group_may_still_come_and_near_names_are_told(registry: Registry[str]) -> None:
+    assert registry.look_up(WorkerAddress("actr", 0)) == NotYet(
+        "no group is named `actr`, it may be launched yet", "did you mean `actor`?"
+    )
+
+
+def test_a_group_that_was_not_declared_is_wrong_at_once(registry: Registry[str]) -> None:
+    registry.declare(["actor", "rollout"])
+    with pytest.raises(UnknownGroupError, match="did you mean `rollout`"):
+        registry.look_up(WorkerAddress("rolout", 0))
+    waits = registry.look_up(WorkerAddress("rollout", 0))
+    assert waits == NotYet("the group `rollout` is declared and not launched yet")
+
+
+def test_a_group_that_was_launched_needs_no_declaration(registry: Registry[str]) -> None:
+    registry.declare(["rollout"])
+    registry.ready(ACTOR_0, 1, "card")
+    assert isinstance(registry.look_up(ACTOR_0), WorkerRecord)
+
+
+def test_groups_of_workers_are_not_declared(registry: Registry[str]) -> None:
+    registry.declare(["actor"])
+    assert isinstance(registry.look_up(WorkerAddress("actor", (0, 1))), NotYet)
+    registry.open_group("actor:0", 2)
+    registry.ready(WorkerAddress("actor", (0, 1)), 1, "nested")
+    found = registry.look_up(WorkerAddress("actor", (0, 1)))
+    assert isinstance(found, WorkerRecord)
+    assert found.card == "nested"
+
+
+def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: Registry[str]) -> None:
+    with pytest.raises(PeerNotFoundError, match="`actor` has no rank 2") as caught:
+        registry.look_up(WorkerAddress("actor", 2))
+    assert caught.value.address == "actor:2"
+    assert caught.value.why == "it has 2 workers, ranks 0 to 1"
+    with pytest.raises(PeerNotFoundError, match="is a group"):
+        registry.look_up(WorkerAddress("actor"))
+
+
+def test_the_dead_are_named_with_their_cause(registry: Registry[str]) -> None:
+    registry.ready(ACTOR_0, 1, "card", "node 0 (10.0.0.1)")
+    assert registry.died(ACTOR_0, 1, now=5.0)
+    assert not registry.died(ACTOR_0, 1, now=6.0, cause="killed by the kernel: out of memory")
+    with pytest.raises(WorkerDiedError) as caught:
+        registry.look_up(ACTOR_0)
+    assert (caught.value.address, caught.value.node) == ("actor:0", "node 0 (10.0.0.1)")
+    assert caught.value.cause == "killed by the kernel: out of memory"
+    record = registry.record(ACTOR_0)
+    assert record is not None
+    assert (record.died_at, record.card) == (5.0, None)
+    assert not registry.ready(ACTOR_0, 1, "late card")
+
+
+def test_a_group_can_be_launched_again_under_its_name(registry: Registry[str]) -> None:
+    registry.ready(ACTOR_0, 1, "old")
+    with pytest.raises(InvalidNameError, match="is running"):
+        registry.open_group("actor", 1)
+    registry.died(ACTOR_0, 1, now=1.0)
+    registry.died(ACTOR_1, 1, now=1.0)
+    assert registry.open_group("actor", 1) == 2
+    assert registry.ready(ACTOR_0, 2, "new")
+    assert registry.is_current(ACTOR_0, 2)
+    assert not registry.is_current(ACTOR_0, 1)
+    # What the old life still says does not count.
+    assert not registry.ready(ACTOR_0, 1, "ghost")
+    assert not registry.died(ACTOR_0, 1, now=9.0)
+    found = registry.look_up(ACTOR_0)
+    assert isinstance(found, WorkerRecord)
+    assert found.card == "new"
+
+
+def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: Registry[str]) -> None:
+    assert registry.close_group("actor") == (ACTOR_0, ACTOR_1)
+    assert registry.close_group("actor") == ()
+    assert registry.record(ACTOR_0) is None
+    with pytest.raises(UnknownGroupError):
+        registry.workers("actor")
+    assert registry.open_group("actor", 3) == 2
+
+
+def test_a_name_that_cannot_be_one_is_refused(registry: Registry[str]) -> None:
+    with pytest.raises(InvalidNameError):
+        registry.open_group("", 1)
+    assert registry.record(WorkerAddress("actor")) is None
+    assert registry.record(WorkerAddress("nobody", 3)) is None

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph
+from rlinf_core.waiting import Operation, OperationKind
+
+
+def operation(kind: str, target: str, *, serial: int = 1, detached: bool = False) -> Operation:
+    return Operation(OperationKind(kind), target, None, since=0, serial=serial, detached=detached)
+
+
+def recv(source: str, *, age: float = 14, serial: int = 1) -> Wait:
+    return Wait(operation("recv", source, serial=serial), age, (source,))
+
+
+def get(channel: str, *producers: str, anyone: bool = False, age: float = 12, serial: int = 1) -> Wait:
+    wait = operation("get", channel, serial=serial)
+    return Wait(wait, age, producers, anyone=anyone, role="producer", state="empty")
+
+
+def idle() -> Wait:
+    return Wait(operation("idle", ""), 3)
+
+
+def call(*workers: str) -> Wait:
+    return Wait(operation("call", "actor.train"), 20, workers, every=True)
+
+
+def found(*processes: Process) -> list[tuple[str, ...]]:
+    return [deadlock.members for deadlock in WaitGraph(processes).deadlocks()]
+
+
+def test_the_picture_of_the_specification() -> None:
+    graph = WaitGraph(
+        [
+            Process("env:3", (get("action", "rollout:1"),)),
+            Process("rollout:1", (recv("actor:0"),)),
+            Process("actor:0", died=12),
+        ]
+    )
+    assert graph.explain("env:3") == (
+        "env:3 waits on channel `action`, empty, for 12 s; "
+        "its only producer rollout:1 waits in recv from actor:0 for 14 s; actor:0 died 12 s ago"
+    )
+
+
+def test_a_picture_tells_everyone_once() -> None:
+    graph = WaitGraph(
+        [
+            Process("env:0", (get("action", "rollout:0", "rollout:1", "ghost:0"),)),
+            Process("rollout:0", (recv("env:0"),)),
+            Process("rollout:1", running=True, doing="runs `load` for 3.0 s"),
+        ]
+    )
+    assert graph.explain("env:0") == (
+        "env:0 waits on channel `action`, empty, for 12 s; its producer rollout:1 runs `load` for 3.0 s; "
+        "its producer ghost:0 is not known; its producer rollout:0 waits in recv from env:0 for 14 s"
+    )
+    assert graph.explain("rollout:1") == graph.explain("nobody") == ""
+
+
+def test_a_picture_of_one_operation_of_several() -> None:
+    graph = WaitGraph([Process("a", (recv("b", serial=1), recv("c", serial=2)))])
+    assert graph.explain("a", 2) == "a waits in recv from c for 14 s; c is not known"
+
+
+def test_a_channel_without_producers_is_said() -> None:
+    graph = WaitGraph([Process("env:0", (get("action", anyone=True),))])
+    assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has no producer"
+
+
+def test_a_long_picture_is_cut() -> None:
+    many = [Process(f"env:{rank}", (recv(f"env:{rank + 1}"),)) for rank in range(40)]
+    sentences = WaitGraph(many).explain("env:0").split("; ")
+    assert len(sentences) == 12
+    assert sentences[-1] == "and 30 more"
+
+
+def test_two_that_wait_for_each_other_are_stuck() -> None:
+    assert found(Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))) == [("a:0", "b:0")]
+
+
+def test_others_that_run_do_not_help_those() -> None:
+    pair = Process("a:0", (recv("b:0"),)), Process("b:0", (recv("a:0"),))
+    assert found(*pair, Process("c:0", running=True)) == [("a:0", "b:0")]
+
+
+def test_who_waits_for_a_knot_is_not_of_it() -> None:
+    graph = WaitGraph(
+        [Process("a", (recv("b"),)), Process("b", (recv("a"),)), Process("c", (recv("a"),)), Process("d", running=True)]
+    )
+    assert [deadlock.members for deadlock in graph.deadlocks()] == [("a", "b")]
+    assert graph.stuck == {("a", 1), ("b", 1), ("c", 1)}
+
+
+def test_one_possible_producer_that_runs_is_enough() -> None:
+    consumer = Process("env:0", (get("action", "rollout:0", "rollout:1"),))
+    stuck = Process("rollout:0", (recv("env:0"),))
+    assert found(consumer, stuck, Process("rollout:1", running=True)) == []
+    assert found(consumer, stuck, Process("rollout:1", (recv("env:0"),))) == [("env:0", "rollout:0", "rollout:1")]
+
+
+def test_a_call_needs_every_worker() -> None:
+    driver = Process("driver", (call("actor:0", "actor:1"),))
+    waits_for_driver = Process("actor:0", (recv("driver"),))
+    assert found(driver, waits_for_driver, Process("actor:1", running=True)) == [("actor:0", "driver")]
+    assert found(driver, Process("actor:0", running=True), Process("actor:1", running=True)) == []
+    assert found(Process("driver", (call(),))) == []
+
+
+def test_a_worker_whose_method_nobody_calls() -> None:
+    """The driver forgot to call env: everyone waits, and the idle worker is in the picture but not to blame."""
+    [deadlock] = WaitGraph(
+        [
+            Process("driver", (call("actor:0"),)),
+            Process("actor:0", (recv("env:0"),)),
+            Process("env:0", (idle(),)),
+        ]
+    ).deadlocks()
+    assert deadlock.members == ("actor:0", "driver")
+    assert "env:0 is idle: no method of it has been called for 3.0 s" in deadlock.picture
+
+
+def test_anyone_who_runs_may_call_an_idle_worker() -> None:
+    waits, sleeper = Process("actor:0", (recv("env:0"),)), Process("env:0", (idle(),))
+    assert found(waits, sleeper, Process("logger:0", running=True)) == []
+
+
+def test_idle_workers_alone_are_no_deadlock() -> None:
+    assert found(Process("a", (idle(),)), Process("b", (idle(),))) == []
+
+
+def test_anyone_may_connect_to_a_channel() -> None:
+    pair = Process("a", (get("x", "b", anyone=True),)), Process("b", (get("y", "a", anyone=True),))
+    assert found(*pair) == [("a", "b")]
+    assert found(*pair, Process("stranger", running=True)) == []
+    assert found(*pair, Process("stranger", (idle(),))) == [("a", "b")]
+
+
+def test_operations_in_flight_are_possible_producers() -> None:
+    put = Wait(operation("put", "x", serial=2, detached=True), 3, ("c",), wakes=frozenset({"a"}), role="consumer")
+    waits = Process("a", (get("x", "b"),))
+    producer = Process("b", (recv("a"), put))
+    assert found(waits, producer, Process("c", running=True)) == []
+    assert found(waits, producer, Process("c", (recv("a"),))) == [("a", "b", "c")]
+    elsewhere = Wait(put.operation, 3, ("c",), wakes=frozenset({"d"}))
+    assert found(waits, Process("b", (recv("a"), elsewhere)), Process("c", running=True)) == [("a", "b")]
+
+
+def test_what_is_in_flight_does_not_hold_its_process_up() -> None:
+    send = Wait(operation("send", "b", detached=True), 3, ("b",))
+    assert found(Process("a", (send,)), Process("b", (recv("a"),))) == []
+
+
+def test_one_of_several_tasks_is_enough() -> None:
+    assert (
+        found(Process("a", (recv("b"), recv("c", serial=2))), Process("b", (recv("a"),)), Process("c", running=True))
+        == []
+    )
+
+
+def test_the_unknown_can_act() -> None:
+    assert found(Process("a", (recv("b"),)), Process("b", (recv("a"), recv("ghost", serial=2)))) == []
+
+
+def test_the_dead_cannot_act_but_their_peers_will_be_told() -> None:
+    dead = Process("z", died=1)
+    assert found(Process("a", (recv("z"),)), Process("b", (recv("a"),)), dead) == []
+    assert found(Process("a", (get("x", "z", "b"),)), Process("b", (recv("a"),)), dead) == [("a", "b")]
+    assert found(Process("a", (call("z", "b"),)), Process("b", (recv("a"),)), dead) == []
+
+
+def test_an_operation_that_is_about_to_fail_is_not_stuck() -> None:
+    failing = Wait(operation("get", "x"), 3, ("b",), failing=True)
+    assert found(Process("a", (failing,)), Process("b", (recv("a"),))) == []
+
+
+def test_two_knots_are_two_deadlocks() -> None:
+    assert found(
+        Process("env:10", (recv("env:2"),)),
+        Process("env:2", (recv("env:10"),)),
+        Process("a", (recv("b"),)),
+        Process("b", (recv("a"),)),
+    ) == [("a", "b"), ("env:2", "env:10")]
+
+
+def ring(size: int, progress: int = 0) -> list[Process]:
+    return [Process(f"w:{rank}", (recv(f"w:{(rank + 1) % size}"),), progress) for rank in range(size)]
+
+
+def test_a_deadlock_is_told_after_two_looks_a_second_apart() -> None:
+    detector = DeadlockDetector()
+    assert detector.look(ring(3), now=10) == []
+    assert detector.look(ring(3), now=10.9) == []
+    [deadlock] = detector.look(ring(3), now=11)
+    assert deadlock.members == ("w:0", "w:1", "w:2")
+    assert deadlock.operations == (("w:0", 1), ("w:1", 1), ("w:2", 1))
+
+
+def test_progress_starts_the_wait_anew() -> None:
+    detector = DeadlockDetector()
+    detector.look(ring(3), now=0)
+    moved = [*ring(3)[:2], Process("w:2", (recv("w:0"),), progress=1)]
+    assert detector.look(moved, now=5) == []
+    assert len(detector.look(moved, now=6)) == 1
+
+
+def test_a_newcomer_starts_anew() -> None:
+    detector = DeadlockDetector()
+    assert detector.look(ring(3)[:2], now=0) == []
+    assert detector.look(ring(3), now=5) == []
+
+
+@pytest.mark.parametrize("size", [2, 1000])
+def test_big_jobs_are_looked_at_quickly(size: int) -> None:
+    names = tuple(f"w:{rank}" for rank in range(size))
+    processes = [Process(name, (get("x", *names, anyone=True),)) for name in names]
+    [deadlock] = WaitGraph(processes).deadlocks()
+    assert isinstance(deadlock, Deadlock)
+    assert deadlock.members == names

@@ -1,0 +1,284 @@
+"""Placement findings: each at the characters that make it, and none for what follows from another mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.codes.entry import CLOSE, OPEN, Code
+from rlinf_core.config.codes.placement import CODES
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.reader import decode, read
+from rlinf_core.config.shape import validate
+from rlinf_core.placement.check import check_placement
+from rlinf_core.topology import ClusterTopology
+
+
+class File(ConfigModel):
+    """A file that is only about machines."""
+
+    cluster: ClusterConfig
+
+
+def findings(text: str, assume: tuple[str, ...] = ()) -> list[Diagnostic]:
+    """What `check_placement` says about a file; markers are taken out first."""
+    found, ours = Diagnostics(), Diagnostics()
+    source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
+    assert source is not None
+    tree = read(source, found)
+    assert tree is not None
+    validated = validate(File, tree, found, stand_ins={("cluster", "num_nodes"): 1})
+    assert validated.model is not None, list(found)
+    cluster = validated.model.cluster
+    check_placement(tree, cluster, ClusterTopology.from_config(cluster, assume), ours, validated.pruned)
+    return list(ours)
+
+
+def one(text: str, code: str, assume: tuple[str, ...] = ()) -> Diagnostic:
+    """The only finding, which has this code and underlines the marked text."""
+    found = findings(text, assume)
+    assert [each.code for each in found] == [code], found
+    start = text.index(OPEN)
+    assert (found[0].span.start, found[0].span.end) == (start, text.index(CLOSE) - 1)
+    return found[0]
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_the_wrong_example_is_reported_at_its_marker_and_nothing_else_is(code: Code) -> None:
+    assert one(code.wrong.text, code.name, code.wrong.assume).severity is code.severity
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_the_right_example_is_free_of_it(code: Code) -> None:
+    assert code.name not in {each.code for each in findings(code.right.text, code.right.assume)}
+
+
+EIGHT_NODES = """
+cluster:
+  num_nodes: 8
+  component_placement:
+    actor:
+      node_group: a800
+      placement: {map}
+  node_groups:
+    - label: a800
+      node_ranks: 0-7
+      accelerators: {{model: A800, per_node: 8}}
+"""
+
+
+def test_the_message_of_the_specification() -> None:
+    found = one(EIGHT_NODES.format(map="«0-64»"), "placement-out-of-range")
+    assert found.message == "component `actor` asks for resource 64, but `a800` has resources 0-63"
+    assert found.help == "8 nodes x 8 accelerators; did you mean 0-63?"
+    assert found.path == ("cluster", "component_placement", "actor")
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['"0-3,«9-64»"', "'0-3, «9-64»'", '["0-3", "«9-64»"]', "[0-3, «9-64»]", "\n        - 0-3\n        - «9-64»"],
+)
+def test_the_part_is_found_however_the_map_is_written(written: str) -> None:
+    found = [each for each in findings(EIGHT_NODES.format(map=written)) if each.code == "placement-out-of-range"]
+    text = EIGHT_NODES.format(map=written)
+    assert [(each.span.start, each.span.end) for each in found] == [(text.index(OPEN), text.index(CLOSE) - 1)]
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "message", "help"),
+    [
+        ("«64-127»", "placement-out-of-range", "asks for resources 64-127", "did you mean 0-63?"),
+        ("0-3,«3»,4-63", "placement-not-ascending", "lists resource 3 of `a800` twice", "behind a colon"),
+        ("8-63,«0-7»", "placement-not-ascending", "lists resources 0-7 after 8-63", "did you mean `0-7,8-63`?"),
+        ("0-3,«all»", "placement-not-ascending", "lists resources of `a800` twice", "write it alone"),
+        ("«0-63:0-47»", "placement-counts-dont-divide", "puts 48 processes on 64 resources", "`0-63:0-63`"),
+        ("«0-63:0-99»", "placement-counts-dont-divide", "puts 100 processes on 64 resources", "`0-63:0-127`"),
+        ("«0-63:1-64»", "process-ranks-gap", "starts its process ranks at 1", "did you mean `0-63:0-63`?"),
+        ("0-31:0-31,«32-63:40-71»", "process-ranks-gap", "leaves out process ranks 32-39", "`32-63:32-63`"),
+        ("0-31:0-31,«32-63:31-62»", "process-ranks-gap", "gives process rank 31 twice", "`32-63:32-63`"),
+        (
+            "«4-63:0-4»",
+            "process-spans-nodes",
+            "gives process 0 the resources 4-15 of `a800`",
+            "8 nodes x 8 accelerators",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_map(written: str, code: str, message: str, help: str) -> None:
+    found = one(EIGHT_NODES.format(map=f'"{written}"'), code)
+    assert message in found.message
+    assert "component `actor`" in found.message
+    assert help in (found.help or "")
+
+
+def test_every_mistake_of_a_map_is_reported_in_one_pass() -> None:
+    found = findings(EIGHT_NODES.format(map='"0-3:1-4,2-5,8-15:9-11,60-70"'))
+    assert [each.code for each in found] == [
+        "process-ranks-gap",
+        "placement-not-ascending",
+        "placement-counts-dont-divide",
+        "placement-out-of-range",
+    ]
+
+
+def test_a_mistyped_group_gets_the_nearest_one() -> None:
+    text = EIGHT_NODES.format(map="0-63").replace("node_group: a800", "node_group: «a80»")
+    assert one(text, "unknown-node-group").help == "did you mean `a800`?"
+
+
+def test_one_label_of_several_is_underlined() -> None:
+    text = EIGHT_NODES.format(map="0-63").replace("node_group: a800", 'node_group: [a800, "«nodes»"]')
+    found = one(text.replace('"«nodes»"', "«nodes»"), "unknown-node-group")
+    assert found.help == "did you mean `node`?"
+
+
+def test_a_group_that_the_file_got_wrong_is_not_called_unknown() -> None:
+    assert findings(EIGHT_NODES.format(map="0-63").replace("node_ranks: 0-7", "node_ranks: 7-0")) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("per_node: 8", "per_node: eight"),  # accelerators would look undeclared
+        ("node_ranks: 0-7", "node_ranks: 0-8"),  # refused by the cluster's own rules
+        ("num_nodes: 8", "num_nodes: eight"),
+        ("node_group: a800", 'node_group: "a 800"'),  # the entry would look as if it meant every node
+    ],
+)
+def test_what_follows_from_another_mistake_is_not_reported(change: tuple[str, str]) -> None:
+    assert findings(EIGHT_NODES.format(map="0-64").replace(*change)) == []
+
+
+def test_a_component_twice_points_at_the_first_as_well() -> None:
+    text = EIGHT_NODES.format(map="0-63").replace("    actor:", '    "rollout, actor":  0-63\n    «actor»:')
+    found = one(text, "component-twice")
+    (place, _), *_ = found.related
+    assert place.text == "actor"
+    assert place.begin.line == 5
+
+
+UNKNOWN = """
+cluster:
+  num_nodes: 4
+  component_placement:
+    actor: {{node_group: a, placement: '{map}'}}
+  node_groups:
+    - label: a
+      node_ranks: 0-1
+    - label: b
+      node_ranks: 2-3
+      accelerators: {{per_node: 8}}
+"""
+
+
+def test_unknown_accelerators_are_a_note_and_what_can_be_checked_is() -> None:
+    found = findings(UNKNOWN.format(map="0-7:0-2,5-6"))
+    assert [each.code for each in found] == [
+        "placement-counts-dont-divide",
+        "placement-not-ascending",
+        "accelerators-unknown",
+    ]
+    assert found[-1].severity is Severity.NOTE
+    assert "nodes 0-1" in found[-1].message
+    assert "--assume a=8" in (found[-1].help or "")
+
+
+def test_an_assumption_replaces_the_note() -> None:
+    codes = {each.code for each in findings(UNKNOWN.format(map="0-16"), ("a=8",))}
+    assert codes == {"placement-out-of-range"}
+
+
+def test_nothing_declared_anywhere_is_not_taken_for_absent() -> None:
+    found = findings("cluster:\n  num_nodes: 2\n  component_placement:\n    «actor»: 0-15\n")
+    assert [each.code for each in found] == ["accelerators-unknown"]
+    assert "`cluster`" in found[0].message
+
+
+def test_idle_accelerators_are_counted_by_node() -> None:
+    found = findings(EIGHT_NODES.format(map='"0-3,8-61"'))
+    assert [each.code for each in found] == ["idle-accelerators"]
+    assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
+
+
+def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
+    text = EIGHT_NODES.format(map="0-31").replace(
+        "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
+    )
+    assert [each.code for each in findings(text)] == ["idle-accelerators"]
+
+
+@pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])
+def test_components_of_like_density_are_not_suspicious(other: str) -> None:
+    text = EIGHT_NODES.format(map="0-63").replace("  node_groups:\n", f"    env: '{other}'\n  node_groups:\n")
+    assert findings(text) == []
+
+
+def test_a_component_within_another_is_not_suspicious() -> None:
+    text = EIGHT_NODES.format(map="0-63").replace(
+        "  node_groups:\n", "    env: 0-31\n    rollout: 32-63\n  node_groups:\n"
+    )
+    assert findings(text) == []
+
+
+@pytest.mark.parametrize("make", [str, lambda text: text.replace("\n", "\r\n")])
+def test_line_ends_do_not_move_the_caret(make: Callable[[str], str]) -> None:
+    one(make(EIGHT_NODES.format(map="«0-64»")), "placement-out-of-range")
+
+
+@pytest.mark.parametrize(
+    ("labels", "code"),
+    [("«a»x", "unknown-node-group"), ("a, «a»", "groups-overlap"), ("a,«arm»", "groups-mixed-units")],
+)
+def test_groups_are_checked_before_their_accelerators_are_known(labels: str, code: str) -> None:
+    text = UNKNOWN.format(map="0-7").replace("node_group: a,", f'node_group: "{labels}",').replace("«a»x", "«ax»")
+    text += """    - label: arm
+      node_ranks: 3
+      hardware: {type: Franka, configs: [{node_rank: 3, robot_ip: 10.0.0.1}]}
+"""
+    found = [each for each in findings(text) if each.severity is Severity.ERROR]
+    assert [each.code for each in found] == [code]
+    assert found[0].span.start == text.index(OPEN)
+
+
+def test_a_count_that_does_not_fit_is_not_blamed_on_the_next_part_too() -> None:
+    text = EIGHT_NODES.format(map='"«0-1:0-2»,2-3:4-7"')
+    errors = [each for each in findings(text) if each.severity is Severity.ERROR]
+    assert [each.code for each in errors] == ["placement-counts-dont-divide"]
+    assert "did you mean `0-1:0-3`?" in (errors[0].help or "")
+
+
+def test_a_group_with_one_resource_has_only_that() -> None:
+    text = (
+        EIGHT_NODES.format(map="«0-1»")
+        .replace("per_node: 8", "per_node: 1")
+        .replace("node_ranks: 0-7", "node_ranks: 3")
+    )
+    found = one(text, "placement-out-of-range")
+    assert found.message == "component `actor` asks for resource 1, but `a800` has only resource 0"
+    assert found.help == "1 node x 1 accelerator; did you mean 0?"
+
+
+def test_a_name_that_is_missing_is_not_placed_twice() -> None:
+    text = "cluster:\n  num_nodes: 1\n  component_placement: {',a': 0, 'b,': 0, ',': 0}\n"
+    assert not [each for each in findings(text, ("1",)) if each.code == "component-twice"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "where"), [("", "in a node group"), ("[{label: a, node_ranks: 0}]", "in the group")]
+)
+def test_unknown_accelerators_are_declared_in_a_group(groups: str, where: str) -> None:
+    text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups or '[]'}\n"
+    (found,) = findings(text)
+    assert found.code == "accelerators-unknown"
+    assert found.help is not None
+    assert where in found.help
+    assert found.span.text == "actor"
+
+
+def test_the_whole_cluster_is_never_a_group_of_that_label() -> None:
+    groups = "[{label: cluster, node_ranks: 0}]"
+    text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups}\n"
+    assert [each.span.text for each in findings(text) if each.code == "accelerators-unknown"] == ["actor"]

@@ -1,0 +1,182 @@
+"""The public strategies: which resources each process gets, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.placement.packed import PackedPlacementStrategy, default_strategy
+from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+TWO_BY_EIGHT = ClusterTopology.from_nodes([NodeInfo(0, 8, "NVIDIA"), NodeInfo(1, 8, "NVIDIA")])
+CPU = ClusterTopology.from_nodes([NodeInfo(0, 0), NodeInfo(1, 0)])
+
+
+def units(placements: list[Placement]) -> list[tuple[int, tuple[int, ...]]]:
+    return [(placement.cluster_node_rank, placement.local_hardware_ranks) for placement in placements]
+
+
+def test_packed_takes_consecutive_resources_over_nodes() -> None:
+    strategy = PackedPlacementStrategy(4, 11, num_hardware_per_process=2)
+    assert units(strategy.get_placement(TWO_BY_EIGHT)) == [(0, (4, 5)), (0, (6, 7)), (1, (0, 1)), (1, (2, 3))]
+
+
+@given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_packed_always_takes_the_lowest_unused(start: int, per_process: int, stride: int, blocks: int) -> None:
+    count = blocks * (per_process * stride if per_process > 1 else 1)
+    topology = ClusterTopology.from_nodes([NodeInfo(0, start + count)])
+    strategy = PackedPlacementStrategy(start, start + count - 1, per_process, stride)
+    unused = list(range(start, start + count))
+    for placement in strategy.get_placement(topology):
+        first = min(unused)
+        assert list(placement.local_hardware_ranks) == [first + stride * i for i in range(per_process)]
+        unused = [rank for rank in unused if rank not in placement.local_hardware_ranks]
+    assert unused == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "help"),
+    [
+        ((0, 6, 2), "7 resources, 0-6, cannot be dealt out in shares of 2", "did you mean 0-5?"),
+        ((0, 5, 2, 2), "in shares of 2 with stride 2", "multiple of 4; did you mean 0-3?"),
+        ((0, 1, 4), "cannot be dealt out", "multiple of 4"),
+        ((3, 2), "3 to 2 is not a range", "first and the last"),
+        ((-1, 2), "-1 to 2 is not a range", "from 0"),
+        ((0, 7, 0), "`num_hardware_per_process` is 0", "from 1"),
+        ((0, 7, 2, 0), "`stride` is 0", "from 1"),
+    ],
+)
+def test_packed_refuses_what_does_not_fit(arguments: tuple[int, ...], message: str, help: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        PackedPlacementStrategy(*arguments)
+    assert message in caught.value.message
+    assert help in (caught.value.help or "")
+    assert "PackedPlacementStrategy" in (caught.value.where or "")
+
+
+def test_flexible_gives_each_process_its_list_in_the_order_given() -> None:
+    placements = FlexiblePlacementStrategy([[3, 1], [9], [9, 8]]).get_placement(TWO_BY_EIGHT)
+    assert units(placements) == [(0, (3, 1)), (1, (1,)), (1, (1, 0))]
+    assert [placement.local_accelerator_rank for placement in placements] == [3, 1, 1]
+    assert placements[0].environment()["CUDA_VISIBLE_DEVICES"] == "3,1"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([], "nothing to place"),
+        ([[0], []], "process 1 is given no resource"),
+        ([[-1]], "process 0 is given resource -1"),
+    ],
+)
+def test_flexible_refuses_lists_that_say_nothing(ranks: list[list[int]], message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        FlexiblePlacementStrategy(ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message", "help"),
+    [
+        ([[0], [16]], "process 1 asks for resource 16, but `cluster` has resources 0-15", "2 nodes x 8 accelerators"),
+        ([[7, 8]], "process 0 would hold resources 7,8 of `cluster`, which lie on nodes 0-1", "one node"),
+        ([[1, 2, 1]], "process 0 is given resource 1 twice", "once"),
+    ],
+)
+def test_flexible_refuses_what_the_cluster_cannot_hold(ranks: list[list[int]], message: str, help: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        FlexiblePlacementStrategy(ranks).get_placement(TWO_BY_EIGHT)
+    assert caught.value.message == message
+    assert help in (caught.value.help or "")
+
+
+def test_node_places_one_process_an_entry() -> None:
+    placements = NodePlacementStrategy([1, 0, 1]).get_placement(TWO_BY_EIGHT)
+    assert [placement.cluster_node_rank for placement in placements] == [1, 0, 1]
+    assert [placement.placement_node_rank for placement in placements] == [0, 1, 0]
+    assert [(placement.local_rank, placement.local_world_size) for placement in placements] == [(0, 2), (0, 1), (1, 2)]
+    environment = placements[2].environment()
+    assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
+    assert (environment["NODE_RANK"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "")
+
+
+def test_node_counts_within_a_group(make_cluster: Callable[..., ClusterConfig]) -> None:
+    topology = ClusterTopology.from_config(make_cluster(4, groups=[{"label": "b", "node_ranks": "1,3"}]))
+    placements = NodePlacementStrategy([0, 1], "b").get_placement(topology)
+    assert [placement.cluster_node_rank for placement in placements] == [1, 3]
+    assert {placement.node_group_label for placement in placements} == {"b"}
+    with pytest.raises(PlacementError, match="process 0 asks for node 3, but `b` has nodes 0-1"):
+        NodePlacementStrategy([3], "b").get_placement(topology)
+
+
+def test_node_refuses_no_processes() -> None:
+    with pytest.raises(PlacementError, match="nothing to place"):
+        NodePlacementStrategy([])
+
+
+@pytest.mark.parametrize(("topology", "expected"), [(TWO_BY_EIGHT, 16), (CPU, 2)])
+def test_the_default_is_a_process_an_accelerator_or_else_a_node(topology: ClusterTopology, expected: int) -> None:
+    placements = default_strategy(topology).get_placement(topology)
+    assert len(set(units(placements))) == len(placements) == expected
+
+
+@pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 1), FlexiblePlacementStrategy([[0], [1]])])
+def test_a_cluster_is_as_good_as_its_topology(strategy: Any) -> None:
+    @dataclass
+    class Cluster:
+        topology: ClusterTopology
+
+    assert strategy.get_placement(Cluster(TWO_BY_EIGHT)) == strategy.get_placement(TWO_BY_EIGHT)
+
+
+def test_without_isolation_a_process_sees_its_whole_node() -> None:
+    placements = PackedPlacementStrategy(4, 9, 2).get_placement(TWO_BY_EIGHT, isolate_accelerator=False)
+    assert [placement.visible_accelerators for placement in placements] == [tuple(range(8))] * 3
+    assert [placement.environment()["LOCAL_RANK"] for placement in placements] == ["4", "6", "0"]
+    assert [placement.environment()["LOCAL_WORLD_SIZE"] for placement in placements] == ["2", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "variable"),
+    [
+        ("NVIDIA", "CUDA_VISIBLE_DEVICES"),
+        ("AMD", "HIP_VISIBLE_DEVICES"),
+        ("Ascend", "ASCEND_RT_VISIBLE_DEVICES"),
+        (None, "CUDA_VISIBLE_DEVICES"),
+        ("none", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_each_vendor_has_its_own_visibility_variable(vendor: str | None, variable: str) -> None:
+    topology = ClusterTopology.from_nodes([NodeInfo(0, 2, vendor)])
+    assert FlexiblePlacementStrategy([[1]]).get_placement(topology)[0].environment()[variable] == "1"
+
+
+def test_the_node_names_its_devices() -> None:
+    topology = ClusterTopology.from_nodes([NodeInfo(0, 2, "NVIDIA", accelerator_ids=("5", "GPU-7c3a"))])
+    (placement,) = FlexiblePlacementStrategy([[1]]).get_placement(topology)
+    assert placement.visible_accelerators == (1,)
+    assert placement.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-7c3a"
+
+
+def test_unknown_accelerators_are_refused_with_what_to_do() -> None:
+    topology = ClusterTopology.from_nodes([NodeInfo(0)])
+    with pytest.raises(PlacementError, match="the accelerators of `cluster` are unknown") as caught:
+        PackedPlacementStrategy(0, 0).get_placement(topology)
+    assert "--assume" in (caught.value.help or "")
+
+
+def test_a_placement_is_a_frozen_value_that_travels() -> None:
+    placement = PackedPlacementStrategy(0, 0).get_placement(TWO_BY_EIGHT)[0]
+    assert pickle.loads(pickle.dumps(placement)) == placement
+    with pytest.raises(FrozenInstanceError):
+        placement.rank = 1  # type: ignore[misc]

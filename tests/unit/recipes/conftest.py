@@ -1,0 +1,25 @@
+"""Files of the recipes through the whole pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.job.load import load_job
+
+Findings = Callable[..., list[tuple[str, str]]]
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Findings:
+    """Loads a text; the code and the underlined text of everything found. `messages=True` adds the messages."""
+
+    def find(text: str, *overrides: str, messages: bool = False) -> list[tuple[str, ...]]:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        found = load_job(str(path), overrides, environ={}).diagnostics
+        return [(each.code, each.span.text, *([each.message, each.help or ""] if messages else [])) for each in found]
+
+    return find

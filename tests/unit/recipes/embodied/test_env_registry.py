@@ -1,0 +1,47 @@
+"""Environments by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from recipes.embodied.config import PACKAGES
+from recipes.embodied.envs.base import EnvSettings
+from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.registry import MissingPackageError, make_env
+from rlinf_core.errors import ConfigError
+
+SETTINGS = EnvSettings(num_envs=2)
+
+
+def test_ours_and_a_users_own() -> None:
+    for name in ("franka_kin", "recipes.embodied.envs.franka_kin:FrankaKinEnv"):
+        assert isinstance(make_env(name, SETTINGS), FrankaKinEnv)
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, command = PACKAGES[name]
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingPackageError, match=package) as caught:
+        make_env(name, SETTINGS)
+    assert caught.value.package == package
+    assert caught.value.help == f"run `{command}`"
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean `franka_kin`"):
+        make_env("franka-kin", SETTINGS)
+
+
+def test_environments_need_neither_torch_nor_ray() -> None:
+    """An interpreter of env workers may have a simulator and no torch."""
+    code = (
+        "import sys; from recipes.embodied.envs.registry import make_env\n"
+        "from recipes.embodied.envs.base import EnvSettings\n"
+        "make_env('franka_kin', EnvSettings(num_envs=2)).reset()\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'gymnasium')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

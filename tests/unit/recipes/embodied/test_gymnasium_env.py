@@ -1,0 +1,144 @@
+"""Any environment of Gymnasium, behind our interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.embodied.envs.base import EnvSettings
+from recipes.embodied.envs.registry import make_env
+from rlinf_core.errors import ConfigError
+
+gymnasium = pytest.importorskip("gymnasium")
+
+
+class Toy(gymnasium.Env):
+    """Observations of several parts, an action with bounds of its own, and success."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "camera": gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8),
+            "arm": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64),
+            "tool": gymnasium.spaces.Discrete(3, start=1),
+        }
+    )
+    action_space = gymnasium.spaces.Box(np.array([0.0, -np.inf]), np.array([10.0, np.inf]), dtype=np.float64)
+
+    def __init__(self, goal: float = 5.0) -> None:
+        self.goal = goal
+        self.actions: list[np.ndarray] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.look(), {}
+
+    def look(self) -> dict[str, Any]:
+        return {"camera": np.full((40, 48, 3), 7, np.uint8), "arm": self.np_random.random((2, 2)), "tool": 2}
+
+    def step(self, action: np.ndarray) -> Any:
+        self.actions.append(action)
+        solved = bool(action[0] == self.goal)
+        return self.look(), float(action[0]), solved, False, {"is_success": solved}
+
+
+@pytest.fixture
+def toy_id() -> Any:
+    gymnasium.register("RlinfToy-v0", entry_point=Toy)
+    yield "RlinfToy-v0"
+    del gymnasium.registry["RlinfToy-v0"]
+
+
+def test_choices_and_states() -> None:
+    env = make_env("gymnasium", EnvSettings(num_envs=3, task="CartPole-v1", max_episode_steps=500))
+    assert (env.spec.state_size, env.spec.action_size, env.spec.num_choices) == (4, 1, 2)
+    first = env.reset()["states"]
+    assert first.shape == (3, 4)
+    assert first.dtype == np.float32
+    assert not np.array_equal(first[0], first[1])
+    ended = 0
+    for _ in range(60):
+        result = env.step(np.ones((3, 1, 1), np.int64))  # always to the right: the pole falls soon
+        assert result.rewards.tolist() == [[1.0]] * 3
+        if result.episodes is not None:
+            ended += len(result.episodes.env)
+            assert (result.episodes.lengths < 15).all()
+            assert result.episodes.returns.tolist() == result.episodes.lengths.tolist()
+            assert result.episodes.success_once is None
+    assert ended >= 9
+    env.close()
+    env.close()
+
+
+def test_it_does_what_gymnasium_does() -> None:
+    """The same seed and actions step by step in a plain environment."""
+    env = make_env("gymnasium", EnvSettings(num_envs=1, task="CartPole-v1", max_episode_steps=500))
+    state = env.reset()["states"][0]
+    plain = gymnasium.make("CartPole-v1")
+    plain.reset(seed=0)
+    plain.unwrapped.state = np.array(env._current[0], np.float64)
+    for action in (0, 1, 1, 0):
+        result = env.step(np.array([[[action]]]))
+        expected, *_ = plain.step(action)
+        np.testing.assert_allclose(result.observations["states"][0], expected, atol=1e-5)
+    assert not np.array_equal(state, result.observations["states"][0])
+
+
+def test_starts_follow_seed_group_and_reset() -> None:
+    def make(**more: Any) -> Any:
+        return make_env("gymnasium", EnvSettings(num_envs=4, task="CartPole-v1", group_size=2, **more))
+
+    env = make()
+    first, second = env.reset()["states"], env.reset()["states"]
+    assert np.array_equal(first[0], first[1])
+    assert not np.array_equal(first[1], first[2])
+    assert not np.array_equal(first[0], second[0])
+    assert np.array_equal(make().reset(1)["states"], second)
+    assert not np.array_equal(make(seed=9).reset(0)["states"], first)
+
+
+def test_the_environments_own_limit_counts_too() -> None:
+    env = make_env(
+        "gymnasium", EnvSettings(num_envs=1, task="MountainCar-v0", max_episode_steps=1000, auto_reset=False)
+    )
+    env.reset()
+    results = [env.step(np.zeros((1, 1, 1), np.int64)) for _ in range(200)]
+    assert [bool(result.truncations.any()) for result in results] == [False] * 199 + [True]
+
+
+def test_dictionaries_images_and_bounds(toy_id: str) -> None:
+    env: Any = make_env("gymnasium", EnvSettings(num_envs=2, task=toy_id, options={"goal": 10.0}))
+    assert env.spec.image_shape == (40, 48, 3)
+    assert (env.spec.state_size, env.spec.action_size, env.spec.num_choices) == (7, 2, None)
+    observations = env.reset()
+    assert observations["images"].shape == (2, 40, 48, 3)
+    assert observations["images"].dtype == np.uint8
+    assert observations["states"].shape == (2, 7)
+    assert observations["states"][:, 4:].tolist() == [[0, 1, 0]] * 2
+    result = env.step(np.array([[[0.0, 3.0]], [[2.0, -4.0]]], np.float32))
+    assert result.rewards[:, 0].tolist() == [5, 10]  # -1..1 becomes 0..10, and beyond counts as the bound
+    assert [each.unwrapped.actions[0].tolist() for each in env._envs] == [[5, 3], [10, -4]]
+    assert result.episodes.success_at_end.tolist() == [True]
+    assert result.episodes.env.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("task", "message"), [(None, "needs a task"), ("NoSuch-v0", "NoSuch"), ("CartPole-v1", "no_such_option")]
+)
+def test_what_cannot_be_made_is_refused(task: str | None, message: str) -> None:
+    options = {"no_such_option": 1} if task == "CartPole-v1" else {}
+    with pytest.raises(ConfigError, match=message):
+        make_env("gymnasium", EnvSettings(num_envs=1, task=task, options=options))
+
+
+def test_spaces_that_are_not_understood_are_refused() -> None:
+    class Sentence(Toy):
+        observation_space = gymnasium.spaces.Text(5)
+
+    gymnasium.register("RlinfText-v0", entry_point=Sentence)
+    try:
+        with pytest.raises(ConfigError, match="not understood"):
+            make_env("gymnasium", EnvSettings(num_envs=1, task="RlinfText-v0"))
+    finally:
+        del gymnasium.registry["RlinfText-v0"]

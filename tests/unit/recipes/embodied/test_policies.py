@@ -1,0 +1,240 @@
+"""Policies: what is drawn is what is judged; and a vision-language-action model fits the interface."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.base import EnvSpec, Observation
+from recipes.embodied.models.base import BasePolicy, Decision, Inputs, Judgement
+from recipes.embodied.models.registry import make_model, register_model
+from rlinf_core.errors import ConfigError
+
+STATES = EnvSpec(state_size=5, action_size=3)
+CHOICES = EnvSpec(state_size=5, action_size=1, num_choices=4)
+IMAGES = EnvSpec(state_size=5, action_size=3, image_shape=(40, 48, 3))
+BLIND = EnvSpec(state_size=0, action_size=3, image_shape=(40, 48, 3))
+
+
+def config(**keys: Any) -> EmbodiedModelConfig:
+    return EmbodiedModelConfig.model_validate({"hidden_dim": 16, **keys})
+
+
+def observe(spec: EnvSpec, count: int = 6) -> Observation:
+    random = np.random.default_rng(0)
+    found: Observation = {"instructions": np.full(count, "do it")}
+    if spec.state_size:
+        found["states"] = random.normal(size=(count, spec.state_size)).astype(np.float32)
+    if spec.image_shape:
+        found["images"] = random.integers(0, 256, size=(count, *spec.image_shape), dtype=np.uint8)
+    return found
+
+
+CASES = [("mlp_policy", STATES), ("mlp_policy", CHOICES), ("cnn_policy", IMAGES), ("cnn_policy", BLIND)]
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_what_is_drawn_is_what_is_judged(name: str, spec: EnvSpec, chunk: int) -> None:
+    torch.manual_seed(0)
+    policy = make_model(config(model_type=name, num_action_chunks=chunk), spec)
+    inputs = policy.prepare(observe(spec))
+    assert "instructions" not in inputs
+    for greedy in (False, True):
+        decision = policy.act(inputs, greedy=greedy)
+        judged = policy(inputs, decision.actions)
+        assert decision.actions.shape == decision.logprobs.shape == judged.entropy.shape == (6, chunk, spec.action_size)
+        assert decision.actions.dtype == (torch.float32 if spec.num_choices is None else torch.int64)
+        torch.testing.assert_close(judged.logprobs, decision.logprobs, atol=1e-5, rtol=1e-5)
+        assert decision.values is not None
+        torch.testing.assert_close(judged.values, decision.values)
+        torch.testing.assert_close(policy.values(inputs), decision.values)
+        assert decision.values.shape == (6, chunk)
+        assert not decision.logprobs.requires_grad
+    sent = policy.to_env(decision.actions)
+    assert sent.shape == (6, chunk, spec.action_size)
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
+def test_every_weight_learns(name: str, spec: EnvSpec) -> None:
+    policy = make_model(config(model_type=name), spec)
+    inputs = policy.prepare(observe(spec))
+    judged = policy(inputs, policy.act(inputs).actions)
+    (judged.logprobs.sum() + judged.entropy.sum() + judged.values.square().sum()).backward()
+    for weight_name, weight in policy.named_parameters():
+        assert weight.grad is not None, weight_name
+        assert weight.grad.abs().sum() > 0, weight_name
+
+
+def test_log_probabilities_are_those_of_torch() -> None:
+    policy = make_model(config(num_action_chunks=2), STATES)
+    with torch.no_grad():
+        policy.head.log_std.copy_(torch.randn(2, 3))
+        policy.head.mean.weight.normal_()
+    inputs = policy.prepare(observe(STATES))
+    decision = policy.act(inputs)
+    mean = policy.head.mean(policy.actor(inputs["states"])).view(6, 2, 3)
+    expected = torch.distributions.Normal(mean, policy.head.log_std.exp())
+    judged = policy(inputs, decision.actions)
+    torch.testing.assert_close(judged.logprobs, expected.log_prob(decision.actions), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(judged.entropy, expected.entropy())
+
+
+def test_choices_are_those_of_torch() -> None:
+    policy = make_model(config(), CHOICES)
+    with torch.no_grad():
+        policy.head.logits.weight.normal_()
+    inputs = policy.prepare(observe(CHOICES, 1))
+    many = {"states": inputs["states"].expand(20_000, -1)}
+    torch.manual_seed(0)
+    decision = policy.act(many)
+    logits = policy.head.logits(policy.actor(inputs["states"])).view(4)
+    expected = torch.distributions.Categorical(logits=logits)
+    frequencies = torch.bincount(decision.actions.flatten(), minlength=4) / 20_000
+    assert (frequencies - expected.probs).abs().max() < 0.02
+    judged = policy(many, decision.actions)
+    torch.testing.assert_close(judged.logprobs.flatten(), expected.log_prob(decision.actions.flatten()))
+    torch.testing.assert_close(judged.entropy[0, 0, 0], expected.entropy())
+    assert policy.act(inputs, greedy=True).actions.item() == logits.argmax().item()
+
+
+def test_a_generator_decides_what_is_drawn() -> None:
+    for spec in (STATES, CHOICES):
+        policy = make_model(config(), spec)
+        inputs = policy.prepare(observe(spec, 50))
+        first, again, other = (
+            policy.act(inputs, generator=torch.Generator().manual_seed(seed)).actions for seed in (1, 1, 2)
+        )
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+def test_without_a_value_head() -> None:
+    policy = make_model(config(add_value_head=False), STATES)
+    inputs = policy.prepare(observe(STATES))
+    decision = policy.act(inputs)
+    assert decision.values is None
+    assert policy(inputs, decision.actions).values is None
+    with pytest.raises(ValueError, match="add_value_head"):
+        policy.values(inputs)
+
+
+def test_values_do_not_disturb_actions() -> None:
+    policy = make_model(config(), STATES)
+    inputs = policy.prepare(observe(STATES))
+    policy(inputs, policy.act(inputs).actions).values.sum().backward()
+    touched = [name for name, weight in policy.named_parameters() if weight.grad is not None]
+    assert touched
+    assert all(name.startswith("critic.") for name in touched)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("mlp_policy", BLIND, "cnn_policy"),
+        ("cnn_policy", STATES, "mlp_policy"),
+        ("cnn_policy", EnvSpec(state_size=0, action_size=1, image_shape=(20, 48, 3)), "36 x 36"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, spec: EnvSpec, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_model(config(model_type=name), spec)
+
+
+class Backbone(nn.Module):
+    """In the shape of a causal language model with images: it takes ids and pixels, and gives logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, 8)
+        self.vision = nn.Linear(3, 8)
+        self.lm_head = nn.Linear(8, 300)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Tensor:
+        seen = self.vision(pixel_values.mean(dim=(1, 2)))[:, None]
+        return self.lm_head(self.embedding(input_ids).cumsum(dim=1) + seen)
+
+
+@register_model("test_tiny_vla")
+class TinyVla(BasePolicy):
+    """Spells each number of an action as one of 256 tokens, one token after another, in chunks."""
+
+    FIRST, BINS = 44, 256
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        self.shape = (config.num_action_chunks, spec.action_size)
+        self.model = Backbone()
+
+    def prepare(self, observations: Observation) -> Inputs:
+        ids = torch.tensor([[len(word) for word in text.split()] for text in observations["instructions"]])
+        return {"input_ids": ids, "pixel_values": torch.from_numpy(observations["images"]) / 255}
+
+    @torch.no_grad()
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+        ids, drawn = inputs["input_ids"], []
+        for _ in range(self.shape[0] * self.shape[1]):
+            probabilities = self._logprobs(ids, inputs["pixel_values"])[:, -1].exp()
+            token = torch.multinomial(probabilities, 1, generator=generator)
+            if greedy:
+                token = probabilities.argmax(dim=-1, keepdim=True)
+            drawn.append(token)
+            ids = torch.cat((ids, token + self.FIRST), dim=1)
+        actions = torch.cat(drawn, dim=1).view(-1, *self.shape)
+        return Decision(actions, self(inputs, actions).logprobs, None)
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
+        tokens = actions.flatten(start_dim=1)
+        ids = torch.cat((inputs["input_ids"], tokens[:, :-1] + self.FIRST), dim=1)
+        logprobs = self._logprobs(ids, inputs["pixel_values"])[:, -tokens.shape[1] :]
+        entropy = -(logprobs.exp() * logprobs).sum(dim=-1).view(-1, *self.shape)
+        return Judgement(logprobs.gather(-1, tokens[..., None]).view(-1, *self.shape), entropy, None)
+
+    def values(self, inputs: Inputs) -> Tensor:
+        raise ValueError("no value head")
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        return (actions.float() / (self.BINS - 1) * 2 - 1).numpy()
+
+    def _logprobs(self, ids: Tensor, pixels: Tensor) -> Tensor:
+        logits = self.model(input_ids=ids, pixel_values=pixels)
+        return logits[..., self.FIRST : self.FIRST + self.BINS].log_softmax(dim=-1)
+
+
+def test_a_vision_language_action_model_fits() -> None:
+    """Tokens are drawn one by one, judged in one pass, learned from, and become actions of the environment."""
+    from rlinf_core.algorithms.levels import sum_to_level
+    from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
+    from rlinf_core.algorithms.registry import get_policy_loss
+
+    torch.manual_seed(0)
+    policy = make_model(config(num_action_chunks=2).model_copy(update={"model_type": "test_tiny_vla"}), BLIND)
+    inputs = policy.prepare(observe(BLIND))
+    decision = policy.act(inputs)
+    sent = policy.to_env(decision.actions)
+    assert sent.shape == (6, 2, 3)
+    assert np.abs(sent).max() <= 1
+    before = copy.deepcopy(policy.state_dict())
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
+    judged = policy(inputs, decision.actions)
+    torch.testing.assert_close(judged.logprobs, decision.logprobs)
+    loss = get_policy_loss("actor")(
+        LossInputs(
+            logprobs=sum_to_level(judged.logprobs, "token_level"),
+            old_logprobs=decision.logprobs,
+            advantages=torch.ones(6),
+            entropy=judged.entropy,
+        ),
+        LossSettings(entropy_bonus=0.01),
+    )
+    loss.loss.backward()
+    optimizer.step()
+    assert policy(inputs, decision.actions).logprobs.sum() > decision.logprobs.sum()
+    assert any(not torch.equal(before[name], weight) for name, weight in policy.state_dict().items())

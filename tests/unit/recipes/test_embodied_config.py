@@ -1,0 +1,200 @@
+"""The embodied recipe's file: what does not fit together is found before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+NODE = "{node_group: node, placement: 0}"
+LAPTOP = f"recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {NODE}\n"
+# 8 ranks of each component, whatever the machine.
+EIGHT = LAPTOP.replace("placement: 0", "placement: '0:0-7'")
+
+
+def test_a_cluster_is_enough(findings: Any) -> None:
+    assert findings(LAPTOP) == []
+    assert findings(EIGHT) == []
+
+
+def test_checking_a_file_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from rlinf_core.job.load import load_job; assert load_job('laptop', environ={}).ok;"
+        "print([name for name in ('ray', 'torch', 'numpy', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class TestComponents:
+    def test_a_missing_one(self, findings: Any) -> None:
+        text = LAPTOP.replace("actor,rollout,env", "actor,rollout")
+        assert findings(text, messages=True) == [
+            ("missing-component", "component_placement", "recipe `embodied` needs a place for `env`", "add `env: 0`")
+        ]
+
+    def test_a_mistyped_one(self, findings: Any) -> None:
+        found = findings(LAPTOP.replace("env:", "evn:"), messages=True)
+        assert [each[0] for each in found] == ["missing-component", "unused-component"]
+        assert found[1][3] == "did you mean `env`?"
+
+    def test_one_that_nobody_runs(self, findings: Any) -> None:
+        found = findings(LAPTOP + f"    agent: {NODE}\n", messages=True)
+        assert [(code, text, help) for code, text, _, help in found] == [
+            ("unused-component", "agent", "its components are `actor`, `rollout`, `env`")
+        ]
+
+
+class TestBatches:
+    def test_a_batch_and_its_micro_batches(self, findings: Any) -> None:
+        found = findings(EIGHT + "actor:\n  micro_batch_size: 30\n", messages=True)
+        assert found == [
+            (
+                "batch-not-divisible",
+                "30",
+                "`actor.global_batch_size` does not divide: 800 / (micro_batch_size 30 x 8 ranks = 240) = 3.33333",
+                "`actor.global_batch_size` could be 720 or 960",
+            )
+        ]
+
+    def test_a_batch_and_its_ranks(self, findings: Any) -> None:
+        text = (
+            LAPTOP.replace("actor,rollout,env", "rollout,env") + "    actor: {node_group: node, placement: '0:0-2'}\n"
+        )
+        found = findings(text, messages=True)
+        assert [(each[0], each[2]) for each in found] == [
+            ("batch-not-divisible", "`actor.global_batch_size` does not divide: 800 / 3 ranks = 266.667")
+        ]
+
+    def test_the_samples_of_a_step(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    total_num_envs: 48\n    rollout_epoch: 2\n"
+        found = findings(text + "actor:\n  global_batch_size: 900\n", messages=True)
+        assert found == [
+            (
+                "batch-not-divisible",
+                "900",
+                "a step has total_num_envs 48 x max_steps_per_rollout_epoch 50 x rollout_epoch 2 = 4800 samples, which"
+                " `actor.global_batch_size` 900 does not divide",
+                "`actor.global_batch_size` could be 800 or 960",
+            )
+        ]
+
+    def test_the_key_that_was_written_is_underlined(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    max_steps_per_rollout_epoch: 51\n"
+        assert findings(text) == [("batch-not-divisible", "51")]
+
+    def test_a_value_that_is_wrong_already_is_not_judged_again(self, findings: Any) -> None:
+        text = LAPTOP + "env:\n  train:\n    total_num_envs: many\nactor:\n  global_batch_size: 999\n"
+        assert findings(text) == [("wrong-type", "many")]
+
+    def test_dynamic_sampling_leaves_the_number_open(self, findings: Any) -> None:
+        text = LAPTOP + "actor:\n  global_batch_size: 999\nalgorithm:\n  filter_rewards: true\n"
+        assert findings(text) == []
+
+    def test_an_unknown_number_of_ranks_is_not_guessed(self, findings: Any) -> None:
+        text = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: all\n"
+        assert findings(text) == [("accelerators-unknown", "actor,rollout,env")]
+
+
+class TestEnvironments:
+    def test_by_workers_and_stages(self, findings: Any) -> None:
+        text = EIGHT + "rollout:\n  pipeline_stage_num: 3\n"
+        found = findings(text, messages=True)
+        assert found == [
+            (
+                "envs-not-divisible",
+                "3",
+                "`env.train.total_num_envs` does not divide: 64 / (8 workers x pipeline_stage_num 3 = 24) = 2.66667",
+                "`env.train.total_num_envs` could be 48 or 72",
+            )
+        ]
+
+    def test_evaluations_too(self, findings: Any) -> None:
+        found = findings(EIGHT + "env:\n  eval:\n    total_num_envs: 12\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("envs-not-divisible", "12")]
+        assert "`env.eval.total_num_envs`" in found[0][2]
+
+    def test_groups_stay_together(self, findings: Any) -> None:
+        text = EIGHT + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 16\n"
+        found = findings(text, messages=True)
+        assert [each[:2] for each in found] == [("groups-not-divisible", "16")]
+        assert "64 / (8 workers x pipeline_stage_num 1 = 8) = 8 environments, / group_size 16 = 0.5" in found[0][2]
+        assert found[0][3] == "`env.train.total_num_envs` could be 128"
+
+    def test_chunks_fill_a_pass(self, findings: Any) -> None:
+        assert findings(LAPTOP + "actor:\n  model:\n    num_action_chunks: 8\n") == [("envs-not-divisible", "8")]
+        text = LAPTOP + "actor:\n  global_batch_size: 160\n  model:\n    num_action_chunks: 5\n"
+        assert findings(text) == []
+
+
+class TestKinds:
+    def test_an_unknown_kind(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    env_type: franka_kim\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("unknown-choice", "franka_kim")]
+        assert found[0][3].startswith("did you mean `franka_kin`?")
+
+    def test_an_unknown_task(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    task: pikc\n", messages=True)
+        assert found == [
+            ("unknown-choice", "pikc", "`env_type: franka_kin` has no task `pikc`", "did you mean `pick`?")
+        ]
+
+    def test_an_evaluation_of_its_own_task(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env:\n  eval:\n    task: reach\n") == []
+        assert findings(LAPTOP + "env:\n  eval:\n    task: push\n") == [("unknown-choice", "push")]
+
+    def test_your_own(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env:\n  train:\n    env_type: my_lab.envs:Stack\n    task: anything\n") == []
+
+    def test_a_missing_task(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        assert findings(LAPTOP + "env:\n  train:\n    env_type: gymnasium\n") == [("missing-task", "gymnasium")]
+
+    def test_a_missing_package(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        task = "env:\n  train:\n    env_type: panda_gym\n    task: PandaReach-v3\n"
+        found = findings(LAPTOP + task, messages=True)
+        assert [each[:2] for each in found] == [("missing-extra", "panda_gym")]
+        assert found[0][3].startswith("run `pip install 'rlinf[panda]'`")
+        elsewhere = LAPTOP.replace("  component_placement", "  hosts: [trainer]\n  component_placement")
+        assert findings(elsewhere + task) == []
+        own = (
+            "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
+            "        - {node_ranks: 0, python_interpreter_path: /opt/sim/bin/python}\n"
+        )
+        assert findings(LAPTOP + own + task) == []
+
+
+class TestConflicts:
+    @pytest.mark.parametrize(
+        ("sections", "underlined"),
+        [
+            ("algorithm:\n  loss_type: actor\n", "actor"),
+            ("actor:\n  model:\n    add_value_head: false\n", "false"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n", "grpo"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 1\n", "1"),
+            (
+                "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\nenv:\n  train:\n    group_size: 4\n",
+                "4",
+            ),
+            (
+                "actor:\n  fsdp_config:\n    sharding_strategy: shard_grad_op\n    reshard_after_forward: true\n",
+                "true",
+            ),
+            ("actor:\n  group_name: G\nrollout:\n  group_name: G\n", "G"),
+        ],
+    )
+    def test_two_settings_that_contradict(self, findings: Any, sections: str, underlined: str) -> None:
+        assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+
+    def test_grpo_as_it_should_be(self, findings: Any) -> None:
+        assert findings(LAPTOP + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n") == []
+
+
+def test_overrides_are_judged_like_the_file(findings: Any) -> None:
+    assert findings(LAPTOP, "env.train.total_num_envs=63", "actor.global_batch_size=3150") == []
+    assert findings(LAPTOP, "actor.micro_batch_size=300") == [("batch-not-divisible", "300")]
+    assert findings(LAPTOP, "env.train.totl_num_envs=63")[0][0].startswith("unknown")

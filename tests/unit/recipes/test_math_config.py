@@ -1,0 +1,71 @@
+"""The math recipe's file: what does not fit together is found before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+NODE = "{node_group: node, placement: 0}"
+LAPTOP = f"recipe: math\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,reward: {NODE}\n"
+
+
+def test_a_cluster_is_enough(findings: Any) -> None:
+    assert findings(LAPTOP) == []
+
+
+def test_reward_needs_a_place(findings: Any) -> None:
+    found = findings(LAPTOP.replace(",reward", ""), messages=True)
+    assert [(each[0], each[3]) for each in found] == [("missing-component", "add `reward: 0`")]
+
+
+def test_the_samples_of_a_step(findings: Any) -> None:
+    found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\n", messages=True)
+    assert found == [
+        (
+            "batch-not-divisible",
+            "30",
+            "a step has rollout_batch_size 30 x group_size 8 = 240 samples, which `actor.global_batch_size` 256 does"
+            " not divide",
+            "`actor.global_batch_size` could be 240",
+        )
+    ]
+    assert findings(LAPTOP + "data:\n  rollout_batch_size: 30\nalgorithm:\n  filter_rewards: true\n") == []
+
+
+def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
+    found = findings(LAPTOP + "rollout:\n  sampling_params:\n    max_new_tokens: 512\n", messages=True)
+    assert found == [
+        (
+            "conflicting-settings",
+            "512",
+            "max_prompt_length 24 + max_new_tokens 512 = 536 tokens, more than `runner.seq_length` 32",
+            "`runner.seq_length` could be 536",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "underlined"),
+    [
+        ("algorithm:\n  adv_type: gae\n", "gae"),
+        ("algorithm:\n  loss_type: actor_critic\n", "actor_critic"),
+        ("algorithm:\n  group_size: 1\nactor:\n  global_batch_size: 32\n", "1"),
+        ("actor:\n  group_name: W\nreward:\n  group_name: W\n", "W"),
+    ],
+)
+def test_two_settings_that_contradict(findings: Any, sections: str, underlined: str) -> None:
+    assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "underlined"),
+    [
+        ("algorithm:\n  gamma: 0.9\n", "unknown-key", "gamma"),  # without values there is nothing to discount
+        ("env:\n  train: {}\n", "unknown-key", "env"),
+        ("rollout:\n  backend: vlm\n", "bad-value", "vlm"),
+        ("reward:\n  reward_type: exakt\n", "unknown-choice", "exakt"),
+    ],
+)
+def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: str, underlined: str) -> None:
+    assert findings(LAPTOP + sections) == [(code, underlined)]
