@@ -1,0 +1,103 @@
+"""What a runner tells of its run as it goes. Whoever listens renders it: the live view, plain lines, a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+# The phases of a training step, by the names that their times have under `time/`.
+SYNC_WEIGHTS: Final = "sync_weights"
+GENERATE_ROLLOUTS: Final = "generate_rollouts"
+ADVANTAGES: Final = "cal_adv_and_returns"
+ACTOR_TRAINING: Final = "actor_training"
+# What a run does besides.
+LAUNCH: Final = "launch"
+EVALUATE: Final = "evaluate"
+SAVE_CHECKPOINT: Final = "save_checkpoint"
+
+
+class RunStarted(NamedTuple):
+    """The workers are there and training begins.
+
+    Attributes:
+        folder: the run folder.
+        first_step: the step that comes first; 1, or more where the run was resumed.
+        last_step: the step after which it ends; None while no limit is known.
+        components: number of processes of each component.
+        resumed_from: the checkpoint it continues from.
+    """
+
+    folder: Path
+    first_step: int
+    last_step: int | None
+    components: Mapping[str, int]
+    resumed_from: Path | None = None
+
+
+class PhaseStarted(NamedTuple):
+    """The run is now busy with `phase`, one of the names above."""
+
+    step: int
+    phase: str
+
+
+class StepFinished(NamedTuple):
+    """A training step is over. `metrics` has full names, as in `train/actor/policy_loss`; times are seconds."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+class Evaluated(NamedTuple):
+    """The policy was evaluated after `step`; `metrics` has names under `eval/`."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+class CheckpointSaved(NamedTuple):
+    """Everything after `step` can be continued from `path`."""
+
+    step: int
+    path: Path
+
+
+class RunRestarted(NamedTuple):
+    """Something died, and the run goes back.
+
+    Attributes:
+        step: the last step that counts; 0 where no checkpoint had been written.
+        restart: which restart this is, from 1.
+        max_restarts: how many there may be.
+        reason: what died, in one line.
+    """
+
+    step: int
+    restart: int
+    max_restarts: int
+    reason: str
+
+
+class RunFinished(NamedTuple):
+    """The run is over, as it was meant to be.
+
+    Attributes:
+        step: the last step.
+        metrics: the newest value of every metric.
+        seconds: since `RunStarted`.
+        curve: the picture of the learning curve, where one could be drawn.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    seconds: float
+    curve: Path | None = None
+
+
+Event: TypeAlias = RunStarted | PhaseStarted | StepFinished | Evaluated | CheckpointSaved | RunRestarted | RunFinished
+Listener: TypeAlias = Callable[[Event], None]
+
+
+def nobody(event: Event) -> None:
+    """The listener of a run that nobody follows."""
