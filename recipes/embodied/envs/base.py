@@ -19,6 +19,7 @@ from recipes.embodied.envs.starts import Starts
 
 if TYPE_CHECKING:
     from rlinf_core.config.fragments.env import EnvironmentConfig
+    from rlinf_core.hardware.robots.unit import RobotUnit
 
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -54,6 +55,7 @@ class EnvSettings:
         num_envs: environments of this batch, B.
         first_env: number of its first one among all environments of the job; starts depend on that number, so that
             they are the same however environments are dealt to workers.
+        hardware: the robots that the process owns, `worker_info.hardware`; empty for simulators.
     """
 
     num_envs: int
@@ -65,9 +67,18 @@ class EnvSettings:
     group_size: int = 1
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hardware: tuple[RobotUnit, ...] = ()
 
     @classmethod
-    def of(cls, config: EnvironmentConfig, *, num_envs: int, first_env: int, group_size: int) -> EnvSettings:
+    def of(
+        cls,
+        config: EnvironmentConfig,
+        *,
+        num_envs: int,
+        first_env: int,
+        group_size: int,
+        hardware: tuple[RobotUnit, ...] = (),
+    ) -> EnvSettings:
         """From a section `env.train` or `env.eval`."""
         return cls(
             num_envs=num_envs,
@@ -79,6 +90,7 @@ class EnvSettings:
             group_size=group_size,
             seed=config.seed,
             options=config.options,
+            hardware=hardware,
         )
 
 
