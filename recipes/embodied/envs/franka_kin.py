@@ -22,35 +22,30 @@ from recipes.embodied.envs.base import (
     Transition,
     VectorEnv,
 )
-from recipes.embodied.envs.franka_kinematics import (
-    FINGERTIPS,
-    FLANGE,
-    HOME,
-    JOINT_MAX,
-    JOINT_MIN,
-    VELOCITY_MAX,
-    points_on_hand,
+from recipes.embodied.envs.franka_arm import (
+    ACTION_STEP,
+    HOME_NOISE,
+    POINT_HIGH,
+    POINT_LOW,
+    REACH_ACTIONS,
+    REACH_INSTRUCTION,
+    REACH_RADIUS,
+    REACH_STATES,
+    check_task,
+    distance,
+    write_arm_states,
 )
+from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.envs.starts import Starts
-from rlinf_core.errors import ConfigError
 
 TASKS = ("pick", "reach")
-INSTRUCTIONS = {"pick": "pick up the block", "reach": "move the hand to the marked point"}
-CONTROL_SECONDS = 0.05  # between two actions
-SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for
-# Where blocks lie and points to reach are: x forward, y left, z up, in metres.
+INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}
+# Where blocks lie: x forward, y left, z up, in metres.
 BLOCK_LOW, BLOCK_HIGH = np.array([0.35, -0.2, 0.02]), np.array([0.6, 0.2, 0.02])
-POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
-HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
 GRASP_RADIUS = 0.03
 GRASP_UPRIGHT = 0.9  # smallest cosine between hand and straight down, within 26 degrees
-REACH_RADIUS = 0.05
 LIFT_HEIGHT = 0.15
 GRIPPER_THRESHOLD = 0.5
-# Scales that bring observations to the size of 1.
-_MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25
-_NEAR = 0.1
-_RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
 
 
 class FrankaKinEnv(VectorEnv):
@@ -67,11 +62,7 @@ class FrankaKinEnv(VectorEnv):
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         task = settings.task or "pick"
-        if task not in TASKS or settings.options:
-            problem = f"unknown option `{next(iter(settings.options))}`" if task in TASKS else f"unknown task `{task}`"
-            raise ConfigError(
-                f"{problem} of `env_type: franka_kin`", help="its tasks are `pick` and `reach`, and it has no options"
-            )
+        check_task("franka_kin", task, TASKS, settings.options)
         self._picks = task == "pick"
         self._instructions = np.full(self.num_envs, INSTRUCTIONS[task])
         shape = (3, self.num_envs)
@@ -82,7 +73,7 @@ class FrankaKinEnv(VectorEnv):
         self._closed = np.zeros(self.num_envs, np.bool_)
         self._held = np.zeros(self.num_envs, np.bool_)
         self._potential = np.zeros(self.num_envs)
-        self._step_size = (SPEED * VELOCITY_MAX * CONTROL_SECONDS)[:, None]
+        self._step_size = ACTION_STEP
 
     @property
     def spec(self) -> EnvSpec:
@@ -90,7 +81,7 @@ class FrankaKinEnv(VectorEnv):
         steps = self.settings.max_episode_steps
         if self._picks:
             return EnvSpec(state_size=21, action_size=8, max_episode_steps=steps)
-        return EnvSpec(state_size=16, action_size=7, max_episode_steps=steps)
+        return EnvSpec(state_size=REACH_STATES, action_size=REACH_ACTIONS, max_episode_steps=steps)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T
@@ -139,8 +130,7 @@ class FrankaKinEnv(VectorEnv):
         self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
 
     def _distance(self) -> NDArray[np.float64]:
-        away = self._target - self._hand
-        return np.sqrt(np.einsum("db,db->b", away, away))
+        return distance(self._target, self._hand)
 
     def _lift(self) -> NDArray[np.float64]:
         """How high the block is held, as a share of what success needs."""
@@ -161,22 +151,9 @@ class FrankaKinEnv(VectorEnv):
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)
         columns = states.T
-        columns[:7] = (self._joints - _RANGE_MIDDLE) / _RANGE
-        columns[7:10] = (self._hand - _MIDDLE) / _SPREAD
-        columns[10:13] = (self._target - _MIDDLE) / _SPREAD
-        columns[13:16] = (self._target - self._hand) / _NEAR
+        write_arm_states(columns, self._joints, self._hand, self._target)
         if self._picks:
             columns[16:19] = self._axis
             columns[19] = self._closed
             columns[20] = self._held
         return {"states": states, "instructions": self._instructions}
-
-
-def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the point between the fingertips is, and the direction in which the hand points; both [3, B].
-
-    Args:
-        joints: [7, B], in radians.
-    """
-    points = points_on_hand(joints, (FLANGE + FINGERTIPS, FLANGE))
-    return points[:, 0], (points[:, 0] - points[:, 1]) / FINGERTIPS

@@ -69,6 +69,16 @@ def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> 
     return np.stack((x, y, z))
 
 
+def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where the point between the fingertips is, and the direction in which the hand points; both [3, B].
+
+    Args:
+        joints: [7, B], in radians.
+    """
+    points = points_on_hand(joints, (FLANGE + FINGERTIPS, FLANGE))
+    return points[:, 0], (points[:, 0] - points[:, 1]) / FINGERTIPS
+
+
 def transform(joints: NDArray[np.floating]) -> NDArray[np.float64]:
     """The pose of the flange as homogeneous matrices, the plain product of the table.
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from recipes.embodied.envs import franka_kin
 from recipes.embodied.envs.base import EnvSettings, StepResult
-from recipes.embodied.envs.franka_kin import FrankaKinEnv, hand_pose
-from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.envs.franka_arm import CONTROL_SECONDS, SPEED
+from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from rlinf_core.errors import ConfigError
 
 OPEN, CLOSE, STAY = -1.0, 1.0, 0.0
@@ -100,7 +101,7 @@ def test_joints_keep_their_limits_and_speeds(task: str) -> None:
         env.step(random.normal(scale=5, size=(64, 1, env.spec.action_size)).astype(np.float32))
         assert (env._joints >= JOINT_MIN[:, None]).all()
         assert (env._joints <= JOINT_MAX[:, None]).all()
-        limit = VELOCITY_MAX * franka_kin.CONTROL_SECONDS * franka_kin.SPEED + 1e-12
+        limit = VELOCITY_MAX * CONTROL_SECONDS * SPEED + 1e-12
         assert (np.abs(env._joints - before) <= limit[:, None]).all()
         assert (env._hand[2] > 0).all()
         np.testing.assert_allclose(env._hand, hand_pose(env._joints)[0], atol=1e-12)

@@ -1,0 +1,81 @@
+"""What every environment with a Franka arm shares: how it is controlled, the task `reach`, what is observed.
+
+A policy that learned to reach with the kinematic arm can be tried in MuJoCo and on a robot: actions and observations
+of that task are the same in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from rlinf_core.errors import ConfigError
+
+CONTROL_SECONDS = 0.05  # between two actions
+SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for
+# Radians per second, and radians in one action, of each joint; both [7, 1].
+ACTION_VELOCITY = (SPEED * VELOCITY_MAX)[:, None]
+ACTION_STEP = (SPEED * VELOCITY_MAX * CONTROL_SECONDS)[:, None]
+# Where points to reach are: x forward, y left, z up, in metres.
+POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
+HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
+REACH_RADIUS = 0.05
+REACH_STATES, REACH_ACTIONS = 16, 7
+REACH_INSTRUCTION = "move the hand to the marked point"
+# Scales that bring observations to the size of 1.
+_MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25
+NEAR = 0.1
+_RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
+
+
+def scaled_position(points: NDArray[Any]) -> NDArray[np.float64]:
+    """Positions [3, B] in metres, brought to about the size of 1."""
+    return (points - _MIDDLE) / _SPREAD
+
+
+def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[Any], target: NDArray[Any]) -> None:
+    """Fill the first 16 rows of `columns` [S, B]: joints, hand, target, and the way from hand to target.
+
+    Args:
+        columns: what is written to.
+        joints: [7, B], in radians.
+        hand: [3, B], in metres, the point between the fingertips.
+        target: [3, B], in metres.
+    """
+    columns[:7] = (joints - _RANGE_MIDDLE) / _RANGE
+    columns[7:10] = scaled_position(hand)
+    columns[10:13] = scaled_position(target)
+    columns[13:16] = (target - hand) / NEAR
+
+
+def distance(points: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
+    """[B], between points [D, B]."""
+    away = points - others
+    return np.sqrt(np.einsum("db,db->b", away, away))
+
+
+def check_task(env_type: str, task: str, tasks: Sequence[str], options: Mapping[str, Any], known: str = "") -> None:
+    """Refuse what an environment does not have.
+
+    Args:
+        env_type: its kind, for the message.
+        task: what is asked for.
+        tasks: what there is.
+        options: what is asked for besides.
+        known: the options that there are, none by default.
+
+    Raises:
+        ConfigError: the task or an option is not known.
+    """
+    strange = [name for name in options if name not in known.split()]
+    if task in tasks and not strange:
+        return
+    problem = f"unknown option `{strange[0]}`" if task in tasks else f"unknown task `{task}`"
+    listed = " and ".join(f"`{name}`" for name in tasks)
+    has = "its task is" if len(tasks) == 1 else "its tasks are"
+    rest = f"its options are {', '.join(f'`{name}`' for name in known.split())}" if known else "it has no options"
+    raise ConfigError(f"{problem} of `env_type: {env_type}`", help=f"{has} {listed}, and {rest}")
