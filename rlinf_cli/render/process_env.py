@@ -29,7 +29,9 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
         held = f", {placement.hardware_type} {format_ranks(placement.local_hardware_ranks)}"
     environment = node_environment(job.cluster, node)
     span = _interpreter_span(job, node)
-    python = f"{environment.interpreter}  ({span})" if environment.interpreter else "the node's own"
+    python = "python: the node's own"
+    if environment.interpreter:
+        python = console.table(("python", "set by"), [(environment.interpreter, str(span))])
     secrets = secret_texts(job)
     rows = [
         (each.name, visible(masked(each.name, each.value, secrets)) or '""', _origin(each))
@@ -39,7 +41,8 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
     return "\n".join(
         [
             f"{head} on {where}{held}",
-            f"python: {python}",
+            "",
+            python,
             "",
             console.table(("variable", "value", "set by"), rows),
         ]

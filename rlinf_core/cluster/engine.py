@@ -1,7 +1,7 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
-A Ray that we start is private: its own folder, its own token, loopback only. What a killed driver leaves in that
-folder is removed by the next start.
+A Ray that we start is private: its own folder, its own token, loopback only. What of it outlives a driver, however that
+ends, its guardian ends and removes (`manager/sweep.py`); what a guardian that was killed too leaves, the next start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from typing import Any
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager.folders import MARK, new_folder
+from rlinf_core.manager.folders import new_folder
+from rlinf_core.manager.sweep import MARK, guard
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -37,11 +39,13 @@ class Engine:
         address: GCS address, as in `10.0.0.1:6379`.
         embedded: whether this process started it, and so ends it.
         folder: this process's private folder, or None where Ray was joined by other means than ours.
+        guardian: ends what is left of an embedded Ray when this process ends.
     """
 
     address: str
     embedded: bool
     folder: Path | None = None
+    guardian: subprocess.Popen[bytes] | None = None
 
 
 _engine: Engine | None = None
@@ -105,7 +109,9 @@ def disconnect() -> list[Exception]:
     engine, _engine = _engine, None
     unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
     ray_api().shutdown()
-    if engine and engine.folder:
+    if engine and engine.guardian:
+        engine.guardian.communicate()
+    elif engine and engine.folder:
         shutil.rmtree(engine.folder, ignore_errors=True)
     return unseen
 
@@ -153,6 +159,7 @@ def _start(namespace: str) -> Engine:
     _set_up_authentication(folder)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ[MARK] = str(folder)
+    guardian = guard(folder)
     ray = ray_api()
 
     ray.init(
@@ -166,7 +173,7 @@ def _start(namespace: str) -> Engine:
     )
     # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
     atexit.register(_disconnect_at_exit)
-    return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder)
+    return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)
 
 
 def _set_up_authentication(folder: Path) -> None:

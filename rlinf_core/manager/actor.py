@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.secret import ClusterSecret
-from rlinf_core.manager.folders import sweep_after
 from rlinf_core.manager.manager import Manager
-from rlinf_core.manager.messages import DRIVER
-
-# How long a driver whose connection ended may take to be gone; one that says goodbye removes its things itself.
-_DRIVER_ENDS_SECONDS = 5.0
 
 
 class ManagerProcess:
@@ -25,21 +18,12 @@ class ManagerProcess:
         job: the job's name.
         secret: what processes of the job prove to know.
         ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
-        folder: the private folder of the driver that started this machine's Ray, or None: when that driver is killed,
-            what it leaves behind is removed from here.
+        folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
     """
 
     def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
-        self._folder = folder
         self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
-        self._endpoint.on_peer_lost(self._peer_lost)
         self._manager = Manager(self._endpoint, job)
-
-    def _peer_lost(self, peer: str, reason: str) -> None:
-        if peer == DRIVER and self._folder is not None:
-            arguments = (Path(self._folder), _DRIVER_ENDS_SECONDS)
-            # No daemon: Python waits for it where Ray ends this process in the meantime.
-            threading.Thread(target=sweep_after, args=arguments, name="rlinf-sweep").start()
 
     def __repr__(self) -> str:
         """What Ray puts before each line that this process prints."""

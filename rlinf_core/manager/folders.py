@@ -1,24 +1,15 @@
-"""The private folders of this user's drivers on this machine, and what of a driver that was killed is to be removed."""
+"""The private folders of this user's drivers on this machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from rlinf_core.errors import ClusterError
+from rlinf_core.manager.sweep import sweep
 
 _OWNER_FILE = "owner"
-# Tells the processes of an embedded Ray from those of others: all of them inherit it.
-MARK = "RLINF_DRIVER_FOLDER"
-# What the names of those processes hold; what users' code starts by itself is not ours to end.
-_ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
-_SWEEPS = 5
-_SWEEP_PAUSE = 0.2
 
 
 def new_folder() -> Path:
@@ -60,45 +51,6 @@ def is_owned(folder: Path) -> bool:
         return False
     pid = owner.split(":")[0]
     return pid.isdigit() and _identity(int(pid)) == owner
-
-
-def sweep(folder: Path) -> None:
-    """Ends what is left of the embedded Ray of a driver that is gone, and removes the driver's folder."""
-    for _ in range(_SWEEPS):
-        left = list(_processes_of(folder))
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        if not left:
-            break
-        # Some start others until they end themselves.
-        time.sleep(_SWEEP_PAUSE)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep_after(folder: Path, seconds: float) -> None:
-    """Waits until the owner of a folder is gone, at most so long, and then sweeps; not at all while it lives."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not is_owned(folder):
-            sweep(folder)
-            return
-        time.sleep(_SWEEP_PAUSE)
-
-
-def _processes_of(folder: Path) -> Iterator[int]:
-    mark = b"\0" + f"{MARK}={folder}".encode() + b"\0"
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            ours = mark in b"\0" + (entry / "environ").read_bytes()
-            if ours and any(name in (entry / "cmdline").read_bytes() for name in _ENGINE):
-                yield int(entry.name)
-        except OSError:
-            continue  # it ended, or is another user's
 
 
 def _identity(pid: int) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager import folders
+from rlinf_core.manager import folders, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +71,12 @@ def test_a_sweep_ends_the_engines_processes_and_no_others() -> None:
 
     def start(where: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [name, "-c", sleep], executable=sys.executable, env={**os.environ, folders.MARK: str(where)}
+            [name, "-c", sleep], executable=sys.executable, env={**os.environ, sweep.MARK: str(where)}
         )
 
     ours, users, others = start(folder, "ray::WorkerProcess"), start(folder, "tensorboard"), start(other, "ray::Worker")
     try:
-        folders.sweep(folder)
+        sweep.sweep(folder)
         assert ours.wait(timeout=10) == -9
         assert not folder.exists()
         assert users.poll() is None
@@ -93,3 +93,29 @@ def test_a_folder_that_others_may_enter_is_refused(temporary: Path) -> None:
     (temporary / f"rlinf-{os.getuid()}").chmod(0o755)
     with pytest.raises(ClusterError, match="not a private folder"):
         folders.new_folder()
+
+
+def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
+    driver = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, subprocess, time; from rlinf_core.manager import folders, sweep\n"
+            "folder = folders.new_folder(); os.environ[sweep.MARK] = str(folder); sweep.guard(folder)\n"
+            "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
+            "print(folder, flush=True); time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tempfile.gettempdir())},
+    )
+    assert driver.stdout is not None
+    folder = Path(driver.stdout.readline().strip())
+    assert len(sweep.processes_of(folder)) == 1
+    driver.kill()
+    driver.communicate()
+    deadline = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not folder.exists()
+    assert sweep.processes_of(folder) == []

@@ -1,0 +1,77 @@
+"""Ending what is left of the embedded Ray of a driver that is gone.
+
+    python -I -S sweep.py FOLDER    waits until its standard input ends, then sweeps
+
+Ray's own processes don't always end with their driver: its agents try to tell a head that is gone. So each embedded Ray
+has a guardian, which is this file run as a program. It is no child of Ray, and what it waits for is a pipe whose other
+end only the driver holds; the kernel closes that, however the driver ends. Standard library only: it starts in 15 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Tells the processes of an embedded Ray from those of others: all of them inherit it.
+MARK = "RLINF_DRIVER_FOLDER"
+# What the names of those processes hold; what users' code starts by itself is not ours to end.
+_ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
+_SWEEPS = 25
+_SWEEP_PAUSE = 0.2
+
+
+def guard(folder: Path) -> subprocess.Popen[bytes]:
+    """Starts the guardian of a folder of this process.
+
+    It sweeps when this process ends or closes the `stdin` of what is returned.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C and a hang-up of the terminal are the driver's; the guardian outlives it.
+        start_new_session=True,
+    )
+
+
+def sweep(folder: Path) -> None:
+    """Ends what is left of the embedded Ray of a driver that is gone, and removes the driver's folder."""
+    for _ in range(_SWEEPS):
+        left = processes_of(folder)
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if not left:
+            break
+        # Some start others until they end themselves.
+        time.sleep(_SWEEP_PAUSE)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The pids of the processes of an embedded Ray, by its driver's folder."""
+    mark = b"\0" + f"{MARK}={folder}".encode() + b"\0"
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            ours = mark in b"\0" + (entry / "environ").read_bytes()
+            if ours and any(name in (entry / "cmdline").read_bytes() for name in _ENGINE):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it ended, or is another user's
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    sweep(Path(sys.argv[1]))
