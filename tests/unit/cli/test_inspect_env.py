@@ -18,7 +18,7 @@ def test_the_interpreter_and_each_variable_with_its_layer(cli: Cli, mixed: Path)
     lines = ended.out.splitlines()
     assert lines[0].startswith("actor:3 on node 0 (trainer00), ")
     assert lines[3].split() == ["/opt/train/bin/python", f"{mixed}:10:36"]
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[4:]}
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[5:]}
     assert rows["NCCL_SOCKET_IFNAME"] == f"eth0 env_configs of a800, {mixed}:12"
     assert rows["WANDB_API_KEY"].startswith("******** env_configs of a800")
     assert rows["PYTHONPATH"] == f"/opt/lib:<node's own> path merge of a800, {mixed}:14"
