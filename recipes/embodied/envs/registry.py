@@ -15,6 +15,7 @@ _ENVS: Registry[type[VectorEnv]] = Registry(
     "env_type",
     {
         "franka_kin": f"{_FOLDER}.franka_kin:FrankaKinEnv",
+        "franka_mujoco": f"{_FOLDER}.franka_mujoco:FrankaMujocoEnv",
         "gymnasium": f"{_FOLDER}.gymnasium_env:GymnasiumEnv",
         "panda_gym": f"{_FOLDER}.panda_gym_env:PandaGymEnv",
     },
