@@ -1,0 +1,55 @@
+"""What `rlinf` runs on a node: reads one request from standard input, does it, answers in lines of JSON.
+
+It travels over ssh to whatever interpreter the node has, so this file and those in `PARTS` of `agent.py` use the
+standard library only, and no syntax or function later than Python 3.8. The request may hold the cluster's token:
+nothing here prints a request.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_core.bootstrap import node_facts, node_ray
+
+VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "probe": node_facts.probe,
+    "start": node_ray.start,
+    "members": node_ray.members,
+    "stop": node_ray.stop,
+}
+
+
+def say(line: dict[str, Any]) -> None:
+    """One line of the answer."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Does the request on standard input: 0 when it is done, 1 when the answer says what is in the way."""
+    request = json.loads(sys.stdin.buffer.readline())
+    # The first sign of life: from here on a connection that ends was dropped.
+    say({"event": "hello"})
+    try:
+        answer = VERBS[request["verb"]](request)
+    except node_ray.NodeError as error:
+        say({"event": "error", **error.answer})
+        return 1
+    except Exception as error:  # noqa: BLE001 - told to whoever asked, as a traceback here would tell nobody
+        import traceback
+
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        say({
+            "event": "error",
+            "message": f"{type(error).__name__}: {error}",
+            "why": f"in {where.name}, line {where.lineno} of the node agent",
+            "help": "",
+            "rc": None,
+            "lines": "",
+        })  # fmt: skip
+        return 1
+    say({"event": "result", **answer})
+    return 0

@@ -1,0 +1,208 @@
+"""What a node says about itself before anything is started there.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, cast
+
+from rlinf_core.bootstrap.node_processes import alive, described, listeners
+
+_RECORD = "node.json"
+_TOKEN = "token"
+# Run by the node's interpreter in the node's environment, so that PYTHONPATH and the like count; imports nothing heavy.
+_SOFTWARE = r"""
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, sys
+sys.path[:] = [p for p in sys.path if p]
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+def found(name):
+    try:
+        return util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+digest, places = hashlib.sha256(), {}
+for name in ("rlinf_core", "recipes"):
+    spec = found(name)
+    roots = sorted(spec.submodule_search_locations or ()) if spec else []
+    if roots:
+        places[name] = roots[0]
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            for file in sorted(files):
+                if file.endswith(".py"):
+                    path = os.path.join(folder, file)
+                    digest.update(os.path.relpath(path, root).encode() + b"\0")
+                    with open(path, "rb") as source:
+                        digest.update(source.read() + b"\0")
+print(json.dumps({
+    "python": list(sys.version_info[:3]),
+    "ray": version("ray") if found("ray") else None,
+    "rlinf": version("rlinf"),
+    "fingerprint": digest.hexdigest()[:16] if "rlinf_core" in places else None,
+    "places": places,
+}))
+"""
+_SOFTWARE_SECONDS = 30.0
+# The kernel's limit of a unix socket's path is 107 characters, and Ray's take 63 below its folder.
+_LONGEST_BASE = 40
+
+
+def folder_of(cluster: str) -> str:
+    """The folder of a cluster on this node: short, because Ray puts unix sockets below it."""
+    base = tempfile.gettempdir()
+    private = f"rlinf-{os.getuid()}"
+    if len(base) + len(private) + len(cluster) + 5 > _LONGEST_BASE:
+        base = "/tmp"
+    return os.path.join(base, private, f"up-{cluster}")
+
+
+def read_record(folder: str) -> dict[str, Any] | None:
+    """What was written when the node was started, or None."""
+    try:
+        with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return cast("dict[str, Any]", record) if isinstance(record, dict) else None
+
+
+def write_private(path: str, text: str) -> None:
+    """Writes a file that only this user reads, in one step."""
+    part = f"{path}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environment(request: dict[str, Any]) -> dict[str, str]:
+    """The environment of what runs on this node: its own, and over it what the file gives."""
+    env = dict(os.environ)
+    prepended = set(request.get("prepended", ()))
+    for name, value in request.get("env", {}).items():
+        before = env.get(name) if name in prepended else None
+        env[name] = f"{value}:{before}" if before else value
+    # A Ray of ours authenticates as it is told here, whatever this user's login sets.
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
+        env.pop(name, None)
+    return env
+
+
+def software(env: dict[str, str]) -> dict[str, Any]:
+    """The versions that this interpreter has, and what stands in for those when it cannot tell."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _SOFTWARE],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SOFTWARE_SECONDS,
+            check=False,
+        )
+        return json.loads(done.stdout.decode().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        fault = f"it did not answer within {_SOFTWARE_SECONDS:g} s"
+    except (OSError, ValueError, IndexError) as error:
+        fault = str(error) or type(error).__name__
+    return {"python": list(sys.version_info[:3]), "ray": None, "rlinf": None, "fingerprint": None, "fault": fault}
+
+
+def address_of_login() -> str | None:
+    """The address at which ssh reached this machine, or None when it did not."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def primary_address() -> str:
+    """The address that this machine would be left by; loopback when it has no network."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("8.8.8.8", 80))  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
+    """Those of `ports` that a process other than `own` listens on: [what for, port, who]."""
+    owners = listeners()
+    return [
+        [name, port, described(owners[port])]
+        for name, port in ports.items()
+        if port in owners and owners[port] not in own
+    ]
+
+
+def running(folder: str) -> dict[str, Any] | None:
+    """The record of a node, with whether its Ray lives and a digest of its token."""
+    record = read_record(folder)
+    if record is None:
+        return None
+    try:
+        with open(os.path.join(folder, _TOKEN), encoding="ascii") as file:
+            token = digest_of(file.read().strip())
+    except (OSError, ValueError):
+        token = None
+    return {**record, "alive": alive(record.get("process")), "token_digest": token}
+
+
+def probe(request: dict[str, Any]) -> dict[str, Any]:
+    """The facts of this node."""
+    from rlinf_core.bootstrap.node_processes import marked
+
+    cluster = request["cluster"]
+    folder = folder_of(cluster)
+    env = environment(request)
+    existing = os.path.dirname(os.path.dirname(folder))
+    record = running(folder)
+    disk = shutil.disk_usage(existing)
+    shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    return {
+        "hostname": socket.gethostname(),
+        "user": os.getuid(),
+        "machine": _machine(),
+        "interpreter": sys.executable,
+        "address": address_of_login(),
+        "primary": primary_address(),
+        "time": time.time(),
+        "folder": folder,
+        "disk_free": disk.free,
+        "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
+        "cores": os.cpu_count() or 1,
+        "record": record,
+        "taken": taken_ports(request.get("ports", {}), set(marked(cluster))),
+        **software(env),
+    }
+
+
+def _machine() -> str:
+    """What two logins to the same machine have in common, and two machines or containers don't."""
+    parts = [socket.gethostname()]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            parts.append(file.read().strip())
+        parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net", "mnt")]
+    except OSError:
+        pass
+    return "|".join(parts)

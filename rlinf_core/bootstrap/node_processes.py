@@ -1,0 +1,206 @@
+"""Processes, ports and files of one node: what is there, whose it is, and ending what is ours.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from typing import NamedTuple
+
+# Every process that a node's Ray starts inherits it; that is how they are told from those of others.
+MARK = "RLINF_UP"
+_KILL_SECONDS = 5.0
+_PAUSE = 0.1
+_LISTEN = "0A"
+
+
+def identity(pid: int) -> str | None:
+    """`PID:START`, which no later process with the same pid shares; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # One that was killed may wait for its parent to take note of it.
+    return None if fields[0] in "ZX" else f"{pid}:{fields[19]}"
+
+
+def alive(written: object) -> bool:
+    """Whether the process of a written identity still lives."""
+    pid = str(written).split(":")[0]
+    return pid.isdigit() and identity(int(pid)) == written
+
+
+def marked(cluster: str) -> list[int]:
+    """The living processes that carry a cluster's mark, without this one."""
+    mark = b"\0" + f"{MARK}={cluster}".encode() + b"\0"
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                ours = mark in b"\0" + file.read()
+        except OSError:
+            continue  # it ended, or is another user's
+        if ours and identity(int(name)) is not None:
+            found.append(int(name))
+    return found
+
+
+def send(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def wait_gone(cluster: str, seconds: float) -> list[int]:
+    """Waits until no process carries the mark; returns those that do at the end."""
+    end = time.monotonic() + seconds
+    left = marked(cluster)
+    while left and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        left = marked(cluster)
+    return left
+
+
+def kill_all(cluster: str) -> list[int]:
+    """Kills every marked process, also those that are started meanwhile; returns those that don't end."""
+    end = time.monotonic() + _KILL_SECONDS
+    left = marked(cluster)
+    while left and time.monotonic() < end:
+        send(left, signal.SIGKILL)
+        time.sleep(_PAUSE)
+        left = marked(cluster)
+    return left
+
+
+class Holdings(NamedTuple):
+    """What a cluster's processes hold besides memory of their own.
+
+    Attributes:
+        ports: TCP ports that they listen on.
+        shared: files of theirs in /dev/shm.
+        folders: folders of theirs beside the cluster's own, such as those of sockets.
+    """
+
+    ports: list[int]
+    shared: list[str]
+    folders: list[str]
+
+
+def holdings(pids: list[int]) -> Holdings:
+    """What processes hold now; asked before they are ended, to see afterwards that it is gone."""
+    prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
+    owners = listeners()
+    ports = sorted(port for port, pid in owners.items() if pid in set(pids))
+    shared: set[str] = set()
+    folders: set[str] = set()
+    for pid in pids:
+        for path in _mapped(pid):
+            if path.startswith("/dev/shm/"):
+                shared.add(path)
+        for target in _open_files(pid):
+            if target.startswith("/dev/shm/") and not target.endswith(" (deleted)"):
+                shared.add(target)
+            elif target.startswith(prefix) and os.path.isdir(target):
+                folders.add(target)
+    return Holdings(ports, sorted(shared), sorted(folders))
+
+
+def _mapped(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/" in line}
+    return [path for path in paths if not path.endswith(" (deleted)")]
+
+
+def _open_files(pid: int) -> list[str]:
+    found: list[str] = []
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return found
+    for name in names:
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+        except OSError:
+            continue
+    return found
+
+
+def listeners() -> dict[int, int]:
+    """Every TCP port that somebody listens on in this network, with the pid, or 0 where that cannot be seen."""
+    port_of: dict[str, int] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii", errors="replace") as file:
+                rows = [line.split() for line in file.read().splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            if len(row) > 9 and row[3] == _LISTEN:
+                port_of[f"socket:[{row[9]}]"] = int(row[1].rpartition(":")[2], 16)
+    owner = dict.fromkeys(port_of.values(), 0)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            for target in _open_files(int(name)):
+                port = port_of.get(target)
+                if port is not None:
+                    owner[port] = int(name)
+    return owner
+
+
+def described(pid: int) -> str:
+    """A process as a message names it: `pid 123, sshd`."""
+    if not pid:
+        return "a process of another user"
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return f"pid {pid}, `{file.read().strip()}`"
+    except OSError:
+        return f"pid {pid}"
+
+
+def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
+    """None when something accepts connections there, else what came instead."""
+    try:
+        with socket.create_connection((address, port), timeout=seconds):
+            return None
+    except OSError as error:
+        return error
+
+
+def remove(path: str) -> str | None:
+    """Removes a file or a folder with all in it; what is left of it, or None."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+    except OSError:
+        pass
+    return path if os.path.lexists(path) else None
+
+
+def tail(path: str, lines: int = 12, size: int = 16384) -> str:
+    """The last lines of a log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -1,0 +1,375 @@
+"""Starting Ray on a node, watching it come up, and ending it with everything that belongs to it.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from rlinf_core.bootstrap import node_facts as facts
+from rlinf_core.bootstrap import node_processes as processes
+
+_PAUSE = 0.1
+_GRACE_SECONDS = 12.0
+_LOG = "up.log"
+# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
+_OBJECT_STORE_BYTES = 512 * 2**20
+_SMALLEST_STORE_BYTES = 80 * 2**20
+# Run on the head: asks its GCS until as many nodes live as are expected, or the time is over.
+_MEMBERS = r"""
+import json, sys, time
+address, wanted, seconds = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
+from ray._raylet import GcsClient
+end, nodes, fault, client = time.monotonic() + seconds, [], None, None
+while True:
+    try:
+        client = client or GcsClient(address=address)
+        found = client.get_all_node_info(timeout=5)
+        nodes = [{"address": n.node_manager_address, "labels": dict(n.labels), "id": k.hex(), "alive": n.state == 0,
+                  "reason": n.death_info.reason_message} for k, n in found.items()]
+        fault = None
+    except Exception as error:
+        fault = str(error).splitlines()[0] if str(error) else type(error).__name__
+    alive = {n["labels"].get("rlinf.io/rank") for n in nodes if n["alive"]}
+    if alive.issuperset(wanted) or time.monotonic() > end:
+        break
+    time.sleep(0.2)
+jobs = []
+if client is not None and fault is None:
+    try:
+        jobs = [{"id": k.hex() if hasattr(k, "hex") else str(k), "pid": j.driver_pid, "address": j.driver_ip_address,
+                 "command": j.entrypoint, "started": j.start_time / 1000}
+                for k, j in client.get_all_job_info(timeout=5).items()
+                if not j.is_dead and not j.config.ray_namespace.startswith("_ray_internal")]
+    except Exception as error:
+        fault = str(error).splitlines()[0] if str(error) else type(error).__name__
+print(json.dumps({"nodes": nodes, "jobs": jobs, "fault": fault}))
+"""
+
+
+class NodeError(Exception):
+    """What keeps a node from being started: what, why, what to do, and the end of its log."""
+
+    def __init__(self, message: str, *, why: str = "", help: str = "", rc: int | None = None, lines: str = "") -> None:
+        super().__init__(message)
+        self.answer = {"message": message, "why": why, "help": help, "rc": rc, "lines": lines}
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Starts Ray on this node, or finds that it runs; returns its record.
+
+    Raises:
+        NodeError: it does not start.
+    """
+    cluster, folder = request["cluster"], request["folder"]
+    end = time.monotonic() + request["deadline"]
+    _make_private(os.path.dirname(folder))
+    with _only_one(f"{folder}.lock"):
+        record = facts.read_record(folder)
+        if record is not None and processes.alive(record.get("process")) and not request.get("restart"):
+            return {**record, "started": False}
+        # What a Ray that died, or one that belongs to a head that is gone, has left.
+        _end_all(cluster, folder)
+        _check_ports(request)
+        address = _own_address(request, end)
+        try:
+            _make_private(folder)
+            process = _launch(request, folder, address)
+        except OSError as error:
+            processes.remove(folder)
+            raise _no_room(folder, error) from None
+        try:
+            _wait_ready(request, process, folder, address, end)
+        except BaseException:
+            _end_all(cluster, folder)
+            raise
+        record = facts.read_record(folder) or {}
+        return {**record, "started": True}
+
+
+def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Popen[bytes]:
+    env = facts.environment(request)
+    env[processes.MARK] = request["cluster"]
+    env["RAY_USAGE_STATS_ENABLED"] = "0"
+    token = request.get("token")
+    if token is None:
+        env["RAY_AUTH_MODE"] = "disabled"
+    else:
+        path = os.path.join(folder, "token")
+        facts.write_private(path, token)
+        env["RAY_AUTH_MODE"], env["RAY_AUTH_TOKEN_PATH"] = "token", path
+    command = _command(request, folder, address)
+    log = os.open(os.path.join(folder, _LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        process = subprocess.Popen(
+            command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    finally:
+        os.close(log)
+    record = {
+        "cluster": request["cluster"],
+        "name": request["name"],
+        "rank": request["rank"],
+        "process": processes.identity(process.pid),
+        "address": address,
+        "gcs": f"{request['head_address'] or address}:{request['ports']['gcs']}",
+        "folder": folder,
+        "head_process": request.get("head_process"),
+        "spec": request["spec"],
+        "from": request.get("from"),
+        "since": time.time(),
+    }
+    facts.write_private(os.path.join(folder, "node.json"), json.dumps(record))
+    return process
+
+
+def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
+    ports = request["ports"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-style=record"]
+    if request["head"]:
+        command += ["--head", f"--port={ports['gcs']}", "--include-dashboard=false", "--dashboard-host=127.0.0.1"]
+        command.append(f"--dashboard-port={ports['dashboard']}")
+        # Ray refuses the port where it has no client server, and would choose one outside of the range where it has.
+        if find_spec("grpc") is not None:
+            command.append(f"--ray-client-server-port={ports['client_server']}")
+    else:
+        command += [f"--address={request['head_address']}:{ports['gcs']}"]
+    labels = ",".join(f"{name}={value}" for name, value in request["labels"].items())
+    return [
+        *command,
+        f"--node-ip-address={address}",
+        f"--node-manager-port={ports['node_manager']}",
+        f"--object-manager-port={ports['object_manager']}",
+        f"--dashboard-agent-listen-port={ports['agent_listen']}",
+        f"--dashboard-agent-grpc-port={ports['agent_grpc']}",
+        f"--runtime-env-agent-port={ports['runtime_env_agent']}",
+        f"--metrics-export-port={ports['metrics_export']}",
+        f"--min-worker-port={ports['first_worker']}",
+        f"--max-worker-port={ports['last_worker']}",
+        f"--temp-dir={folder}",
+        f"--object-store-memory={_object_store_bytes()}",
+        f"--labels={labels}",
+        "--disable-usage-stats",
+    ]
+
+
+def _object_store_bytes() -> int:
+    """No more than half of /dev/shm: containers often have 64 MB of it."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return _OBJECT_STORE_BYTES
+    return max(_SMALLEST_STORE_BYTES, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))
+
+
+def _wait_ready(
+    request: dict[str, Any], process: subprocess.Popen[bytes], folder: str, address: str, end: float
+) -> None:
+    """Until Ray's own ports answer. Whether the head knows the node is asked there."""
+    ports = request["ports"]
+    wanted = [ports["gcs"], ports["node_manager"]] if request["head"] else [ports["node_manager"]]
+    while True:
+        wanted = [port for port in wanted if processes.answers(address, port) is not None]
+        if not wanted:
+            return
+        rc = process.poll()
+        if rc is not None:
+            lines = processes.tail(os.path.join(folder, _LOG))
+            last = lines.splitlines()[-1].strip() if lines else ""
+            raise NodeError(
+                "Ray ended while it started",
+                why=f"`ray start` ended with {_ending(rc)}" + (f": {last}" if last else ""),
+                help="repair what its last lines name, and run the command again",
+                rc=rc,
+                lines=lines,
+            )
+        if time.monotonic() > end:
+            raise NodeError(
+                f"Ray did not come up within {request['deadline']:.0f} s",
+                why=f"nothing answers on port {wanted[0]} yet",
+                help="allow more by `--timeout`, or see what keeps the machine busy",
+                lines=processes.tail(os.path.join(folder, _LOG)),
+            )
+        time.sleep(_PAUSE)
+
+
+def _ending(rc: int) -> str:
+    return f"exit code {rc}" if rc >= 0 else f"signal {-rc}"
+
+
+def _check_ports(request: dict[str, Any]) -> None:
+    names = request["fixed"]
+    taken = facts.taken_ports({name: request["ports"][name] for name in names}, set())
+    if taken:
+        name, port, who = taken[0]
+        raise NodeError(
+            f"port {port} is taken",
+            why=f"{who} listens on it; Ray needs it as its {name.replace('_', ' ')} port",
+            help="give other ports by `cluster.ports` in the file, or end that process",
+        )
+
+
+def _own_address(request: dict[str, Any], end: float) -> str:
+    """The address by which the other nodes reach this one: the one that its way to the head leaves by."""
+    if request["head"]:
+        address = request["address"]
+        try:
+            address = socket.gethostbyname(address)
+            with socket.socket() as probe:
+                probe.bind((address, 0))
+        except OSError as error:
+            raise NodeError(
+                f"`{request['address']}` is no address of this machine",
+                why=str(error),
+                help="give one of its own as `cluster.head_address`",
+            ) from None
+        return address
+    return _reach(request["head_address"], request["ports"]["gcs"], end, wait=bool(request.get("wait")))
+
+
+def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
+    """Connects to the head, and returns this machine's own address on that way.
+
+    Args:
+        wait: whether the head may still be starting; else a refusal is final, as the head was seen to listen.
+    """
+    while True:
+        try:
+            with socket.create_connection((head, port), timeout=max(0.5, min(5.0, end - time.monotonic()))) as line:
+                return str(line.getsockname()[0])
+        except OSError as error:
+            fault: OSError = error
+        refused = isinstance(fault, ConnectionRefusedError)
+        if time.monotonic() > end or (refused and not wait):
+            raise NodeError(
+                f"this machine does not reach the head at {head}:{port}",
+                why=str(fault),
+                help="open the ports of `cluster.ports` between the machines, or give an address of the head that they"
+                " reach as `cluster.head_address`",
+            )
+        time.sleep(_PAUSE)
+
+
+def _no_room(folder: str, error: OSError) -> NodeError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return NodeError(
+        "the disk is full" if full else "the node's folder cannot be written",
+        why=f"{folder}: {error.strerror}",
+        help="make room on it" if full else "see to its owner and permissions",
+    )
+
+
+def _make_private(folder: str) -> None:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    info = os.stat(folder)
+    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise NodeError(f"`{folder}` is not a private folder of this user", help="remove it")
+
+
+@contextmanager
+def _only_one(path: str) -> Generator[None, None, None]:
+    """Holds the lock of this node's cluster."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _no_room(path, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise NodeError(
+                "another `rlinf up` or `down` is at work on this node",
+                why="it may run on another machine, or its connection broke a moment ago",
+                help="wait for it, and run the command again",
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def members(request: dict[str, Any]) -> dict[str, Any]:
+    """Which nodes and jobs the head knows; waits for the nodes `wanted` as long as `deadline` lasts.
+
+    Raises:
+        NodeError: the head cannot be asked.
+    """
+    folder = request["folder"]
+    record = facts.read_record(folder)
+    if record is None or not processes.alive(record.get("process")):
+        raise NodeError(
+            "the head is not up", why="its Ray has ended" if record else "nothing of this cluster runs there"
+        )
+    env = facts.environment(request)
+    token = os.path.join(folder, "token")
+    env["RAY_AUTH_MODE"] = "token" if os.path.exists(token) else "disabled"
+    env["RAY_AUTH_TOKEN_PATH"] = token
+    wanted = [str(rank) for rank in request.get("wanted", ())]
+    seconds = float(request["deadline"])
+    command = [sys.executable, "-c", _MEMBERS, record["gcs"], json.dumps(wanted), str(seconds)]
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds + 20,
+            check=False,
+            cwd=folder,
+        )
+        return json.loads(done.stdout.decode().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise NodeError("the head does not answer", why=f"no answer within {seconds + 20:.0f} s") from None
+    except (OSError, ValueError, IndexError) as error:
+        raise NodeError("the head cannot be asked", why=str(error)) from None
+
+
+def stop(request: dict[str, Any]) -> dict[str, Any]:
+    """Ends what `start` started and everything that this started; returns what is left, which should be nothing.
+
+    Raises:
+        NodeError: another command is at work on this node.
+    """
+    cluster, folder = request["cluster"], request["folder"]
+    lock = f"{folder}.lock"
+    if not os.path.isdir(os.path.dirname(folder)):
+        return {"found": False, "processes": [], "ports": [], "files": [], "shared": []}
+    with _only_one(lock):
+        found = os.path.isdir(folder)
+        left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
+        processes.remove(lock)
+    return {"found": found or bool(left.pop("ended")), **left}
+
+
+def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[str, Any]:
+    record = facts.read_record(folder)
+    pids = processes.marked(cluster)
+    held = processes.holdings(pids)
+    process = record.get("process") if record else None
+    if pids and processes.alive(process):
+        # Ray's own way: it tells its head and its workers, and takes seconds.
+        processes.send([int(str(process).split(":")[0])], signal.SIGTERM)
+        processes.wait_gone(cluster, grace)
+    left = processes.kill_all(cluster)
+    others = processes.listeners() if held.ports else {}
+    shared = [path for path in held.shared if processes.remove(path)] if not left else list(held.shared)
+    files = [path for path in (folder, *held.folders) if not left and processes.remove(path)]
+    return {
+        "ended": len(pids),
+        "processes": [processes.described(pid) for pid in left],
+        "ports": [port for port in held.ports if others.get(port) in left and port in others],
+        "files": files,
+        "shared": shared,
+    }
