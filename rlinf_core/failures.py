@@ -140,17 +140,19 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
         method: the method that was called, or `__init__` for the launch.
         world_size: how many workers the group has.
         ranks: the failed ranks, in the order of `exceptions`.
+        places: where failed ranks ran, in words, as in `node 1 (10.0.0.2), pid 4711`, by rank as far as it is known.
     """
 
     group: str
     method: str
     world_size: int
     ranks: tuple[int, ...]
+    places: Mapping[int, str]
 
     def __new__(cls, group: str, method: str, failures: Mapping[int, Exception], world_size: int) -> WorkerGroupError:
         if not failures:
             raise ValueError("a group did not fail without a failure of one of its workers")
-        ordered = sorted(failures.items(), key=lambda item: (_is_consequence(group, *item), item[0]))
+        ordered = sorted(failures.items(), key=lambda item: (is_consequence(group, *item), item[0]))
         ranks = tuple(rank for rank, _ in ordered)
         first = ordered[0][1]
         message = (
@@ -166,6 +168,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
         self.where = None
         self.why = None
         self.help = None
+        self.places = {}
 
     @property
     def by_rank(self) -> dict[int, Exception]:
@@ -179,7 +182,9 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
             id(leaf): rank for rank, error in zip(self.ranks, self.exceptions, strict=True) for leaf in _leaves(error)
         }
         failures = {owners[id(next(_leaves(error)))]: error for error in excs}
-        return WorkerGroupError(self.group, self.method, failures, self.world_size)
+        part = WorkerGroupError(self.group, self.method, failures, self.world_size)
+        part.places = {rank: place for rank, place in self.places.items() if rank in failures}
+        return part
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = tuple((rank, PackedError.of(error, f"{self.group}:{rank}")) for rank, error in self.by_rank.items())
@@ -195,7 +200,8 @@ def _rebuild_group(
     return error
 
 
-def _is_consequence(group: str, rank: int, error: Exception) -> bool:
+def is_consequence(group: str, rank: int, error: Exception) -> bool:
+    """Whether rank `rank` of a group failed with `error` because of what had happened to another worker."""
     own_death = isinstance(error, WorkerDiedError) and error.address == f"{group}:{rank}"
     return isinstance(error, _CONSEQUENCES) and not own_death
 

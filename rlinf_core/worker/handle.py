@@ -35,11 +35,17 @@ _FIRST_WORD_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as its group knows it."""
+    """A worker as its group knows it; its pid is known once it is constructed."""
 
     address: WorkerAddress
     actor: Any
     node: str
+    pid: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
+        return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
 
 
 class WorkerGroupHandle(Generic[T]):
@@ -204,9 +210,14 @@ class WorkerGroupHandle(Generic[T]):
         self._results = [each.result if isinstance(each, Timed) else each for each in answers]
 
     def _fail(self) -> None:
-        failures = self._failures(_GRACE_SECONDS)
+        self._take(self._failures(_GRACE_SECONDS))
+
+    def _take(self, failures: dict[int, Exception]) -> None:
+        """The call has failed with these, if there are any."""
         if failures:
-            self._error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+            error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+            error.places = {each.address.rank: each.place for each in self._members if each.address.rank in failures}
+            self._error = error
 
     def _failures(self, grace: float) -> dict[int, Exception]:
         """The exception of each rank that has failed by now or does within `grace` seconds."""
@@ -248,9 +259,7 @@ class WorkerGroupHandle(Generic[T]):
     def drop(self) -> None:
         """Nobody will wait for it: what it failed with by now is taken, so that Ray does not tell of it."""
         if not self._settled:
-            failures = self._failures(0)
-            if failures:
-                self._error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+            self._take(self._failures(0))
 
 
 def _spell(addresses: Sequence[WorkerAddress]) -> str:

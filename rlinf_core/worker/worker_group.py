@@ -153,7 +153,7 @@ class WorkerGroup(Generic[W]):
             raise
         self._name = str(base)
         self._members = tuple(
-            Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})")
+            Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", birth.pid)
             for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
         )
         _running.add(self)

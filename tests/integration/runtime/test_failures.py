@@ -85,6 +85,9 @@ class Peer(Worker):
     def echo(self, value: Any) -> Any:
         return value
 
+    def pid(self) -> int:
+        return os.getpid()
+
 
 def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception:
     with pytest.raises(WorkerGroupError) as caught:
@@ -156,8 +159,10 @@ def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGro
 
 def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
     mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="gone")
-    with pytest.raises(WorkerGroupError):
+    pid = mortal.pid().wait()[0]
+    with pytest.raises(WorkerGroupError) as caught:
         mortal.end("kill").wait(timeout=20)
+    assert caught.value.places == {0: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
     began = time.monotonic()
     assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
     assert time.monotonic() - began < 2

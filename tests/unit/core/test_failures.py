@@ -147,10 +147,13 @@ def test_except_star_sees_the_original_exceptions() -> None:
 
 def test_a_part_of_a_rank_that_failed_with_a_group_keeps_its_rank() -> None:
     inner = ExceptionGroup("inner", [ValueError("a"), KeyError("b")])
-    part = group_error(r0=TypeError(), r5=inner).subgroup(KeyError)
+    whole = group_error(r0=TypeError(), r5=inner)
+    whole.places = {0: "node 0 (10.0.0.1), pid 7", 5: "node 1 (10.0.0.2), pid 8"}
+    part = whole.subgroup(KeyError)
     assert isinstance(part, WorkerGroupError)
     assert part.ranks == (5,)
     assert isinstance(part.by_rank[5], ExceptionGroup)
+    assert part.places == {5: "node 1 (10.0.0.2), pid 8"}
 
 
 def test_it_is_one_of_our_errors_and_says_what_failed() -> None:
@@ -176,11 +179,13 @@ def test_root_causes_stand_first() -> None:
 def test_it_pickles_whatever_it_holds() -> None:
     error = group_error(r1=StubbornError("x"), r0=ChannelClosed("data", "closed"), r2=ValueError(threading.Lock()))
     error.add_note("in step 7")
+    error.places = {1: "node 0 (10.0.0.1), pid 7"}
     twin = pickle.loads(pickle.dumps(error))
     assert isinstance(twin, WorkerGroupError)
     assert (twin.group, twin.method, twin.world_size, twin.ranks) == ("actor", "train", 8, (1, 2, 0))
     assert [type(one) for one in twin.exceptions] == [RemoteError, RemoteError, ChannelClosed]
     assert twin.__notes__ == ["in step 7"]
+    assert twin.places == {1: "node 0 (10.0.0.1), pid 7"}
 
 
 def test_it_can_be_raised_from_a_cause_and_shown() -> None:
