@@ -42,6 +42,18 @@ class PhaseStarted(NamedTuple):
     phase: str
 
 
+class Waiting(NamedTuple):
+    """From now on the run waits for something outside it, as while it launches: for what, in words.
+
+    Attributes:
+        what: as in `Ray on this machine`, `actor: 2 processes`.
+        seconds: how long it may take before it fails; None where what is waited in has deadlines of its own.
+    """
+
+    what: str
+    seconds: float | None = None
+
+
 class StepFinished(NamedTuple):
     """A training step is over. `metrics` has full names, as in `train/actor/policy_loss`; times are seconds."""
 
@@ -95,7 +107,9 @@ class RunFinished(NamedTuple):
     curve: Path | None = None
 
 
-Event: TypeAlias = RunStarted | PhaseStarted | StepFinished | Evaluated | CheckpointSaved | RunRestarted | RunFinished
+Event: TypeAlias = (
+    RunStarted | PhaseStarted | Waiting | StepFinished | Evaluated | CheckpointSaved | RunRestarted | RunFinished
+)
 Listener: TypeAlias = Callable[[Event], None]
 
 
