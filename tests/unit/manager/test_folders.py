@@ -100,7 +100,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
         [
             sys.executable,
             "-c",
-            "import os, subprocess, time; from rlinf_core.manager import folders, sweep\n"
+            "import os, subprocess, sys, time\nfrom rlinf_core.manager import folders, sweep\n"
             "folder = folders.new_folder(); os.environ[sweep.MARK] = str(folder); sweep.guard(folder)\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
             "print(folder, flush=True); time.sleep(600)",
