@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from recipes.embodied.env_kinds import check_kind
 from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
 from rlinf_core.config.fragments.algorithm import ActorCriticConfig, AdvantageType, LossType
 from rlinf_core.config.fragments.checks import (
@@ -33,16 +34,6 @@ from rlinf_core.scalars import Bool, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = ("mlp_policy", "cnn_policy")
-# The tasks of the kinds that we bring ourselves; the others take ids of their own.
-TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push")}
-# What has to be installed for a kind of environment: the module that is looked for, and how pip gets it.
-PACKAGES = {
-    "franka_mujoco": ("mujoco", "pip install 'rlinf[mujoco]'"),
-    "gymnasium": ("gymnasium", "pip install gymnasium"),
-    "panda_gym": ("panda_gym", "pip install 'rlinf[panda]'"),
-    "maniskill": ("mani_skill", "pip install mani_skill"),
-    "libero": ("libero", "pip install libero"),
-}
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -139,7 +130,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         _check_shares(config, section, environments, world_sizes.get("env"), report)
         if own:
             _check_steps(config, section, environments, report)
-            _check_kind(config, section, environments, report)
+            check_kind(config, section, environments, world_sizes.get("env"), report)
 
 
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
@@ -240,46 +231,3 @@ def _check_steps(config: EmbodiedConfig, section: str, environments: Environment
             f"`{name}` does not divide: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
             f"`{name}` could be {near_multiples(steps, chunks)}",
         )
-
-
-def _check_kind(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """The task is one that the kind of environment has, and its package is there."""
-    at: Path = ("env", section, "env_type")
-    kind, task = environments.env_type, environments.task
-    known = TASKS.get(kind)
-    if known and task is not None and task not in known:
-        from rlinf_core.suggest import did_you_mean
-
-        report(
-            blame(config, ("env", section, "task"), at),
-            "unknown-choice",
-            f"`env_type: {kind}` has no task `{task}`",
-            did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
-        )
-    if known is None and task is None and kind in PACKAGES:
-        example = "CartPole-v1" if kind == "gymnasium" else "ID"
-        report(
-            at,
-            "missing-task",
-            f"`env_type: {kind}` needs a task",
-            f"add `task: {example}` to `env.{section}`",
-        )
-    if kind in PACKAGES and _runs_in_this_interpreter(config):
-        from importlib.util import find_spec
-
-        module, command = PACKAGES[kind]
-        if find_spec(module) is None:
-            report(
-                at,
-                "missing-extra",
-                f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
-                f"run `{command}`, or give the env's nodes an interpreter that has it",
-            )
-
-
-def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
-    """Whether env workers run here, in the Python that is checking the file."""
-    cluster = config.cluster
-    elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
-    interpreters = [each.python_interpreter_path for group in cluster.node_groups for each in group.env_configs]
-    return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recipes.embodied.env_kinds import NO_ADAPTER, PACKAGES, no_adapter
 from rlinf_core.errors import ConfigError
 from rlinf_core.named import Registry
 
@@ -16,6 +17,7 @@ _ENVS: Registry[type[VectorEnv]] = Registry(
     {
         "franka_kin": f"{_FOLDER}.franka_kin:FrankaKinEnv",
         "franka_mujoco": f"{_FOLDER}.franka_mujoco:FrankaMujocoEnv",
+        "franka_robot": f"{_FOLDER}.franka_robot:FrankaRobotEnv",
         "gymnasium": f"{_FOLDER}.gymnasium_env:GymnasiumEnv",
         "panda_gym": f"{_FOLDER}.panda_gym_env:PandaGymEnv",
     },
@@ -50,6 +52,9 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
         MissingPackageError: the kind's package is not installed.
         ConfigError: there is no such kind, or it does not have the task.
     """
+    if env_type in NO_ADAPTER:
+        message, help = no_adapter(env_type)
+        raise ConfigError(message, help=help)
     check_package(env_type)
     return _ENVS.get(env_type)(settings)
 
@@ -61,8 +66,6 @@ def check_package(env_type: str) -> None:
         MissingPackageError: it cannot.
     """
     from importlib.util import find_spec
-
-    from recipes.embodied.config import PACKAGES
 
     package, command = PACKAGES.get(env_type, (None, ""))
     if package and find_spec(package) is None:

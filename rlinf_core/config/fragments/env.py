@@ -10,7 +10,7 @@ from rlinf_core.config.fragments.values import Count, FilePath, KnownOrOwn, Seed
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Data, Text
 
-ENV_TYPES = ("franka_kin", "franka_mujoco", "gymnasium", "panda_gym", "maniskill", "libero")
+ENV_TYPES = ("franka_kin", "franka_mujoco", "franka_robot", "gymnasium", "panda_gym", "maniskill", "libero")
 EnvType = Annotated[Text, KnownOrOwn("env_type", ENV_TYPES)]
 # Evaluation must not see the starts that training saw.
 EVAL_SEED_OFFSET = 1_000_000
@@ -31,13 +31,13 @@ class EnvironmentConfig(ConfigModel):
 
     env_type: EnvType = Field(
         default="franka_kin",
-        description="Kind of environment: franka_kin, franka_mujoco, gymnasium, panda_gym, maniskill, libero, or"
-        " `package.module:Class` for one of your own.",
+        description="Kind of environment: franka_kin, franka_mujoco, franka_robot, gymnasium, panda_gym,"
+        " or `package.module:Class` for one of your own.",
     )
     task: Text | None = Field(
         default=None,
-        description="What there is to do: reach or pick (franka_kin), reach or push (franka_mujoco), an id such as"
-        " `CartPole-v1` (gymnasium and the adapters). Default: the kind's own, pick for franka_kin.",
+        description="What there is to do: pick or reach (franka_kin), reach or push (franka_mujoco), reach"
+        " (franka_robot), an id such as `CartPole-v1` (gymnasium, panda_gym). Default: the first of these.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."

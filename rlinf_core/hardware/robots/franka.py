@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.scalars import Bool, Text, problem
+from rlinf_core.scalars import Bool, Int, Text, problem
 
 
 def _ip_address(text: str) -> str:
@@ -28,8 +28,18 @@ def _serial(text: str) -> str:
     return text
 
 
+def _port(number: int) -> int:
+    if not 0 < number < 65536:
+        raise problem("bad-value", f"{number} is no TCP port", help="write a number from 1 to 65535")
+    return number
+
+
+# Where an arm's controller listens when nothing else is said: below the ports that systems give out by themselves.
+ROBOT_PORT = 17310
+
 IpAddress = Annotated[Text, AfterValidator(_ip_address)]
 Serial = Annotated[Text, AfterValidator(_serial)]
+Port = Annotated[Int, AfterValidator(_port)]
 
 
 @register_hardware("Franka")
@@ -39,6 +49,7 @@ class Franka(RobotUnit):
     exclusive: ClassVar[tuple[str, ...]] = ("robot_ip", "camera_serials")
 
     robot_ip: IpAddress = Field(description="IP address of the arm's controller.")
+    robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of the arm's controller.")
     camera_serials: tuple[Serial, ...] = Field(
         default=(), description="Serial numbers of the arm's cameras, in the order the environment shows them."
     )
@@ -51,3 +62,7 @@ class Franka(RobotUnit):
     disable_validate: Bool = Field(
         default=False, description="Skip the check that arm and cameras answer before a job starts."
     )
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """See `RobotUnit`."""
+        return ((self.robot_ip, self.robot_port),)

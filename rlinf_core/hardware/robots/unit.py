@@ -21,3 +21,7 @@ class RobotUnit(BaseModel):
     exclusive: ClassVar[tuple[str, ...]] = ()
 
     node_rank: Annotated[Int, Field(ge=0)] = Field(description="Rank of the node that the robot is attached to.")
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where the robot must answer before a job can use it: host and TCP port of each. By default nowhere."""
+        return ()

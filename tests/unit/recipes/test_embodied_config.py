@@ -167,6 +167,57 @@ class TestKinds:
         )
         assert findings(LAPTOP + own + task) == []
 
+    @pytest.mark.parametrize("name", ["maniskill", "libero"])
+    def test_a_kind_without_an_adapter(self, findings: Any, name: str) -> None:
+        found = findings(LAPTOP + f"env:\n  train:\n    env_type: {name}\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("missing-extra", name)]
+        assert "VectorEnv" in found[0][3]
+
+
+ARMS = """\
+recipe: embodied
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor,rollout: {node_group: node, placement: 0}
+    env: {node_group: arms, placement: 0-1}
+  node_groups:
+    - label: arms
+      node_ranks: 0
+      hardware:
+        type: Franka
+        configs:
+          - {node_rank: 0, robot_ip: 10.10.10.1}
+          - {node_rank: 0, robot_ip: 10.10.10.2}
+actor:
+  global_batch_size: 100
+env:
+  train:
+    env_type: franka_robot
+    total_num_envs: 2
+"""
+
+
+class TestRobots:
+    def test_one_environment_on_each_arm(self, findings: Any) -> None:
+        assert findings(ARMS) == []
+
+    def test_no_arm_where_env_is_placed(self, findings: Any) -> None:
+        moved = ARMS.replace("{node_group: arms, placement: 0-1}", "{node_group: node, placement: '0:0-1'}")
+        found = findings(moved, messages=True)
+        assert [(code, text) for code, text, *_ in found] == [("conflicting-settings", "franka_robot")]
+        assert "`env` is placed on `node`, which declares none" in found[0][2]
+
+    def test_more_environments_than_arms(self, findings: Any) -> None:
+        found = findings(ARMS.replace("total_num_envs: 2", "total_num_envs: 4"), messages=True)
+        assert [(each[0], each[1], each[3]) for each in found] == [
+            ("conflicting-settings", "4", "write `total_num_envs: 2`")
+        ]
+
+    def test_stages_would_share_an_arm(self, findings: Any) -> None:
+        found = findings(ARMS + "rollout:\n  pipeline_stage_num: 2\n")
+        assert ("conflicting-settings", "2") in found
+
 
 class TestConflicts:
     @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from recipes.embodied.config import PACKAGES
+from recipes.embodied.env_kinds import NO_ADAPTER, PACKAGES, TASKS
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.embodied.envs.registry import _ENVS, MissingPackageError, make_env
+from rlinf_core.config.fragments.env import ENV_TYPES
 from rlinf_core.errors import ConfigError
 
 SETTINGS = EnvSettings(num_envs=2)
@@ -29,6 +30,19 @@ def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.Mon
         make_env(name, SETTINGS)
     assert caught.value.package == package
     assert caught.value.help == f"run `{command}`"
+
+
+@pytest.mark.parametrize("name", sorted(NO_ADAPTER))
+def test_what_has_no_adapter_says_so_and_what_to_do(name: str) -> None:
+    with pytest.raises(ConfigError, match="has no adapter") as caught:
+        make_env(name, SETTINGS)
+    assert "pip install" in str(caught.value.help)
+    assert "docs/environments.md" in str(caught.value.help)
+
+
+def test_every_kind_that_a_file_may_name_is_known() -> None:
+    assert set(ENV_TYPES) == set(_ENVS.names()) | set(NO_ADAPTER)
+    assert set(TASKS) | set(PACKAGES) == set(_ENVS.names())
 
 
 def test_unknown_names_are_refused() -> None:

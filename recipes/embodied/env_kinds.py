@@ -1,0 +1,130 @@
+"""The kinds of environments: what each can do, what it needs, and what a file may therefore not say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlinf_core.config.fragments.checks import Report, blame
+from rlinf_core.config.fragments.env import EnvironmentConfig
+from rlinf_core.config.tree import Path
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedConfig
+
+# The tasks of the kinds that we bring ourselves; the others take ids of their own.
+TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push"), "franka_robot": ("reach",)}
+# What has to be installed for a kind of environment: the module that is looked for, and how pip gets it.
+PACKAGES = {
+    "franka_mujoco": ("mujoco", "pip install 'rlinf[mujoco]'"),
+    "gymnasium": ("gymnasium", "pip install 'rlinf[gym]'"),
+    "panda_gym": ("panda_gym", "pip install 'rlinf[panda]'"),
+}
+# Names that users of this field know and for which there is no adapter: nobody could try one here.
+NO_ADAPTER = {"maniskill": "pip install mani_skill", "libero": "pip install libero"}
+_ROBOTS = {"franka_robot": "Franka"}
+
+
+def no_adapter(kind: str) -> tuple[str, str]:
+    """What to say of a kind in `NO_ADAPTER`: the message and the help."""
+    return (
+        f"`env_type: {kind}` has no adapter in this version",
+        f"`{NO_ADAPTER[kind]}` and wrap it in a subclass of `VectorEnv` (docs/environments.md shows how), then write"
+        " `env_type: package.module:Class`",
+    )
+
+
+def check_kind(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+) -> None:
+    """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
+    at: Path = ("env", section, "env_type")
+    kind = environments.env_type
+    if kind in NO_ADAPTER:
+        message, help = no_adapter(kind)
+        report(at, "missing-extra", message, help)
+        return
+    _check_task(config, section, environments, report)
+    if kind in PACKAGES and _runs_in_this_interpreter(config):
+        from importlib.util import find_spec
+
+        module, command = PACKAGES[kind]
+        if find_spec(module) is None:
+            report(
+                at,
+                "missing-extra",
+                f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
+                f"run `{command}`, or give the env's nodes an interpreter that has it",
+            )
+    if kind in _ROBOTS:
+        _check_robots(config, section, environments, workers, report)
+
+
+def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    at: Path = ("env", section, "env_type")
+    kind, task = environments.env_type, environments.task
+    known = TASKS.get(kind)
+    if known and task is not None and task not in known:
+        from rlinf_core.suggest import did_you_mean
+
+        report(
+            blame(config, ("env", section, "task"), at),
+            "unknown-choice",
+            f"`env_type: {kind}` has no task `{task}`",
+            did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
+        )
+    if known is None and task is None and kind in PACKAGES:
+        example = "CartPole-v1" if kind == "gymnasium" else "ID"
+        report(
+            at,
+            "missing-task",
+            f"`env_type: {kind}` needs a task",
+            f"add `task: {example}` to `env.{section}`",
+        )
+
+
+def _check_robots(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
+) -> None:
+    """Every env worker owns one robot, and has one environment on it."""
+    kind, robot = environments.env_type, _ROBOTS[environments.env_type]
+    place = config.cluster.component_placement.get("env")
+    if place is None:
+        return  # reported as a missing component
+    at: Path = ("env", section, "env_type")
+    with_robots = {
+        group.label for group in config.cluster.node_groups if group.hardware and group.hardware.type == robot
+    }
+    labels = place.node_group or ("cluster",)
+    without = [label for label in labels if label not in with_robots]
+    if without:
+        report(
+            at,
+            "conflicting-settings",
+            f"`env_type: {kind}` needs a {robot}, and `env` is placed on `{without[0]}`, which declares none",
+            f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
+        )
+        return
+    stages = config.rollout.pipeline_stage_num
+    if stages != 1:
+        report(
+            blame(config, ("rollout", "pipeline_stage_num"), at),
+            "conflicting-settings",
+            f"`env_type: {kind}` has one environment on each {robot}, and `rollout.pipeline_stage_num` is {stages}",
+            "write `pipeline_stage_num: 1`",
+        )
+    elif workers is not None and environments.total_num_envs != workers:
+        report(
+            blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), at),
+            "conflicting-settings",
+            f"`env_type: {kind}` has one environment on each {robot}: `env.{section}.total_num_envs` is"
+            f" {environments.total_num_envs}, and `env` has {workers} worker{'s' if workers > 1 else ''}",
+            f"write `total_num_envs: {workers}`",
+        )
+
+
+def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
+    """Whether env workers run here, in the Python that is checking the file."""
+    cluster = config.cluster
+    elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
+    interpreters = [each.python_interpreter_path for group in cluster.node_groups for each in group.env_configs]
+    return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

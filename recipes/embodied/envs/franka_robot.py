@@ -1,0 +1,134 @@
+"""A Franka arm that is there, or that a controller simulates: one environment, on the arm that the process owns.
+
+An arm is held by one process at a time, and by one connection within it: the environments of training and evaluation
+that a worker holds take turns on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.franka_arm import (
+    ACTION_STEP,
+    HOME_NOISE,
+    POINT_HIGH,
+    POINT_LOW,
+    REACH_ACTIONS,
+    REACH_INSTRUCTION,
+    REACH_RADIUS,
+    REACH_STATES,
+    check_task,
+    distance,
+    write_arm_states,
+)
+from recipes.embodied.envs.franka_kinematics import HOME, hand_pose
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.robots.client import FrankaClient
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.franka import Franka
+
+TASKS = ("reach",)
+
+
+class _SharedArm:
+    """The connection of this process to one arm, and which environment moved it last."""
+
+    def __init__(self, arm: Franka) -> None:
+        self.client = FrankaClient(arm)
+        try:
+            self.client.acquire()
+        except BaseException:
+            self.client.close()
+            raise
+        self.users: set[int] = set()
+        self.mover: object = None
+
+
+_arms: dict[tuple[str, int], _SharedArm] = {}
+
+
+class FrankaRobotEnv(VectorEnv):
+    """Task `reach`, with the actions, observations and rewards of `franka_kin`, in the time that an arm takes.
+
+    Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
+    start moves the arm to its place. Needs the arm's controller from the first moment on.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        check_task("franka_robot", settings.task or "reach", TASKS, settings.options)
+        arm = _only_arm(settings)
+        self._key = (arm.robot_ip, arm.robot_port)
+        if self._key not in _arms:
+            _arms[self._key] = _SharedArm(arm)
+        self._arm = _arms[self._key]
+        self._arm.users.add(id(self))
+        self._joints = HOME[:, None].copy()
+        self._target = np.zeros((3, 1))
+        self._hand = np.zeros((3, 1))
+        self._potential = np.zeros(1)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """16 states and 7 actions."""
+        return EnvSpec(REACH_STATES, REACH_ACTIONS, max_episode_steps=self.settings.max_episode_steps)
+
+    def close(self) -> None:
+        """Let go of the arm, which stops; unless another environment of this process uses it."""
+        self._arm.users.discard(id(self))
+        if not self._arm.users and _arms.get(self._key) is self._arm:
+            del _arms[self._key]
+            self._arm.client.close()
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        draws = starts.uniform(10)[0]
+        self._target[:, 0] = POINT_LOW + (POINT_HIGH - POINT_LOW) * draws[7:]
+        self._take(HOME + HOME_NOISE * (2 * draws[:7] - 1))
+        self._potential = -2 * distance(self._target, self._hand)
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        if self._arm.mover is not self:
+            self._take(self._joints[:, 0])
+        deltas = np.clip(actions[0], -1, 1) * ACTION_STEP[:, 0]
+        self._see(self._arm.client.move(deltas).joints)
+        before, self._potential = self._potential, -2 * distance(self._target, self._hand)
+        successes = distance(self._target, self._hand) < REACH_RADIUS
+        return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
+
+    def _take(self, joints: NDArray[np.float64]) -> None:
+        """Bring the arm to where this environment wants it."""
+        self._see(self._arm.client.reset(joints).joints)
+        self._arm.mover = self
+
+    def _see(self, joints: NDArray[np.float64]) -> None:
+        self._joints = joints[:, None]
+        self._hand = hand_pose(self._joints)[0]
+
+    def _observe(self) -> Observation:
+        states: FloatArray = np.empty((1, REACH_STATES), np.float32)
+        write_arm_states(states.T, self._joints, self._hand, self._target)
+        return {"states": states, "instructions": np.full(1, REACH_INSTRUCTION)}
+
+
+def _only_arm(settings: EnvSettings) -> Franka:
+    """The one arm of this process.
+
+    Raises:
+        ConfigError: there is none or several, or it has several environments to serve.
+    """
+    arms = [unit for unit in settings.hardware if isinstance(unit, Franka)]
+    if len(arms) != 1:
+        raise ConfigError(
+            f"`env_type: franka_robot` drives one arm, and this process owns {len(arms) or 'none'}",
+            help="place `env` on a node group with `hardware: {type: Franka}`, one process for each arm",
+        )
+    if settings.num_envs != 1:
+        raise ConfigError(
+            f"`env_type: franka_robot` has one environment on each arm, not {settings.num_envs}",
+            help="make `total_num_envs` the number of arms, and `pipeline_stage_num` 1",
+        )
+    return arms[0]

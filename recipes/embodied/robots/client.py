@@ -1,0 +1,295 @@
+"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.robots.errors import (
+    RobotError,
+    RobotLeaseError,
+    RobotLinkLostError,
+    RobotRefusedError,
+    RobotStoppedError,
+    RobotUnreachableError,
+)
+from recipes.embodied.robots.protocol import (
+    MAX_HOLDER,
+    MAX_LINE,
+    NAME,
+    PROTOCOL,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+    joints_of,
+)
+from rlinf_core.hardware.robots.franka import Franka
+
+CALL_SECONDS = 10.0
+RESET_SECONDS = 60.0  # the way to any start, at the speed of a reset, and some more
+HEARTBEAT_SECONDS = 2.0
+_SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
+
+
+@dataclass(frozen=True, slots=True)
+class ArmState:
+    """Where an arm is.
+
+    Attributes:
+        joints: [7], in radians.
+        gripper_closed: whether it was told to close.
+        stopped: why it stands still until a reset; None: it does not.
+        holder: who holds it, in words; None: nobody.
+    """
+
+    joints: NDArray[np.float64]
+    gripper_closed: bool
+    stopped: str | None
+    holder: str | None
+
+
+class FrankaClient:
+    """A connection to the controller of one arm. To be used by one thread at a time.
+
+    Args:
+        arm: what the configuration says about it.
+        seconds: within which a call must have its answer; a reset has `RESET_SECONDS` or this, whichever is more.
+        heartbeat: seconds after which the controller takes the arm from a holder that has gone silent.
+
+    Raises:
+        RobotUnreachableError: nothing answers there in time, or something else does.
+    """
+
+    def __init__(self, arm: Franka, *, seconds: float = CALL_SECONDS, heartbeat: float = HEARTBEAT_SECONDS) -> None:
+        self.where = f"Franka arm {arm.robot_ip}:{arm.robot_port} of node {arm.node_rank}"
+        self._seconds, self._heartbeat = seconds, heartbeat
+        self._ids = itertools.count(1)
+        self._writing = threading.Lock()
+        self._rest = b""
+        self._closed = threading.Event()
+        self._beating: threading.Thread | None = None
+        try:
+            self._socket = socket.create_connection((arm.robot_ip, arm.robot_port), timeout=seconds)
+        except OSError as error:
+            raise self._unreachable(_reason(error, seconds)) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            found = self._request("ping")
+        except RobotError as error:
+            self.close()
+            raise self._unreachable(error.why or error.message) from error
+        if found.get("robot") != NAME or found.get("protocol") != PROTOCOL:
+            self.close()
+            raise self._unreachable(f"what listens there is no controller of ours with protocol {PROTOCOL}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def acquire(self) -> ArmState:
+        """Take the arm for this process, until `release`, `close`, or the end of the process.
+
+        Raises:
+            RobotLeaseError: somebody else holds it.
+            RobotLinkLostError: the controller does not answer.
+        """
+        state = self._state_of(self._request("acquire", holder=holder_name(), heartbeat=self._heartbeat))
+        if self._beating is None:
+            self._beating = threading.Thread(target=self._beat, name="rlinf-robot-heartbeat", daemon=True)
+            self._beating.start()
+        return state
+
+    def state(self) -> ArmState:
+        """Where the arm is; for anybody.
+
+        Raises:
+            RobotLinkLostError: the controller does not answer.
+        """
+        return self._state_of(self._request("state"))
+
+    def reset(self, joints: Sequence[float] | NDArray[np.floating]) -> ArmState:
+        """Go to `joints` (7, radians) with an open gripper, and wait until the arm is there. Ends a stop.
+
+        Raises:
+            RobotStoppedError: it was stopped on the way.
+            RobotLeaseError: this process does not hold the arm.
+            RobotLinkLostError: the controller does not answer.
+        """
+        sent = [float(each) for each in joints]
+        return self._state_of(self._request("reset", max(RESET_SECONDS, self._seconds), joints=sent))
+
+    def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
+        """Move by `deltas` (7, radians) in one control period, and wait until that has passed.
+
+        Args:
+            deltas: no joint may be faster than it can be.
+            close_gripper: close or open it; None: leave it.
+
+        Raises:
+            RobotStoppedError: the arm stands still until a reset.
+            RobotRefusedError: a joint would be too fast.
+            RobotLeaseError: this process does not hold the arm.
+            RobotLinkLostError: the controller does not answer.
+        """
+        sent = [float(each) for each in deltas]
+        return self._state_of(self._request("move", deltas=sent, close_gripper=close_gripper))
+
+    def stop(self) -> ArmState:
+        """Stop the arm at once, whoever holds it. It stands still until its holder resets it.
+
+        Raises:
+            RobotLinkLostError: the controller does not answer.
+        """
+        return self._state_of(self._request("stop"))
+
+    def release(self) -> ArmState:
+        """Give the arm back.
+
+        Raises:
+            RobotLeaseError: this process does not hold it.
+            RobotLinkLostError: the controller does not answer.
+        """
+        return self._state_of(self._request("release"))
+
+    def close(self) -> None:
+        """End the connection; an arm that is held stops and is free. May be called twice."""
+        self._closed.set()
+        self._socket.close()
+
+    def _request(self, op: str, seconds: float | None = None, **fields: object) -> Message:
+        """One call.
+
+        Raises:
+            RobotLinkLostError: the link is broken, or no answer came in time; the connection is closed.
+            RobotError: of the kind that the controller's refusal is.
+        """
+        number, allowed = next(self._ids), seconds or self._seconds
+        if self._closed.is_set():
+            raise self._lost("the connection is closed")
+        try:
+            self._write(encode({"op": op, "id": number, **fields}))
+            reply = self._reply(number, allowed)
+        except ProtocolError as error:
+            self.close()
+            raise self._lost(f"what came was {error}") from error
+        except OSError as error:
+            self.close()
+            raise self._lost(_reason(error, allowed)) from error
+        if reply.get("ok") is not True:
+            raise self._refusal(reply)
+        return reply
+
+    def _write(self, line: bytes) -> None:
+        with self._writing:
+            self._socket.sendall(line)
+
+    def _reply(self, number: int, seconds: float) -> Message:
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            while b"\n" not in self._rest:
+                if len(self._rest) > MAX_LINE:
+                    raise ProtocolError(f"a line of more than {MAX_LINE} bytes")
+                left = max(deadline - time.monotonic(), 0)
+                # Not by the socket's own timeout, which is the heartbeat's too.
+                if not poll.poll(math.ceil(left * 1000)):
+                    raise TimeoutError
+                received = self._socket.recv(MAX_LINE)
+                if not received:
+                    raise ConnectionResetError("the controller closed the connection")
+                self._rest += received
+            line, _, self._rest = self._rest.partition(b"\n")
+            reply = decode(line)
+            if reply.get("id") in (number, 0):  # 0: a request that the controller did not understand
+                return reply
+
+    def _beat(self) -> None:
+        """Tell the controller that this process lives, as often as it takes; runs in a thread of its own."""
+        line = encode({"op": "beat", "id": 0})
+        while not self._closed.wait(self._heartbeat / _SIGNS_PER_HEARTBEAT):
+            try:
+                self._write(line)
+            except OSError:
+                return  # the next call finds it out and says so
+
+    def _state_of(self, reply: Message) -> ArmState:
+        try:
+            joints = np.array(joints_of(reply, "joints"))
+        except ProtocolError as error:
+            self.close()
+            raise self._lost(f"what came was {error}") from error
+        stopped, holder = reply.get("stopped"), reply.get("holder")
+        return ArmState(
+            joints,
+            reply.get("gripper_closed") is True,
+            None if stopped is None else str(stopped),
+            None if holder is None else str(holder),
+        )
+
+    def _refusal(self, reply: Message) -> RobotError:
+        code, message = reply.get("code"), str(reply.get("message"))
+        holder = None if reply.get("holder") is None else str(reply["holder"])
+        if code == "busy":
+            return RobotLeaseError(
+                "the arm is taken",
+                holder=holder,
+                where=self.where,
+                why=message,
+                help="end that process, or wait until it is done; give each env worker an arm of its own",
+            )
+        if code == "no-lease":
+            return RobotLeaseError(
+                "this process does not hold the arm",
+                holder=holder,
+                where=self.where,
+                why=message,
+                help="acquire it first; a lease is lost with its connection, or after a heartbeat of silence",
+            )
+        if code == "stopped":
+            return RobotStoppedError(message, where=self.where, help="look at the arm, then reset it")
+        return RobotRefusedError("the controller refused", where=self.where, why=message)
+
+    def _unreachable(self, why: str) -> RobotUnreachableError:
+        return RobotUnreachableError(
+            "the arm's controller does not answer",
+            where=self.where,
+            why=why,
+            help="switch it on and check `robot_ip`, `robot_port` and the cable; a simulated one is started by"
+            " `python -m recipes.embodied.robots.simulated_controller --host IP --port PORT`",
+        )
+
+    def _lost(self, why: str) -> RobotLinkLostError:
+        return RobotLinkLostError(
+            "the link to the arm was lost",
+            where=self.where,
+            why=why,
+            help="the arm stops by itself; check the controller and the cable, then start again",
+        )
+
+
+def holder_name() -> str:
+    """Who this process is, for others who want the same arm: `process 71 on lab-3`."""
+    name = f"process {os.getpid()} on {platform.node() or 'an unnamed host'}"
+    return "".join(each for each in name if each.isprintable())[:MAX_HOLDER]
+
+
+def _reason(error: OSError, seconds: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {seconds:g} s"
+    return error.strerror or str(error)

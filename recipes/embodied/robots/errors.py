@@ -1,0 +1,53 @@
+"""What can go wrong with a robot. Each error names the robot and its address, and says what to do."""
+
+from __future__ import annotations
+
+from rlinf_core.errors import RuntimeFailure
+
+
+class RobotError(RuntimeFailure):
+    """Base of what goes wrong between a process and its robot; `where` is the robot and its address."""
+
+
+class RobotUnreachableError(RobotError):
+    """Nothing answers at the robot's address, or something else than its controller does."""
+
+
+class RobotLeaseError(RobotError):
+    """Somebody else holds the robot, or this process does not.
+
+    Attributes:
+        holder: who holds it, in the words in which they introduced themselves; None: nobody.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        holder: str | None,
+        where: str | None = None,
+        why: str | None = None,
+        help: str | None = None,
+    ) -> None:
+        super().__init__(message, where=where, why=why, help=help)
+        self.holder = holder
+
+
+class RobotLinkLostError(RobotError):
+    """The connection broke, or no answer came in time. The controller stops the arm by itself."""
+
+
+class RobotStoppedError(RobotError):
+    """The arm stands still after a stop and moves again only after a reset.
+
+    Attributes:
+        reason: why it was stopped.
+    """
+
+    def __init__(self, reason: str, *, where: str | None = None, help: str | None = None) -> None:
+        super().__init__("the arm was stopped", where=where, why=reason, help=help)
+        self.reason = reason
+
+
+class RobotRefusedError(RobotError):
+    """The controller does not carry out what it was asked: too fast, not a number, or while another motion runs."""

@@ -1,0 +1,168 @@
+"""What a client and an arm's controller say to each other over TCP.
+
+Each message is one line of JSON in UTF-8, an object of at most 4096 bytes. A request has an `op` and an `id`; the reply
+repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that is anything else ends the connection.
+
+    {"op": "acquire", "id": 1, "holder": "process 71 on lab-3", "heartbeat": 2.0}
+    {"id": 1, "ok": true, "joints": [...], "gripper_closed": false, "stopped": null, "holder": "process 71 on lab-3"}
+
+| op | needs the lease | what it does |
+|---|---|---|
+| `ping` | | says what this is, its protocol, and who holds it |
+| `state` | | joints in radians, gripper, whether and why the arm was stopped |
+| `acquire` | | takes the lease, with a `holder` in words and the `heartbeat` in seconds |
+| `beat` | | has no reply; every line counts as a sign of life, this one is for when there is nothing to say |
+| `reset` | yes | moves to `joints`, opens the gripper, ends a stop; the reply comes when the arm is there |
+| `move` | yes | moves by `deltas` (radians) in one control period; `close_gripper` true, false or null |
+| `stop` | | stops the arm at once, for anybody |
+| `release` | yes | gives the lease back |
+
+A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Never, TypeAlias, cast
+
+PROTOCOL = 1
+NAME = "franka"
+MAX_LINE = 4096  # bytes, the newline included
+NUM_JOINTS = 7
+HEARTBEAT_LOW, HEARTBEAT_HIGH = 0.1, 60.0  # seconds between signs of life that a holder may ask for
+MAX_HOLDER = 120  # characters
+
+Message: TypeAlias = dict[str, Any]
+
+
+class ProtocolError(ValueError):
+    """A line that is no message, or a message that says nothing meaningful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        op: what is asked.
+        id: by which its reply is known.
+        fields: everything else, not checked yet.
+    """
+
+    op: str
+    id: int
+    fields: Mapping[str, Any]
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as a line.
+
+    Raises:
+        ProtocolError: it is too long, or holds what JSON has not.
+    """
+    try:
+        line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"not a message: {error}") from error
+    if len(line) > MAX_LINE:
+        raise ProtocolError(f"a message of {len(line)} bytes; {MAX_LINE} are allowed")
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """The message in a line.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    if len(line) > MAX_LINE:
+        raise ProtocolError(f"a line of more than {MAX_LINE} bytes")
+    try:
+        # Python reads NaN and Infinity, which JSON has not.
+        message: object = json.loads(line.decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ProtocolError("a line that is not JSON") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("a line that is no object")
+    return cast("Message", message)
+
+
+def request_of(message: Message) -> Request:
+    """The request that a message is.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    fields = dict(message)
+    op, number = fields.pop("op", None), fields.pop("id", 0)
+    if not isinstance(op, str) or type(number) is not int or not 0 <= number < 2**53:
+        raise ProtocolError("a message without `op`, or with an `id` that is no count")
+    return Request(op, number, fields)
+
+
+def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """Seven finite numbers.
+
+    Raises:
+        ProtocolError: `name` holds something else.
+    """
+    value = fields.get(name)
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    if len(numbers) != NUM_JOINTS:
+        raise ProtocolError(f"`{name}` is not {NUM_JOINTS} numbers")
+    return tuple(_number(each, name) for each in numbers)
+
+
+def heartbeat_of(fields: Mapping[str, Any]) -> float:
+    """Seconds without a sign of life after which a holder counts as lost.
+
+    Raises:
+        ProtocolError: it is no number, or none that is allowed.
+    """
+    seconds = _number(fields.get("heartbeat"), "heartbeat")
+    if not HEARTBEAT_LOW <= seconds <= HEARTBEAT_HIGH:
+        raise ProtocolError(f"`heartbeat` is not between {HEARTBEAT_LOW} and {HEARTBEAT_HIGH} seconds")
+    return seconds
+
+
+def holder_of(fields: Mapping[str, Any]) -> str:
+    """Who takes the lease, in words.
+
+    Raises:
+        ProtocolError: nobody can read it.
+    """
+    holder = fields.get("holder")
+    if not isinstance(holder, str) or not 0 < len(holder) <= MAX_HOLDER or not holder.isprintable():
+        raise ProtocolError(f"`holder` is not a name of 1 to {MAX_HOLDER} characters")
+    return holder
+
+
+def grip_of(fields: Mapping[str, Any]) -> bool | None:
+    """Whether the gripper is to close; None: it stays.
+
+    Raises:
+        ProtocolError: it is anything else.
+    """
+    value = fields.get("close_gripper")
+    if value is not None and not isinstance(value, bool):
+        raise ProtocolError("`close_gripper` is not true, false or null")
+    return value
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ProtocolError(f"`{name}` is not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ProtocolError(f"`{name}` is too large") from None
+    if not math.isfinite(number):
+        raise ProtocolError(f"`{name}` is not finite")
+    return number
+
+
+def _refuse(name: str) -> Never:
+    raise ValueError(name)

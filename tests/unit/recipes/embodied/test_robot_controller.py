@@ -1,0 +1,199 @@
+"""What a controller decides, moment by moment: who holds the arm, where it is, when it stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.embodied.envs.franka_arm import CONTROL_SECONDS
+from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.arm import RESET_SPEED, SimulatedArm
+from recipes.embodied.robots.controller import Controller, Motion
+from recipes.embodied.robots.protocol import Message, ProtocolError, Request
+
+A, B = 1, 2  # connections
+START = (HOME + 0.5).clip(JOINT_MIN, JOINT_MAX)
+RESET_TAKES = float((np.abs(START - HOME) / (RESET_SPEED * VELOCITY_MAX)).max())
+
+
+class Client:
+    """A connection to a controller that is asked at given moments."""
+
+    def __init__(self, controller: Controller, connection: int) -> None:
+        self.controller, self.connection = controller, connection
+
+    def ask(self, now: float, op: str, **fields: Any) -> Message | Motion | None:
+        return self.controller.handle(self.connection, Request(op, 5, fields), now)
+
+    def reply(self, now: float, op: str, **fields: Any) -> Message:
+        found = self.ask(now, op, **fields)
+        assert isinstance(found, dict)
+        assert found["id"] == 5
+        return found
+
+    def go(self, now: float, op: str, **fields: Any) -> Motion:
+        found = self.ask(now, op, **fields)
+        assert isinstance(found, Motion), found
+        return found
+
+    def acquire(self, now: float, heartbeat: float = 2.0) -> Message:
+        return self.reply(now, "acquire", holder=f"client {self.connection}", heartbeat=heartbeat)
+
+
+@pytest.fixture
+def controller() -> Controller:
+    return Controller(SimulatedArm())
+
+
+@pytest.fixture
+def a(controller: Controller) -> Client:
+    return Client(controller, A)
+
+
+@pytest.fixture
+def b(controller: Controller) -> Client:
+    return Client(controller, B)
+
+
+def ready(client: Client, now: float = 0.0) -> float:
+    """Holds the arm, at home; returns a moment after that."""
+    assert client.acquire(now)["ok"]
+    motion = client.go(now, "reset", joints=HOME.tolist())
+    assert client.controller.finish(motion, motion.end)["ok"]
+    return motion.end
+
+
+def test_one_holds_it_and_the_other_is_told_who(a: Client, b: Client) -> None:
+    assert a.acquire(0.0)["holder"] == "client 1"
+    refused = b.acquire(0.1)
+    assert refused["ok"] is False
+    assert refused["code"] == "busy"
+    assert "client 1 holds the arm" in refused["message"]
+    assert b.reply(0.1, "ping")["holder"] == "client 1"
+    assert a.acquire(0.2)["ok"]  # again is fine
+    assert a.reply(0.3, "release")["holder"] is None
+    assert b.acquire(0.4)["holder"] == "client 2"
+
+
+@pytest.mark.parametrize("op", ["reset", "move", "release"])
+def test_only_the_holder_moves_it(a: Client, b: Client, op: str) -> None:
+    fields = {"joints": HOME.tolist(), "deltas": [0.0] * 7}
+    assert b.reply(0.0, op, **fields)["code"] == "no-lease"
+    now = ready(a)
+    refused = b.reply(now, op, **fields)
+    assert refused["code"] == "no-lease"
+    assert "client 1 does" in refused["message"]
+
+
+def test_it_moves_only_after_a_reset(a: Client) -> None:
+    a.acquire(0.0)
+    refused = a.reply(0.0, "move", deltas=[0.01] * 7)
+    assert refused["code"] == "stopped"
+    assert "just been switched on" in refused["message"]
+    now = ready(a)
+    motion = a.go(now, "move", deltas=[0.01] * 7, close_gripper=True)
+    assert motion.end == pytest.approx(now + CONTROL_SECONDS)
+    done = a.controller.finish(motion, motion.end)
+    np.testing.assert_allclose(done["joints"], HOME + 0.01)
+    assert done["gripper_closed"] is True
+
+
+def test_a_silent_holder_loses_it_and_the_arm_stops_on_its_way(a: Client, b: Client) -> None:
+    now = ready(a)
+    assert a.acquire(now, heartbeat=0.5)["ok"]
+    motion = a.go(now, "reset", joints=START.tolist())
+    assert motion.end == pytest.approx(now + RESET_TAKES)
+    assert a.ask(now + 0.4, "beat") is None
+    assert b.acquire(now + 0.8)["code"] == "busy"
+    got = b.acquire(now + 0.9)
+    assert got["ok"]
+    share = 0.9 / RESET_TAKES
+    np.testing.assert_allclose(got["joints"], HOME + share * (START - HOME))
+    assert "client 1" in got["stopped"]
+    assert "said nothing for 0.5 s" in got["stopped"]
+    assert b.reply(now + 2, "state")["joints"] == got["joints"]
+    refused = a.controller.finish(motion, now + 1)
+    assert refused["code"] == "stopped"
+    assert a.reply(now + 1, "move", deltas=[0.0] * 7)["code"] == "no-lease"
+
+
+def test_a_lost_link_stops_it_at_once(a: Client, b: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "reset", joints=START.tolist())
+    assert not a.controller.lost(B, "it is not the holder's", now + 0.1)
+    assert not a.controller.interrupted(motion)
+    assert a.controller.lost(A, "its connection was closed", now + RESET_TAKES / 2)
+    assert a.controller.interrupted(motion)
+    got = b.acquire(now + 10)
+    np.testing.assert_allclose(got["joints"], (HOME + START) / 2)
+    assert "its connection was closed" in got["stopped"]
+    assert b.reply(now + 10, "move", deltas=[0.0] * 7)["code"] == "stopped"
+    ready(b, now + 10)
+    assert b.reply(now + 10.1, "state")["stopped"] is None
+
+
+def test_anybody_may_stop_it(a: Client, b: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "reset", joints=START.tolist())
+    stopped = b.reply(now + 0.1, "stop")
+    assert "does not hold it" in stopped["stopped"]
+    assert a.controller.interrupted(motion)
+    assert a.controller.finish(motion, now + 0.1)["code"] == "stopped"
+    assert a.reply(now + 0.2, "stop")["stopped"] == stopped["stopped"]  # the first reason is kept
+    assert a.controller.holder == "client 1"
+
+
+def test_a_motion_that_had_ended_was_not_interrupted(a: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "move", deltas=[0.01] * 7)
+    a.reply(motion.end, "stop")
+    assert a.controller.finish(motion, motion.end)["ok"]
+
+
+def test_one_motion_at_a_time(a: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "move", deltas=[0.01] * 7)
+    assert a.reply(now + 0.01, "move", deltas=[0.01] * 7)["code"] == "refused"
+    assert a.reply(now + 0.01, "reset", joints=HOME.tolist())["code"] == "refused"
+    a.go(motion.end, "move", deltas=[0.01] * 7)
+
+
+def test_given_back_while_it_moves_it_stops(a: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "reset", joints=START.tolist())
+    assert a.reply(now + 0.1, "release")["holder"] is None
+    assert a.controller.interrupted(motion)
+
+
+def test_too_fast_is_refused_and_changes_nothing(a: Client) -> None:
+    now = ready(a)
+    deltas = np.zeros(7)
+    deltas[3] = 1.01 * VELOCITY_MAX[3] * CONTROL_SECONDS
+    assert a.reply(now, "move", deltas=deltas.tolist(), close_gripper=True)["code"] == "refused"
+    state = a.reply(now + 1, "state")
+    np.testing.assert_allclose(state["joints"], HOME)
+    assert state["gripper_closed"] is False
+
+
+def test_what_makes_no_sense_is_not_answered(a: Client) -> None:
+    for op, fields in (("dance", {}), ("acquire", {}), ("reset", {"joints": [1]}), ("move", {"deltas": "x"})):
+        with pytest.raises(ProtocolError):
+            a.ask(0.0, op, **fields)
+
+
+@given(st.lists(st.lists(st.floats(-1, 1), min_size=7, max_size=7), max_size=30))
+def test_an_arm_keeps_its_limits(moves: list[list[float]]) -> None:
+    arm = SimulatedArm(speed=2.0)
+    now = arm.reset(HOME, 0.0)
+    for share in moves:
+        before = arm.joints(now)
+        now = arm.move(np.array(share) * VELOCITY_MAX * CONTROL_SECONDS, None, now)
+        after = arm.joints(now)
+        assert ((after >= JOINT_MIN) & (after <= JOINT_MAX)).all()
+        assert hand_pose(after[:, None])[0][2, 0] > 0
+        half = arm.joints(now - CONTROL_SECONDS / 4)
+        np.testing.assert_allclose(half, (before + after) / 2, atol=1e-12)
