@@ -14,6 +14,10 @@ from rlinf_core.version import __version__
 if TYPE_CHECKING:
     from rlinf_core.address import WorkerAddress as WorkerAddress
     from rlinf_core.channel.channel import Channel as Channel
+    from rlinf_core.channel.distribute import distribute as distribute
+    from rlinf_core.channel.distribute import rank_key as rank_key
+    from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
+    from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
@@ -63,6 +67,7 @@ _PUBLIC: dict[str, str] = {
     "DeadlockError": "rlinf_core.errors",
     "FlexiblePlacementStrategy": "rlinf_core.placement.flexible",
     "HybridComponentPlacement": "rlinf_core.placement.hybrid",
+    "LeastLoaded": "rlinf_core.channel.load_balancing",
     "MismatchError": "rlinf_core.errors",
     "NodePlacementStrategy": "rlinf_core.placement.node",
     "PackedPlacementStrategy": "rlinf_core.placement.packed",
@@ -74,6 +79,7 @@ _PUBLIC: dict[str, str] = {
     "RLinfError": "rlinf_core.errors",
     "Recipe": "rlinf_core.job.recipe",
     "RemoteError": "rlinf_core.errors",
+    "RoundRobin": "rlinf_core.channel.load_balancing",
     "UnknownGroupError": "rlinf_core.errors",
     "Work": "rlinf_core.collective.work",
     "Worker": "rlinf_core.worker.worker",
@@ -83,7 +89,9 @@ _PUBLIC: dict[str, str] = {
     "WorkerGroupError": "rlinf_core.failures",
     "WorkerGroupHandle": "rlinf_core.worker.handle",
     "WorkerInfo": "rlinf_core.worker.worker",
+    "distribute": "rlinf_core.channel.distribute",
     "load_job": "rlinf_core.job.load",
+    "rank_key": "rlinf_core.channel.distribute",
 }
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]

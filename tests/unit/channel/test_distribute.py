@@ -4,10 +4,8 @@ import random
 
 import pytest
 
-from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.distribute import distribute, rank_key
-from rlinf_core.channel.load_balancing import Balancer, LeastLoaded, RoundRobin
-from rlinf_core.errors import ChannelClosed
+from rlinf_core import Channel, ChannelClosed, LeastLoaded, RoundRobin, distribute, rank_key
+from rlinf_core.channel.load_balancing import Balancer
 
 RANKS = 4
 
@@ -68,3 +66,28 @@ def test_a_closed_target_is_told() -> None:
     target.close()
     with pytest.raises(ChannelClosed):
         distribute(source, target, RoundRobin(1), count=1)
+
+
+def test_in_turn_from_a_queue_that_fills_as_rollouts_finish_every_rank_gets_about_the_same() -> None:
+    rollout_output_queue, to_train = Channel.create("rollout_output_queue", local=True), Channel.create("t", local=True)
+    lengths = skewed(400)
+    # The generators put what is finished, so the lengths grow; the four longest of 400 are beyond comparison.
+    for length in lengths[:-RANKS]:
+        rollout_output_queue.put([0] * length, weight=length)
+    rollout_output_queue.close()
+    balancer = distribute(rollout_output_queue, to_train, RoundRobin(RANKS), weight=len)
+    trained = [sum(map(len, to_train.get_batch(balancer.loads[rank], key=rank_key(rank)))) for rank in range(RANKS)]
+    assert tuple(trained) == balancer.loads
+    assert balancer.imbalance < 1.1
+    # What a split into consecutive parts would have given, as by a sampler that knows nothing of lengths.
+    quarter = (len(lengths) - RANKS) // RANKS
+    parts = [sum(lengths[rank * quarter : (rank + 1) * quarter]) for rank in range(RANKS)]
+    assert max(parts) * RANKS / sum(parts) > 2
+
+
+def test_an_item_that_cannot_be_weighed_is_nobodys() -> None:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    source.put(1)
+    with pytest.raises(ValueError, match="`weight` is -1"):
+        distribute(source, target, RoundRobin(1), weight=lambda item: -1)
+    assert target.empty(rank_key(0))
