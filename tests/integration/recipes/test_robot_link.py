@@ -1,0 +1,357 @@
+"""An arm over the network: one holder, deadlines, and a safe stop whatever happens to the holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.embodied.envs.base import EnvSettings
+from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.envs.franka_robot import FrankaRobotEnv
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.robots.client import ArmState, FrankaClient, holder_name
+from recipes.embodied.robots.errors import (
+    RobotError,
+    RobotLeaseError,
+    RobotLinkLostError,
+    RobotRefusedError,
+    RobotStoppedError,
+    RobotUnreachableError,
+)
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.franka import Franka
+
+# Far away for a slow arm, half a minute: what happens on the way is seen on the way.
+FAR = np.where(HOME > 0, JOINT_MIN, JOINT_MAX) * 0.9
+SLOW = 0.2
+SOON = 30.0  # seconds within which something must have happened
+
+# Holds the arm, begins a long way, and says so.
+HOLDER = """
+import sys, threading
+from recipes.embodied.robots.client import FrankaClient
+from rlinf_core.hardware.robots.franka import Franka
+
+client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])), heartbeat=2.0)
+client.acquire()
+threading.Timer(0.2, lambda: print("on its way", flush=True)).start()
+client.reset([float(each) for each in sys.argv[3:]])
+"""
+
+
+def hold(arm: Franka) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", HOLDER, arm.robot_ip, str(arm.robot_port), *map(str, FAR)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on its way\n"
+    return process
+
+
+def wait_for_stop(watcher: FrankaClient) -> ArmState:
+    until = time.monotonic() + SOON
+    while (state := watcher.state()).stopped is None or state.holder is not None:
+        assert time.monotonic() < until, state
+        time.sleep(0.02)
+    return state
+
+
+@pytest.fixture
+def clients() -> Iterator[Any]:
+    opened: list[FrankaClient] = []
+
+    def connect(arm: Franka, **options: Any) -> FrankaClient:
+        opened.append(FrankaClient(arm, **options))
+        return opened[-1]
+
+    yield connect
+    for client in opened:
+        client.close()
+
+
+def test_the_second_client_is_told_who_holds_the_arm(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=1000)
+    first, second = clients(arm), clients(arm)
+    first.acquire()
+    with pytest.raises(RobotLeaseError, match="holds the arm") as caught:
+        second.acquire()
+    assert caught.value.holder == holder_name()
+    assert str(os.getpid()) in str(caught.value)
+    assert f"{arm.robot_ip}:{arm.robot_port}" in str(caught.value)
+    assert caught.value.help
+    with pytest.raises(RobotLeaseError, match="does not hold the arm"):
+        second.reset(HOME)
+    first.release()
+    second.acquire()
+    np.testing.assert_allclose(second.reset(HOME).joints, HOME)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_an_arm_whose_holder_is_gone_stops_on_its_way(start_arm: Any, clients: Any, how: signal.Signals) -> None:
+    arm, _ = start_arm(speed=SLOW)
+    watcher = clients(arm)
+    process = hold(arm)
+    try:
+        assert watcher.state().holder == f"process {process.pid} on {holder_name().partition(' on ')[2]}"
+        process.send_signal(how)
+        state = wait_for_stop(watcher)
+    finally:
+        process.kill()
+        process.communicate()
+    why = "said nothing for 2 s" if how == signal.SIGSTOP else "connection"
+    assert why in str(state.stopped)
+    assert np.abs(state.joints - HOME).max() > 1e-3
+    assert np.abs(state.joints - FAR).max() > 0.1
+    np.testing.assert_array_equal(watcher.state().joints, state.joints)
+    watcher.acquire()
+    with pytest.raises(RobotStoppedError, match=f"process {process.pid}") as caught:
+        watcher.move(np.zeros(7))
+    assert "reset" in str(caught.value.help)
+    assert watcher.reset(state.joints).stopped is None
+    watcher.move(np.zeros(7))
+
+
+def test_somebody_else_stops_the_arm(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=SLOW)
+    holder, passer_by = clients(arm), clients(arm)
+    holder.acquire()
+    timer = threading.Timer(0.3, passer_by.stop)
+    timer.start()
+    with pytest.raises(RobotStoppedError, match="asked for it"):
+        holder.reset(FAR)
+    timer.join()
+    assert holder.reset(holder.state().joints).stopped is None
+
+
+def test_a_holder_that_has_nothing_to_say_keeps_the_arm(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=1000)
+    holder, other = clients(arm, heartbeat=2.0), clients(arm)
+    holder.acquire()
+    holder.reset(HOME)
+    time.sleep(3)  # more than a heartbeat
+    with pytest.raises(RobotLeaseError):
+        other.acquire()
+    holder.move(np.zeros(7))
+
+
+def test_a_controller_that_ends_is_a_lost_link(start_arm: Any, clients: Any) -> None:
+    arm, process = start_arm(speed=1000)
+    client = clients(arm)
+    client.acquire()
+    process.terminate()
+    assert process.wait(SOON) == 0
+    for _ in range(2):
+        with pytest.raises(RobotLinkLostError, match=f"{arm.robot_ip}:{arm.robot_port}") as caught:
+            client.state()
+        assert caught.value.help
+    with pytest.raises(RobotUnreachableError, match="refused") as unreachable:
+        clients(arm)
+    assert "simulated_controller" in str(unreachable.value.help)
+
+
+def test_every_call_has_a_deadline(start_arm: Any, clients: Any) -> None:
+    arm, process = start_arm(speed=1000)
+    client = clients(arm)
+    client.acquire()
+    client._seconds = 0.5
+    process.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(RobotLinkLostError, match=r"no answer within 0\.5 s"):
+        client.state()
+    with pytest.raises(RobotUnreachableError, match=r"no answer within 0\.5 s"):
+        clients(arm, seconds=0.5)
+    assert time.monotonic() - begun < SOON
+
+
+def test_what_listens_there_is_something_else(clients: Any) -> None:
+    for answer in (b"SSH-2.0-OpenSSH_9.6\r\n", b'{"id": 1, "ok": true, "robot": "toaster"}\n', b"x" * 10_000, b""):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            arm = Franka(node_rank=3, robot_ip="127.0.0.1", robot_port=listener.getsockname()[1])
+
+            def reply(listener: socket.socket = listener, answer: bytes = answer) -> None:
+                with listener.accept()[0] as connection:
+                    connection.recv(100)
+                    connection.sendall(answer)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            with pytest.raises(RobotUnreachableError, match="of node 3"):
+                clients(arm, seconds=SOON)
+            thread.join()
+
+
+def test_garbage_ends_its_own_connection_only(start_arm: Any, clients: Any) -> None:
+    arm, process = start_arm(speed=1000)
+    holder = clients(arm)
+    holder.acquire()
+    holder.reset(HOME)
+    random = np.random.default_rng(0)
+    lines = [
+        b"GET / HTTP/1.1\r\nHost: arm\r\n\r\n",
+        b"\x00" * 100 + b"\n",
+        b"[" * 4000 + b"\n",
+        b"x" * 100_000,
+        b'{"op": "move", "id": 1, "deltas": [NaN]}\n',
+        b'{"op": "acquire", "id": 1, "holder": "\\u001b[2J", "heartbeat": 2}\n',
+        b'{"op": "acquire", "id": 1, "holder": "me", "heartbeat": 1e999}\n',
+        b'{"op": "dance", "id": 1}\n',
+        *(random.bytes(200) + b"\n" for _ in range(20)),
+    ]
+    for line in lines:
+        with socket.create_connection((arm.robot_ip, arm.robot_port), timeout=SOON) as connection:
+            try:
+                connection.sendall(line)
+                reply = connection.makefile("rb").readline()
+            except ConnectionError:
+                continue  # closed before all of it was taken
+            if reply:
+                assert json.loads(reply)["code"] == "bad-request"
+    with socket.create_connection((arm.robot_ip, arm.robot_port), timeout=SOON) as connection:
+        connection.sendall(b'{"op": "stop"')  # cut off: no request, so no stop
+    state = holder.move(np.zeros(7))
+    assert state.stopped is None
+    assert state.holder == holder_name()
+    assert process.poll() is None
+
+
+def test_a_hundred_connections_do_not_keep_the_holder_out(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=1000)
+    holder = clients(arm)
+    holder.acquire()
+    holder.reset(HOME)
+    idle = [socket.create_connection((arm.robot_ip, arm.robot_port), timeout=SOON) for _ in range(100)]
+    try:
+        assert holder.move(np.zeros(7)).stopped is None
+        with pytest.raises(RobotUnreachableError):
+            clients(arm, seconds=SOON)
+    finally:
+        for connection in idle:
+            connection.close()
+    until = time.monotonic() + SOON
+    while True:  # there is room again
+        try:
+            clients(arm, seconds=SOON)
+            break
+        except RobotUnreachableError:
+            assert time.monotonic() < until
+
+
+def test_too_fast_is_refused(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=1000)
+    client = clients(arm)
+    client.acquire()
+    client.reset(HOME)
+    with pytest.raises(RobotRefusedError, match="cannot move so far"):
+        client.move(np.full(7, 0.5))
+    np.testing.assert_allclose(client.state().joints, HOME)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--port", "70000"], 2, "70000"),
+        (["--speed", "0"], 2, "`0`"),
+        (["--host", "203.0.113.1", "--port", "0"], 1, "cannot listen on 203.0.113.1:0"),
+    ],
+)
+def test_a_controller_that_cannot_start_says_why(arguments: list[str], status: int, said: str) -> None:
+    words = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestEnvironment:
+    """`env_type: franka_robot`."""
+
+    def make(self, arm: Franka, **settings: Any) -> FrankaRobotEnv:
+        env = make_env("franka_robot", EnvSettings(**{"num_envs": 1, "hardware": (arm,), **settings}))
+        assert isinstance(env, FrankaRobotEnv)
+        return env
+
+    def test_it_is_the_kinematic_arm_on_a_robot(self, start_arm: Any) -> None:
+        """The same starts, observations, rewards and ends for the same actions."""
+        arm, _ = start_arm(speed=1000)
+        settings = {"seed": 5, "max_episode_steps": 8, "task": "reach", "first_env": 3}
+        robot, kin = self.make(arm, **settings), FrankaKinEnv(EnvSettings(num_envs=1, **settings))
+        try:
+            np.testing.assert_allclose(robot.reset()["states"], kin.reset()["states"], atol=1e-6)
+            actions = np.random.default_rng(0).normal(size=(10, 1, 2, 7)).astype(np.float32)
+            for action in actions:
+                ours, theirs = robot.step(action), kin.step(action)
+                np.testing.assert_allclose(ours.observations["states"], theirs.observations["states"], atol=1e-5)
+                np.testing.assert_allclose(ours.rewards, theirs.rewards, atol=1e-5)
+                np.testing.assert_array_equal(ours.dones, theirs.dones)
+            assert robot.spec == kin.spec
+        finally:
+            robot.close()
+
+    def test_training_and_evaluation_take_turns_on_one_arm(self, start_arm: Any) -> None:
+        arm, _ = start_arm(speed=1000)
+        train, evaluation = self.make(arm, max_episode_steps=100), self.make(arm, seed=9)
+        train.reset()
+        before = train.step(np.full((1, 1, 7), 0.3, np.float32)).observations["states"]
+        evaluation.reset()
+        evaluation.step(np.full((1, 1, 7), -0.5, np.float32))
+        after = train.step(np.zeros((1, 1, 7), np.float32)).observations["states"]
+        np.testing.assert_allclose(after, before, atol=1e-6)
+        train.close()
+        evaluation.step(np.zeros((1, 1, 7), np.float32))
+        evaluation.close()
+        evaluation.close()
+        with FrankaClient(arm) as watcher:
+            assert wait_for_stop(watcher).holder is None
+
+    def test_another_process_holds_the_arm(self, start_arm: Any) -> None:
+        arm, _ = start_arm(speed=SLOW)
+        process = hold(arm)
+        try:
+            with pytest.raises(RobotLeaseError, match=f"process {process.pid}"):
+                self.make(arm)
+        finally:
+            process.kill()
+            process.communicate()
+
+    def test_no_controller(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            arm = Franka(node_rank=0, robot_ip="127.0.0.1", robot_port=listener.getsockname()[1])
+        with pytest.raises(RobotUnreachableError):
+            self.make(arm)
+
+    @pytest.mark.parametrize(
+        ("settings", "said"),
+        [
+            ({"hardware": ()}, "owns none"),
+            (
+                {"hardware": (Franka(node_rank=0, robot_ip="10.0.0.1"), Franka(node_rank=0, robot_ip="10.0.0.2"))},
+                "owns 2",
+            ),
+            ({"num_envs": 4}, "not 4"),
+            ({"task": "pick"}, "`pick`"),
+        ],
+    )
+    def test_what_it_cannot_be_is_refused(self, settings: dict[str, Any], said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            self.make(Franka(node_rank=0, robot_ip="127.0.0.1"), **settings)
+
+
+def test_errors_travel_between_processes() -> None:
+    import pickle
+
+    for error in (RobotLeaseError("taken", holder="me", where="arm"), RobotStoppedError("a child ran by")):
+        back = pickle.loads(pickle.dumps(error))
+        assert isinstance(back, RobotError)
+        assert str(back) == str(error)
+        assert back.__dict__ == error.__dict__
