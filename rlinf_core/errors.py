@@ -247,5 +247,13 @@ class RemoteError(RuntimeFailure):
         self.traceback = traceback
 
 
+class RunError(RLinfError):
+    """What a run keeps cannot be written, read or found."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint cannot be written, or cannot be continued from: it is missing, incomplete, or of another model."""
+
+
 class ClusterError(RLinfError):
     """The cluster cannot be reached, is not whole, or cannot start what was asked of it."""

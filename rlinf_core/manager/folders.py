@@ -21,7 +21,7 @@ def new_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="", dir=base))
     # In one step: another process that starts now must not take it for left behind.
     part = folder / f"{_OWNER_FILE}.part"
-    part.write_text(_identity(os.getpid()) or "", encoding="ascii")
+    part.write_text(identity(os.getpid()) or "", encoding="ascii")
     part.rename(folder / _OWNER_FILE)
     return folder
 
@@ -50,11 +50,11 @@ def is_owned(folder: Path) -> bool:
     except OSError:
         return False
     pid = owner.split(":")[0]
-    return pid.isdigit() and _identity(int(pid)) == owner
+    return pid.isdigit() and identity(int(pid)) == owner
 
 
-def _identity(pid: int) -> str | None:
-    """`PID:START`, which no later process with the same pid shares; None when there is no such process."""
+def identity(pid: int) -> str | None:
+    """`PID:START` of a process, which no later one with the same pid shares; None when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

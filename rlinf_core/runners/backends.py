@@ -1,0 +1,203 @@
+"""Further places for metrics, by `runner.logger.logger_backends`. Each is imported only when it is named."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.errors import ConfigError, RunError
+
+
+class BackendSettings(NamedTuple):
+    """What a backend is told of a run.
+
+    Attributes:
+        folder: where it may keep files: the run's own folder.
+        project: under which the run is filed.
+        name: of the run.
+        config: the resolved configuration without secrets, as plain data.
+        resumed: whether the run goes on where an earlier one ended.
+    """
+
+    folder: Path
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    resumed: bool = False
+
+
+class MetricsBackend(ABC):
+    """One further place for metrics."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of `step`, numbers by name. A step may come in several parts."""
+
+    def rewind(self, step: int) -> None:  # noqa: B027 - most services keep what they have been told
+        """The run goes on from `step`; what came later will come again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Sends what is held back. Called once."""
+
+
+class TensorBoard(MetricsBackend):
+    """Event files in `tensorboard/` of the run folder."""
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._folder = settings.folder / "tensorboard"
+        self._writer = self._open(None)
+
+    def _open(self, purge_step: int | None) -> Any:
+        module: Any = import_module("torch.utils.tensorboard")
+        return module.SummaryWriter(str(self._folder), purge_step=purge_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def rewind(self, step: int) -> None:
+        # TensorBoard hides what earlier files say from this step on.
+        self._writer.close()
+        self._writer = self._open(step + 1)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Tracker(MetricsBackend):
+    """A service whose module has `init`, `log` and `finish`.
+
+    Their steps only rise, so what comes again after a `rewind` is held back until the run is past what they have.
+    """
+
+    module: str
+
+    def __init__(self, settings: BackendSettings) -> None:
+        self._module: Any = import_module(self.module)
+        self._known = -1
+        self._replayed_until = -1
+        self._module.init(**self.arguments(settings))
+
+    @abstractmethod
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        """The keyword arguments of the module's `init`."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step > self._replayed_until:
+            self._known = step
+            self._module.log(dict(metrics), step=step)
+
+    def rewind(self, step: int) -> None:
+        self._replayed_until = self._known
+
+    def close(self) -> None:
+        self._module.finish()
+
+
+class WandB(_Tracker):
+    """Weights & Biases; offline where its own settings say so."""
+
+    module = "wandb"
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "name": settings.name,
+            # The same run goes on after a resume.
+            "id": settings.name,
+            "resume": "allow",
+            "dir": str(settings.folder),
+            "config": dict(settings.config),
+        }
+
+
+class SwanLab(_Tracker):
+    """SwanLab; local where its own settings say so."""
+
+    module = "swanlab"
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "experiment_name": settings.name,
+            "logdir": str(settings.folder / "swanlab"),
+            "config": dict(settings.config),
+        }
+
+
+class Trackio(_Tracker):
+    """Trackio, which keeps its own database on this machine."""
+
+    module = "trackio"
+
+    def arguments(self, settings: BackendSettings) -> dict[str, Any]:
+        return {
+            "project": settings.project,
+            "name": settings.name,
+            "resume": "allow",
+            "config": dict(settings.config),
+        }
+
+
+# Each backend: its class, the modules that it imports, and how pip gets them.
+_BACKENDS: Final[Mapping[str, tuple[type[MetricsBackend], tuple[str, ...], str]]] = {
+    "tensorboard": (TensorBoard, ("tensorboard", "torch"), "pip install 'rlinf[tensorboard]'"),
+    "wandb": (WandB, ("wandb",), "pip install 'rlinf[wandb]'"),
+    "swanlab": (SwanLab, ("swanlab",), "pip install 'rlinf[swanlab]'"),
+    "trackio": (Trackio, ("trackio",), "pip install 'rlinf[trackio]'"),
+}
+
+
+def open_backends(names: Sequence[str], settings: BackendSettings) -> list[MetricsBackend]:
+    """The backends of these names, ready to be told metrics.
+
+    Raises:
+        ConfigError: one is unknown, or its package is not installed.
+        RunError: one cannot be started, as where it needs a login.
+    """
+    for name in names:
+        check_backend(name)
+    opened: list[MetricsBackend] = []
+    for name in names:
+        try:
+            opened.append(_BACKENDS[name][0](settings))
+        except Exception as error:
+            for backend in opened:
+                with suppress(Exception):
+                    backend.close()
+            raise RunError(
+                f"the logger backend `{name}` does not start",
+                where="runner.logger.logger_backends",
+                why=f"{type(error).__name__}: {error}",
+                help="repair its own settings, or take it out of the list; `metrics.jsonl` is always written",
+            ) from error
+    return opened
+
+
+def check_backend(name: str) -> None:
+    """Looks whether a backend can be imported, without importing it.
+
+    Raises:
+        ConfigError: it is unknown, or its package is not installed; `help` has the pip command.
+    """
+    where = "runner.logger.logger_backends"
+    if name not in _BACKENDS:
+        from rlinf_core.suggest import did_you_mean, quoted
+
+        hint = did_you_mean(name, _BACKENDS) or f"known: {quoted(_BACKENDS)}"
+        raise ConfigError(f"unknown logger backend `{name}`", where=where, help=hint)
+    _, modules, command = _BACKENDS[name]
+    missing = next((module for module in modules if find_spec(module) is None), None)
+    if missing is not None:
+        raise ConfigError(
+            f"the logger backend `{name}` needs the package `{missing}`, which this Python does not have",
+            where=where,
+            help=f"run `{command}`, or take it out of the list",
+        )

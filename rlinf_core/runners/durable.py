@@ -1,0 +1,64 @@
+"""Changes of the file system that survive a process, or a machine, that dies at any moment.
+
+Everything that a run keeps is written through these few operations. Each leaves either the old or the new state.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Writes `path` so that readers find the old text or the new one, and never a part.
+
+    Args:
+        path: the file, which may exist.
+        text: what it holds from now on, as UTF-8.
+        mode: permissions of a new file, before the process's umask.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    sync_folder(path.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Puts every file below `folder`, and the names of them, on the disk itself."""
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            _sync(Path(parent) / name)
+        sync_folder(Path(parent))
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the names in `folder` on the disk itself, where its file system knows how."""
+    try:
+        _sync(folder)
+    except OSError:
+        # Some network file systems refuse this for folders; they order names by themselves.
+        return
+
+
+def rename(old: Path, new: Path) -> None:
+    """Gives a file or folder another name in its folder, for good."""
+    os.rename(old, new)
+    sync_folder(new.parent)
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a folder and what is in it; one that is gone already is fine."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

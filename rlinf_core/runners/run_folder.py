@@ -1,0 +1,385 @@
+"""The folder of a run: where everything that it keeps lies, and what it says about itself.
+
+    runs/embodied-20260314-101502/
+      run.json        what runs or ran here, and how it ended
+      config.yaml     the resolved configuration, secrets masked
+      metrics.jsonl   one JSON object for each step
+      logs/COMPONENT/rank_N.log
+      checkpoints/    see `rlinf_core.runners.checkpoint`
+      trace.json      with `runner.trace: true`
+      curve.png, curve.svg
+
+Imports nothing heavy: commands look into run folders too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+
+from rlinf_core.config.dump import to_yaml
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.secrets import mask
+from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.manager.folders import identity
+from rlinf_core.runners import durable
+from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, config_hash, open_checkpoint
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+
+SCHEMA: Final = "rlinf.run/1"
+STATE: Final = "run.json"
+AUTO: Final = "auto"
+
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+FAILED: Final = "failed"
+INTERRUPTED: Final = "interrupted"
+
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+# The process is gone and wrote no end.
+_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
+
+
+class RunState(NamedTuple):
+    """What a run says about itself, in `run.json`. Moments are seconds since 1970.
+
+    Attributes:
+        recipe: what is trained.
+        experiment: the name that `runner.resume_dir: auto` looks for.
+        status: running, finished, failed or interrupted.
+        step: the last step that is done.
+        reason: why it failed, in one line, else empty.
+        pid: of the process that drives it.
+        host: the name of that process's machine.
+        start: tells that process from a later one with its pid, as `rlinf_core.manager.folders.identity` does.
+        address: where its Ray is reached, as in `10.0.0.1:6379`; empty before it is known.
+        created: when the folder was made.
+        updated: when this was written.
+        ended: when the run ended, or None.
+        resumed_from: the checkpoint that it continued from last, or None.
+        checkpoints: the folder of its checkpoints.
+    """
+
+    recipe: str
+    experiment: str
+    status: str = RUNNING
+    step: int = 0
+    reason: str = ""
+    pid: int = 0
+    host: str = ""
+    start: str = ""
+    address: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    ended: float | None = None
+    resumed_from: str | None = None
+    checkpoints: str = "checkpoints"
+
+    @property
+    def here(self) -> bool:
+        """Whether the run was started on this machine, so that its process can be looked at."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is going on: it says so, and where that can be seen its process is there."""
+        return self.status == RUNNING and (not self.here or identity(self.pid) == self.start)
+
+
+class RunFolder:
+    """One run's folder. Made by `create`, found by `open` and `latest`.
+
+    Attributes:
+        path: the folder, absolute.
+        resumed_from: the checkpoint that this process continues from, or None; `create` sets it.
+    """
+
+    def __init__(self, path: Path, state: RunState, keep: int = KEEP_ALL, resumed_from: Path | None = None) -> None:
+        self.path = path
+        self.resumed_from = resumed_from
+        self._state = state
+        self._keep = keep
+
+    @classmethod
+    def create(cls, runner: RunnerConfig, recipe: str, checkpoint_save_path: str | None = None) -> Self:
+        """The folder of a run that starts now, in this process.
+
+        Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
+        is the folder of that checkpoint, so that a run that was cut in two is one. Where that run has newer checkpoints
+        they stay as they are, and the new run begins in a new folder with the metrics up to the checkpoint.
+
+        Args:
+            runner: the run's own section.
+            recipe: what is trained.
+            checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
+
+        Raises:
+            CheckpointError: there is no complete checkpoint where `resume_dir` says.
+            RunError: the folder cannot be written, or the run to continue is still going on.
+        """
+        log_path = Path(runner.logger.log_path).absolute()
+        experiment = runner.logger.experiment_name or recipe
+        source = _find_source(runner.resume_dir, log_path, experiment)
+        home = None if source is None else _home(source.path, log_path)
+        if home is not None and home.state.alive:
+            state = home.state
+            raise RunError(
+                "the run to continue from is still going on",
+                where=str(home.path),
+                why=f"process {state.pid} on {state.host} drives it",
+                help="wait for its end, or end it with `rlinf stop`",
+            )
+        newest = None if home is None else home.checkpoints.latest()
+        try:
+            if home is not None and source is not None and newest is not None and newest.step == source.step:
+                folder = cls(home.path, home.state)
+                folder.checkpoints.recover()
+            else:
+                folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
+                if home is not None and source is not None:
+                    _copy_metrics(home.metrics_file, folder.metrics_file, source.step)
+            folder._keep = runner.keep_checkpoints
+            folder.resumed_from = source.path if source else None
+            folder._claim(source)
+        except OSError as error:
+            raise _unwritable(log_path, error) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The run folder at `path`, to look into.
+
+        Raises:
+            RunError: it is none.
+        """
+        folder = Path(path).absolute()
+        return cls(folder, _read_state(folder))
+
+    @classmethod
+    def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
+        """The newest run folder in `log_path`, of one experiment or of any; None where there is none."""
+        found = [cls(path, state) for path, state in _runs(Path(log_path).absolute())]
+        wanted = [each for each in found if experiment in (None, each.state.experiment)]
+        return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
+
+    @classmethod
+    def _make(cls, log_path: Path, recipe: str, experiment: str, checkpoint_save_path: str | None) -> Self:
+        """A new folder with a state; no folder that exists is touched, and two runs never share one."""
+        log_path.mkdir(parents=True, exist_ok=True)
+        # A name may hold anything, a folder's name may not; a leading dot would hide it.
+        name = f"{_UNSAFE.sub('_', experiment).lstrip('.') or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+        number = 1
+        while True:
+            path = log_path / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                number += 1
+        checkpoints = "checkpoints"
+        if checkpoint_save_path is not None:
+            checkpoints = str(Path(checkpoint_save_path).absolute() / path.name)
+        folder = cls(path, RunState(recipe, experiment, created=time.time(), checkpoints=checkpoints))
+        folder.logs.mkdir()
+        return folder
+
+    def _claim(self, source: Checkpoint | None) -> None:
+        """Writes that this process drives the run from now on."""
+        self.update(
+            status=RUNNING,
+            step=source.step if source else 0,
+            reason="",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            start=identity(os.getpid()) or "",
+            address="",
+            ended=None,
+            resumed_from=str(source.path) if source else None,
+        )
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration, secrets masked."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object for each step; `rlinf_core.runners.metrics` writes and reads it."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace_file(self) -> Path:
+        """What Chrome and Perfetto read, with `runner.trace: true`."""
+        return self.path / "trace.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the workers' logs."""
+        return self.path / "logs"
+
+    def log_file(self, component: str, rank: int) -> Path:
+        """The log of one worker. On another machine it is there only where this folder is shared."""
+        return self.logs / component / f"rank_{rank}.log"
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return CheckpointStore(self.path / self._state.checkpoints, self._keep)
+
+    @property
+    def state(self) -> RunState:
+        """What the run says about itself, as this object read or wrote it last."""
+        return self._state
+
+    def refresh(self) -> RunState:
+        """The state as it is on the disk now, for one who looks on while the run goes on.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        self._state = _read_state(self.path)
+        return self._state
+
+    def update(self, **changes: Any) -> None:
+        """Changes fields of the state and writes it whole.
+
+        Args:
+            changes: new values by the names of `RunState`'s fields.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self._state = self._state._replace(**changes, updated=time.time())
+        text = json.dumps({"schema": SCHEMA, **self._state._asdict()}, indent=2) + "\n"
+        try:
+            durable.write_whole(self.path / STATE, text)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Writes how the run ended.
+
+        Args:
+            status: finished, failed or interrupted.
+            reason: why, when it failed; the first line is kept.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time())
+
+    def write_config(self, job: Job) -> str:
+        """Keeps the resolved configuration, secrets masked. An earlier one that says something else gets a number.
+
+        Returns:
+            Its `config_hash`, for manifests.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        if job.tree is None:
+            raise ValueError("a job that could not be read has no configuration to keep")
+        text = to_yaml(mask(job.tree, job.secret))
+        try:
+            if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
+                number = 1
+                while (older := self.path / f"config.{number}.yaml").exists():
+                    number += 1
+                durable.rename(self.config_file, older)
+            durable.write_whole(self.config_file, text)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        return config_hash(text)
+
+
+def outcome(state: RunState) -> tuple[str, str]:
+    """The status of a run and the reason, also where its process could not write them any more."""
+    if state.status == RUNNING and not state.alive:
+        return FAILED, _VANISHED
+    return state.status, state.reason
+
+
+def _find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Checkpoint | None:
+    """The checkpoint that `resume_dir` means."""
+    if resume_dir is None:
+        return None
+    if resume_dir == AUTO:
+        runs = [RunFolder(path, state) for path, state in _runs(log_path) if state.experiment == experiment]
+        found = [each for each in (run.checkpoints.latest() for run in runs) if each is not None]
+        return max(found, key=lambda each: each.manifest.time, default=None)
+    path = Path(resume_dir).absolute()
+    if (path / STATE).is_file():
+        store = RunFolder.open(path).checkpoints
+    elif (path / "latest").is_file():
+        store = CheckpointStore(path)
+    else:
+        return open_checkpoint(path)
+    latest = store.latest()
+    if latest is None:
+        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
+    return latest
+
+
+def _home(checkpoint: Path, log_path: Path) -> RunFolder | None:
+    """The run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
+    store = checkpoint.resolve().parent
+    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
+    for path in (store.parent, log_path / store.name):
+        try:
+            folder = RunFolder.open(path)
+        except RunError:
+            continue
+        if folder.checkpoints.folder.resolve() == store:
+            return folder
+    return None
+
+
+def _runs(log_path: Path) -> Iterator[tuple[Path, RunState]]:
+    """The run folders in `log_path`; whatever else lies there is none of ours."""
+    try:
+        paths = sorted(log_path.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        try:
+            yield path, _read_state(path)
+        except RunError:
+            continue
+
+
+def _read_state(folder: Path) -> RunState:
+    try:
+        data: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"there is no `{STATE}` in it" if isinstance(error, FileNotFoundError) else f"`{STATE}` cannot be read"
+        raise RunError("this is not the folder of a run", where=str(folder), why=why) from None
+    if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
+        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` is not `{SCHEMA}`")
+    fields = cast("dict[str, Any]", data)
+    try:
+        return RunState(**{name: value for name, value in fields.items() if name in RunState._fields})
+    except TypeError:
+        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` lacks fields") from None
+
+
+def _copy_metrics(old: Path, new: Path, step: int) -> None:
+    from rlinf_core.runners.metrics import copy_metrics
+
+    copy_metrics(old, new, step)
+
+
+def _unwritable(folder: Path, error: OSError) -> RunError:
+    return RunError(
+        "the run folder cannot be written",
+        where=str(folder),
+        why=error.strerror or str(error),
+        help="make room there or correct its permissions, or choose another folder by `runner.logger.log_path`",
+    )

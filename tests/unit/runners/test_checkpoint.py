@@ -1,0 +1,239 @@
+"""Checkpoints: complete or not there, whenever the writer dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_core.errors import CheckpointError
+from rlinf_core.runners.checkpoint import Checkpoint, CheckpointStore, Manifest, load_manifest, open_checkpoint
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs any more."""
+
+
+@contextmanager
+def killed_before(number: int) -> Iterator[list[str]]:
+    """Everything that changes the disk works `number` times, then nothing does. Yields what was done."""
+    done: list[str] = []
+    patch = pytest.MonkeyPatch()
+
+    def cut(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if len(done) >= number:
+                raise Killed
+            result = real(*args, **kwargs)
+            done.append(f"{name} to {Path(args[1]).name}" if name == "rename" else name)
+            return result
+
+        return operation
+
+    for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir"):
+        patch.setattr(os, name, cut(name, getattr(os, name)))
+
+    def remove_tree(folder: Path, **_: Any) -> None:
+        # One by one, so that the process can die in the middle of it.
+        for parent, folders, files in os.walk(folder, topdown=False):
+            for each in files:
+                os.unlink(Path(parent) / each)
+            for each in folders:
+                os.rmdir(Path(parent) / each)
+        os.rmdir(folder)
+
+    patch.setattr(shutil, "rmtree", remove_tree)
+    try:
+        yield done
+    finally:
+        patch.undo()
+
+
+def save(store: CheckpointStore, step: int, content: str = "") -> Path:
+    work = store.begin(step)
+    (work / "actor").mkdir()
+    (work / "actor" / "weights").write_text(content or f"weights of step {step}")
+    (work / "rank_0").write_text("random state")
+    return store.commit(step, Manifest(step, facts={"actor.model.hidden_dim": 128}))
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [each.step for each in store.complete()]
+
+
+def read(checkpoint: Checkpoint | None) -> str:
+    assert checkpoint is not None
+    return (checkpoint.path / "actor" / "weights").read_text()
+
+
+def test_what_is_committed_is_found(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.latest() is None
+    assert store.complete() == []
+    path = save(store, 10)
+    assert path == tmp_path / "checkpoints" / "global_step_10"
+    save(store, 9)
+    latest = store.latest()
+    assert latest is not None
+    assert latest.path == path
+    assert steps(store) == [9, 10]
+    assert latest.manifest.files == {"actor/weights": len("weights of step 10"), "rank_0": len("random state")}
+    assert latest.manifest.versions["rlinf"]
+    assert (store.folder / "latest").read_text() == "global_step_9\n"
+    assert sorted(each.name for each in store.folder.iterdir()) == ["global_step_10", "global_step_9", "latest"]
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (5, 10, 100):
+        save(store, step)
+    assert steps(store) == [10, 100]
+    assert not (tmp_path / "global_step_5").exists()
+
+
+def test_a_step_that_is_done_again_is_replaced(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 5, "first")
+    save(store, 5, "second")
+    assert read(store.latest()) == "second"
+    assert steps(store) == [5]
+
+
+@settings(max_examples=15, deadline=None)
+@given(keep=st.sampled_from([-1, 1, 2]), again=st.booleans(), before=st.integers(0, 3))
+def test_killed_at_any_moment(tmp_path_factory: pytest.TempPathFactory, keep: int, again: bool, before: int) -> None:
+    """At every cut the newest complete checkpoint is the old one or the new one, and whole; and the run can go on."""
+    step = before if again and before else before + 1
+    number = 0
+    while True:
+        store = CheckpointStore(tmp_path_factory.mktemp("run") / "checkpoints", keep)
+        for old in range(1, before + 1):
+            save(store, old)
+        with killed_before(number) as done:
+            try:
+                save(store, step, "new")
+                finished = True
+            except Killed:
+                finished = False
+        survivors = CheckpointStore(store.folder, keep)
+        survivors.recover()
+        latest = survivors.latest()
+        contents = {each.step: read(each) for each in survivors.complete()}
+        allowed = {old: {f"weights of step {old}"} for old in range(1, before + 1)}
+        allowed.setdefault(step, set()).add("new")
+        assert all(contents[each] in allowed[each] for each in contents)
+        if before:
+            assert latest is not None
+            assert latest.step in (before, step)
+        if f"rename to global_step_{step}" in done:
+            assert read(latest) == "new"
+        save(survivors, step + 1)
+        assert read(survivors.latest()) == f"weights of step {step + 1}"
+        left = {each.name for each in survivors.folder.iterdir()}
+        assert left == {"latest", *(f"global_step_{each}" for each in steps(survivors))}
+        shutil.rmtree(store.folder)
+        if finished:
+            return
+        number += 1
+        assert number < 200
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_fsync(descriptor)
+
+    def rename(old: Any, new: Any) -> None:
+        if str(new).endswith("global_step_3"):
+            written = {str(path) for path in Path(old).rglob("*")}
+            # The manifest was synced under the name that it had before.
+            assert {path for path in written if not path.endswith("manifest.json")} <= synced
+            assert any("manifest.json" in path for path in synced)
+        real_rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    save(CheckpointStore(tmp_path), 3)
+    assert str(tmp_path) in synced
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: (path / "rank_0").unlink(), "`rank_0` is missing"),
+        (lambda path: (path / "rank_0").write_text("ran"), "`rank_0` has 3 bytes, 12 were written"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("{"), "it is no JSON"),
+        (lambda path: (path / "manifest.json").write_text('{"schema": "rlinf.checkpoint/9"}'), "rlinf.checkpoint/1"),
+        (lambda path: shutil.rmtree(path), "there is no such folder"),
+    ],
+)
+def test_a_damaged_one_is_not_taken(tmp_path: Path, damage: Callable[[Path], None], why: str) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    path = save(store, 2)
+    damage(path)
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(path)
+    assert why in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert steps(store) == [1]
+
+
+def test_fields_of_a_later_version_do_not_matter(tmp_path: Path) -> None:
+    path = save(CheckpointStore(tmp_path), 2)
+    data = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**data, "mood": "good"}))
+    assert load_manifest(path).step == 2
+
+
+def test_metrics_without_a_number_are_null(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.begin(1)
+    path = store.commit(1, Manifest(1, metrics={"a": float("nan"), "b": 0.5}))
+    assert json.loads((path / "manifest.json").read_text(), parse_constant=pytest.fail)["metrics"] == {
+        "a": None,
+        "b": 0.5,
+    }
+
+
+def test_another_model_is_refused_with_every_difference() -> None:
+    facts = {"actor.model.hidden_dim": 128, "actor.model.model_type": "mlp_policy", "env.train.task": "pick"}
+    checkpoint = Checkpoint(7, Path("global_step_7"), Manifest(7, facts=facts))
+    checkpoint.check({**facts, "actor.model.is_lora": True})
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint.check({**facts, "actor.model.hidden_dim": 64, "env.train.task": None})
+    assert (
+        "`actor.model.hidden_dim` is `128` there and `64` now; `env.train.task` is `pick` there and not set now"
+        in str(raised.value)
+    )
+
+
+def test_a_full_disk_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    store.begin(2)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.commit(2, Manifest(2))
+    assert steps(store) == [1]
+
+
+def test_commit_without_begin(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not begun"):
+        CheckpointStore(tmp_path).commit(3, Manifest(3))
