@@ -1,0 +1,251 @@
+"""Run folders: made, found, continued; what they say of a run, also when its process could not say it any more."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.job.load import load_job
+from rlinf_core.runners import run_folder
+from rlinf_core.runners.checkpoint import Manifest, config_hash
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.run_folder import RunFolder, outcome
+
+
+def settings(path: Path, **fields: Any) -> RunnerConfig:
+    experiment = fields.pop("experiment_name", None)
+    return RunnerConfig.model_validate(
+        {**fields, "logger": {"log_path": str(path / "runs"), "experiment_name": experiment}}
+    )
+
+
+def save(folder: RunFolder, *steps: int) -> None:
+    with MetricsWriter(folder.metrics_file) as writer:
+        for step in steps:
+            writer.log(step, {"env/return": step})
+            folder.checkpoints.begin(step)
+            folder.checkpoints.commit(step, Manifest(step))
+
+
+def test_a_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = (RunFolder.create(settings(tmp_path), "embodied") for _ in range(2))
+    assert first.path != second.path
+    assert first.path.parent == tmp_path / "runs"
+    assert first.path.name.startswith("embodied-")
+    assert first.resumed_from is None
+    data = json.loads((first.path / "run.json").read_text())
+    assert data["schema"] == "rlinf.run/1"
+    assert (data["status"], data["pid"], data["recipe"], data["step"]) == ("running", os.getpid(), "embodied", 0)
+    assert first.log_file("actor", 1) == first.path / "logs" / "actor" / "rank_1.log"
+    assert RunFolder.open(first.path).state == first.state
+
+
+def test_two_runs_of_one_second_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20260314-101502")
+    names = [RunFolder.create(settings(tmp_path), "math").path.name for _ in range(3)]
+    assert names == ["math-20260314-101502", "math-20260314-101502-2", "math-20260314-101502-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a/b", "a_b-"), ("../x y", "_x_y-"), ("...", "run-"), ("策略", "策略-"), ("pick-2", "pick-2-")]
+)
+def test_an_experiment_may_have_any_name(tmp_path: Path, name: str, start: str) -> None:
+    folder = RunFolder.create(settings(tmp_path, experiment_name=name), "embodied")
+    assert folder.path.name.startswith(start)
+    assert folder.path.parent == tmp_path / "runs"
+    assert RunFolder.open(folder.path).state.experiment == name
+
+
+def test_how_it_ended(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings(tmp_path), "embodied")
+    folder.update(step=7, address="10.0.0.1:6379")
+    assert outcome(RunFolder.open(folder.path).state) == ("running", "")
+    folder.end("failed", "`actor:0` died\n  why: memory")
+    state = RunFolder.open(folder.path).state
+    assert outcome(state) == ("failed", "`actor:0` died")
+    assert (state.step, state.address) == (7, "10.0.0.1:6379")
+    assert state.ended is not None
+
+
+def test_a_run_that_was_killed_is_known_by_its_process(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings(tmp_path), "embodied")
+    folder.update(start="1:1")
+    status, reason = outcome(RunFolder.open(folder.path).state)
+    assert status == "failed"
+    assert "killed" in reason
+    # Of another machine's process nothing can be known here.
+    folder.update(host="elsewhere")
+    assert outcome(RunFolder.open(folder.path).state) == ("running", "")
+
+
+def test_the_latest(tmp_path: Path) -> None:
+    log_path = tmp_path / "runs"
+    assert RunFolder.latest(log_path) is None
+    pick = RunFolder.create(settings(tmp_path, experiment_name="pick"), "embodied")
+    reach = RunFolder.create(settings(tmp_path, experiment_name="reach"), "embodied")
+    (log_path / "notes").mkdir()
+    (log_path / "broken").mkdir()
+    (log_path / "broken" / "run.json").write_text("{")
+    for experiment, wanted in ((None, reach), ("pick", pick), ("reach", reach)):
+        found = RunFolder.latest(log_path, experiment)
+        assert found is not None
+        assert found.path == wanted.path
+    assert RunFolder.latest(log_path, "push") is None
+
+
+def test_auto_goes_on_in_the_folder_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    auto = settings(tmp_path, resume_dir="auto")
+    first = RunFolder.create(auto, "embodied")
+    assert first.resumed_from is None
+    save(first, 5, 10)
+    first.checkpoints.begin(15)
+    first.end("failed")
+    other = RunFolder.create(settings(tmp_path, experiment_name="other"), "embodied")
+    save(other, 20)
+    other.end("finished")
+    again = RunFolder.create(auto, "embodied")
+    assert again.path == first.path
+    assert again.resumed_from == first.path / "checkpoints" / "global_step_10"
+    assert (again.state.status, again.state.step, again.state.ended) == ("running", 10, None)
+    assert again.state.created == first.state.created
+    assert not list(again.checkpoints.folder.glob(".writing*"))
+
+
+def test_auto_begins_anew_where_there_is_no_checkpoint(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    first.checkpoints.begin(5)
+    first.end("failed")
+    second = RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+    assert second.path != first.path
+    assert second.resumed_from is None
+
+
+def test_a_run_that_goes_on_is_not_taken_over(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5)
+    with pytest.raises(RunError, match="still going on") as raised:
+        RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+    assert str(os.getpid()) in str(raised.value)
+    first.update(start="1:1")
+    assert RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied").path == first.path
+
+
+def test_an_older_checkpoint_begins_a_branch(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5, 10, 15)
+    first.end("finished")
+    old = first.path / "checkpoints" / "global_step_10"
+    branch = RunFolder.create(settings(tmp_path, resume_dir=str(old)), "embodied")
+    assert branch.path != first.path
+    assert branch.resumed_from == old
+    assert [line.step for line in read_metrics(branch.metrics_file)] == [5, 10]
+    assert [line.step for line in read_metrics(first.metrics_file)] == [5, 10, 15]
+    assert [each.step for each in first.checkpoints.complete()] == [5, 10, 15]
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "checkpoints/global_step_10"])
+def test_what_resume_dir_may_name(tmp_path: Path, name: str) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5, 10)
+    first.end("interrupted")
+    again = RunFolder.create(settings(tmp_path, resume_dir=str(first.path / name)), "embodied")
+    assert again.path == first.path
+    assert again.resumed_from == first.path / "checkpoints" / "global_step_10"
+
+
+def test_a_checkpoint_that_was_copied_begins_a_run(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5)
+    copy = tmp_path / "global_step_5"
+    (first.path / "checkpoints" / "global_step_5").rename(copy)
+    again = RunFolder.create(settings(tmp_path, resume_dir=str(copy)), "embodied")
+    assert again.path != first.path
+    assert again.resumed_from == copy
+
+
+@pytest.mark.parametrize("name", ["missing", "runs"])
+def test_there_is_nothing_to_continue_from(tmp_path: Path, name: str) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    path = {"missing": tmp_path / "missing", "runs": first.path}[name]
+    with pytest.raises(CheckpointError, match="complete checkpoint") as raised:
+        RunFolder.create(settings(tmp_path, resume_dir=str(path)), "embodied")
+    assert str(path) in str(raised.value)
+
+
+def test_checkpoints_elsewhere(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "store"
+    first, second = (RunFolder.create(settings(tmp_path), "embodied", str(elsewhere)) for _ in range(2))
+    save(first, 5)
+    save(second, 5)
+    first.end("failed")
+    assert (elsewhere / first.path.name / "global_step_5").is_dir()
+    store = RunFolder.open(first.path).checkpoints
+    assert [each.step for each in store.complete()] == [5]
+    named = settings(tmp_path, resume_dir=str(elsewhere / first.path.name / "global_step_5"))
+    assert RunFolder.create(named, "embodied", str(elsewhere)).path == first.path
+
+
+def test_keep_checkpoints(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings(tmp_path, keep_checkpoints=2), "embodied")
+    save(folder, 1, 2, 3)
+    assert [each.step for each in folder.checkpoints.complete()] == [2, 3]
+
+
+def test_the_configuration_is_kept_and_loads_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(settings(tmp_path), "embodied")
+    token = "hunter2" * 3
+    overrides = [
+        "runner.max_steps=7",
+        f"runner.logger.log_path={tmp_path}",
+        "cluster.node_groups=[{label: a, node_ranks: 0, env_configs: [{node_ranks: 0, env_vars: "
+        f"[{{API_TOKEN: {token}}}]}}]}}]",
+    ]
+    job = load_job("laptop", overrides)
+    job.raise_if_bad()
+    said = folder.write_config(job)
+    text = folder.config_file.read_text()
+    assert token not in text
+    assert said == config_hash(text)
+    again = load_job(str(folder.config_file))
+    # Stars are no token: whoever starts this file again is told where one is needed.
+    assert [each.code for each in again.diagnostics] == ["secret-in-file"]
+    assert again.config is not None
+    assert job.config is not None
+    assert again.config.model_dump(exclude={"cluster"}) == job.config.model_dump(exclude={"cluster"})
+    folder.write_config(job)
+    assert not (folder.path / "config.1.yaml").exists()
+    folder.write_config(load_job("laptop", [*overrides, "runner.max_steps=9"]))
+    assert (folder.path / "config.1.yaml").read_text() == text
+    assert "max_steps: 9" in folder.config_file.read_text()
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_what_is_kept_of_a_shipped_configuration_is_clean(tmp_path: Path, name: str) -> None:
+    folder = RunFolder.create(settings(tmp_path), "embodied")
+    job = load_job(name)
+    folder.write_config(job)
+    again = load_job(str(folder.config_file))
+    assert [each.code for each in again.diagnostics] == [each.code for each in job.diagnostics]
+    assert again.config == job.config
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not the folder of a run"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "run.json").write_text('{"schema": "rlinf.run/1"}')
+    with pytest.raises(RunError, match="lacks fields"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(RunError, match="cannot be written") as raised:
+        RunFolder.create(settings(tmp_path), "embodied")
+    assert "runner.logger.log_path" in str(raised.value)
