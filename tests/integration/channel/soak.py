@@ -2,8 +2,13 @@
 
     python soak.py SECONDS SEED FOLDER
 
+It runs for SECONDS from the moment when a cluster is there.
+
 Every process writes down what it does before and after it does it, in a file that survives it. At the end the books are
-compared, and a report is printed as one line of JSON.
+compared with each other and with the channels' statistics, and a report is printed as one line of JSON.
+
+A consumer that is killed may take along what it had signed for and not written down yet, and nothing else: it notes the
+moment just before it signs.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.statistics import KeyStatistics
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RLinfError
 from rlinf_core.placement.node import NodePlacementStrategy
@@ -61,6 +67,18 @@ def check(got: dict[str, Any]) -> str:
     return identity
 
 
+def note_signatures(channel: Channel, book: Book) -> None:
+    """Writes down when this process is about to sign for what it gets, through whichever channel."""
+    backend: Any = channel._backend
+    sign = backend._pending._taken
+
+    def note(delivery: Any, reply: Any) -> None:
+        book.write("signs", reply.total)
+        sign(delivery, reply)
+
+    backend._pending._taken = note
+
+
 class Actor(Worker):
     """Produces or consumes until a moment."""
 
@@ -69,7 +87,8 @@ class Actor(Worker):
 
     def produce(self, channels: list[Channel], until: float, seed: int, folder: str, name: str) -> int:
         dice, book, count = random.Random(seed), Book(folder, name), 0
-        while time.time() < until:
+        # Not as long as the consumers, so that none is held back at the end.
+        while time.time() < until - 2:
             channel, key = dice.choice(channels), dice.choice(KEYS)
             burst = dice.choice((1, 1, 1, 20))
             handles = []
@@ -80,9 +99,9 @@ class Actor(Worker):
                 thing = item(identity, dice.choice(SIZES))
                 try:
                     if burst > 1:
-                        handles.append((identity, channel.put(thing, 1, key, async_op=True, timeout=5)))
+                        handles.append((identity, channel.put(thing, 1, key, async_op=True, timeout=1)))
                     else:
-                        channel.put(thing, 1, key, timeout=dice.choice((0.05, 5)))
+                        channel.put(thing, 1, key, timeout=dice.choice((0.01, 1)))
                         book.write("accepted", identity)
                 except CommunicationTimeoutError:
                     book.write("refused", identity)
@@ -97,13 +116,17 @@ class Actor(Worker):
 
     def consume(self, channels: list[Channel], until: float, seed: int, folder: str, name: str) -> int:
         dice, book, count = random.Random(seed), Book(folder, name), 0
-        # A while longer than the producers, so that none of them is held back at the end.
-        while time.time() < until + 3:
+        note_signatures(channels[0], book)
+        while time.time() < until:
             channel, key = dice.choice(channels), dice.choice(KEYS)
             size = dice.choice((1, 1, BATCH))
-            book.write("open", size)
+            patience = dice.choice((0.001, 0.02, 0.3))
             try:
-                got = [channel.get(key, timeout=0.3)] if size == 1 else channel.get_batch(size, key, timeout=0.3)
+                got = (
+                    [channel.get(key, timeout=patience)]
+                    if size == 1
+                    else channel.get_batch(size, key, timeout=patience)
+                )
             except (CommunicationTimeoutError, RLinfError):
                 book.write("nothing")
                 continue
@@ -178,28 +201,30 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def settle_books(folder: str, rest: list[str]) -> dict[str, Any]:
-    """Compares what was put with what was got."""
+def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) -> dict[str, Any]:
+    """Compares what was put with what was got, and both with what the channels counted."""
     accepted: set[str] = set()
     announced: set[str] = set()
     refused: set[str] = set()
     got: Counter[str] = Counter(rest)
-    allowed_missing = 0
+    signed_by_the_dead = 0
+    signed_in_vain = 0
     for path in Path(folder).iterdir():
-        pending = 0
+        signed = 0
         for line in path.read_text().splitlines():
             word, *words = line.split()
-            if word == "open":
-                pending = int(words[0])
+            if word == "signs":
+                signed = int(words[0])
             elif word == "got":
-                pending = 0
+                signed = 0
                 got.update(words)
             elif word == "nothing":
-                pending = 0
+                signed_in_vain += signed
+                signed = 0
             else:
                 {"put": announced, "accepted": accepted, "refused": refused}[word].update(words)
-        # A consumer that was killed between taking and writing down took those along.
-        allowed_missing += pending
+        # A consumer that was killed between signing and writing down took those along.
+        signed_by_the_dead += signed
     return {
         "put": len(announced),
         "accepted": len(accepted),
@@ -208,8 +233,15 @@ def settle_books(folder: str, rest: list[str]) -> dict[str, Any]:
         "from nowhere": sorted(set(got) - announced),
         "although refused": sorted(set(got) & refused),
         "missing": len(accepted - set(got)),
-        "allowed missing": allowed_missing,
+        "taken and not written down": sum(one.gets for one in statistics) - len(got),
+        "not taken": sum(one.puts - one.gets for one in statistics),
+        "signed by the dead": signed_by_the_dead,
+        "signed and not got": signed_in_vain,
     }
+
+
+def figures(channels: list[Channel]) -> list[KeyStatistics]:
+    return [one for channel in channels for one in channel.statistics().values()]
 
 
 def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
@@ -223,7 +255,7 @@ def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
         for name, role in roles.items():
             actors.launch(name, role, dice.getrandbits(32))
         samples: list[tuple[int, int]] = []
-        while time.time() < until - 3:
+        while time.time() < until - 4:
             time.sleep(dice.uniform(0.2, 1.5))
             name = dice.choice(sorted(roles))
             actors.kill(name)
@@ -239,7 +271,11 @@ def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
                         rest += map(check, channel.get_batch(1e9, key))
                     except ChannelClosed:
                         break
-        report = settle_books(folder, rest)
+        # What was taken is counted by the next message of whoever took it, or by housekeeping.
+        until = time.time() + 10
+        while time.time() < until and any(one.puts != one.gets for one in figures(channels)):
+            time.sleep(0.1)
+        report = settle_books(folder, rest, figures(channels))
         deadline = time.time() + 10
         # What belonged to the killed is given back by housekeeping.
         while time.time() < deadline and max(map(descriptors, brokers)) > 60:
