@@ -1,0 +1,138 @@
+"""Whether an environment keeps what `VectorEnv` promises for it: run it in the tests of an environment of your own.
+
+    check_env(MyEnv, task="stack")
+
+A broken promise is not seen in the environment but later: a run that cannot be resumed, groups that do not start
+alike, observations that change under the policy.
+"""
+
+# It makes an environment rest, which is not for others to do.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepResult, VectorEnv
+from rlinf_core.errors import RLinfError
+
+MakeEnv = Callable[[EnvSettings], VectorEnv]
+_STEPS = 6
+
+
+class EnvContractError(RLinfError):
+    """An environment does not keep what `VectorEnv` promises for it."""
+
+
+def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, Any] | None = None) -> None:
+    """Try every promise with a few environments and random actions.
+
+    Args:
+        make: the class, or any function from settings to an environment.
+        task: of `env.train`.
+        options: of `env.train`.
+
+    Raises:
+        EnvContractError: a promise is broken; the message says which, and what to look at.
+    """
+
+    def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
+        """What environments 0 to 3, or some of them, observe under the same actions."""
+        env = make(EnvSettings(num_envs=num_envs, first_env=first_env, task=task, options=options or {}, **settings))
+        try:
+            return _run(env, first_env)
+        finally:
+            env.close()
+
+    whole = history(seed=1)
+    if not _same(whole, history(seed=1)):
+        raise _broken("one seed gives two histories", "draw every random number from `starts`, in `_start`")
+    parts = [history(2, first, seed=1) for first in (0, 2)]
+    if not _same(whole, [_joined(*pair) for pair in zip(*parts, strict=True)]):
+        raise _broken(
+            "an environment depends on its neighbours", "rows must not mix: no means over the batch, no shared numbers"
+        )
+    grouped = history(seed=1, group_size=2)[0]
+    if not all(np.array_equal(array[::2], array[1::2]) for array in grouped.values()):
+        raise _broken(
+            "members of a group start differently", "a start may depend on `starts` alone, not on the row or a counter"
+        )
+    env = make(EnvSettings(num_envs=2, task=task, options=options or {}, max_episode_steps=1000, auto_reset=False))
+    try:
+        _check_rest(env)
+    finally:
+        env.close()
+
+
+def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> NDArray[Any]:
+    """Actions [B, C, A] as the environment takes them: numbers around 0, some beyond -1 and 1; or choices."""
+    random = np.random.default_rng(seed)
+    if spec.num_choices is not None:
+        return random.integers(0, spec.num_choices, size=(num_envs, chunk, 1))
+    return random.normal(size=(num_envs, chunk, spec.action_size)).astype(np.float32)
+
+
+def _run(env: VectorEnv, first_env: int) -> list[Observation]:
+    """A short history; the actions belong to the environment, wherever it is in the batch."""
+    rows = slice(first_env, first_env + env.num_envs)
+    found = [env.reset(0)]
+    for step in range(_STEPS):
+        kept = {name: array.copy() for name, array in found[-1].items()}
+        result = env.step(random_actions(env.spec, 4, seed=step)[rows])
+        if not _same([found[-1]], [kept]):
+            raise _broken("an observation changed after it was given", "return new arrays from `_observe`, or copies")
+        _check_shapes(env, result)
+        found.append(result.observations)
+    return found
+
+
+def _check_shapes(env: VectorEnv, result: StepResult) -> None:
+    spec, found = env.spec, result.observations
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {}
+    if spec.state_size:
+        wanted["states"] = ((env.num_envs, spec.state_size), "float32")
+    if spec.image_shape is not None:
+        wanted["images"] = ((env.num_envs, *spec.image_shape), "uint8")
+    for name, (shape, dtype) in wanted.items():
+        if name not in found:
+            raise _broken(f"`spec` speaks of `{name}`, and there are none", "`spec` and `_observe` must agree")
+        array = found[name]
+        if array.shape != shape or array.dtype != dtype:
+            raise _broken(
+                f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {dtype}{list(shape)}",
+                "`spec` and `_observe` must agree",
+            )
+        if dtype == "float32" and not np.isfinite(array).all():
+            raise _broken(f"`{name}` holds what is no number", "look for a division by zero")
+    if not np.isfinite(result.rewards).all():
+        raise _broken("a reward is no number", "look for a division by zero")
+
+
+def _check_rest(env: VectorEnv) -> None:
+    """An environment whose episode has ended stays as it is while the others move."""
+    env.reset(0)
+    env._resting[0] = True
+    before = env._observe()
+    after = [env.step(random_actions(env.spec, 2, seed=step)).observations for step in range(_STEPS)][-1]
+    if not all(np.array_equal(array[0], after[name][0]) for name, array in before.items()):
+        raise _broken("an environment moved while it rested", "in `_advance`, leave alone what is not in `rows`")
+
+
+def _same(one: list[Observation], other: list[Observation]) -> bool:
+    return all(
+        a.keys() == b.keys()
+        and all(np.array_equal(a[name], b[name], equal_nan=a[name].dtype.kind == "f") for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _joined(one: Observation, other: Observation) -> Observation:
+    return {name: np.concatenate((one[name], other[name])) for name in one}
+
+
+def _broken(message: str, help: str) -> EnvContractError:
+    return EnvContractError(message, help=help)

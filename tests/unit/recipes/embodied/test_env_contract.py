@@ -1,0 +1,125 @@
+"""Every environment of ours keeps the promises of `VectorEnv`; and what breaks one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recipes.embodied.env_kinds import TASKS
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.contract import EnvContractError, check_env
+from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.embodied.envs.starts import Starts
+
+OURS = [(kind, task) for kind, tasks in TASKS.items() if kind != "franka_robot" for task in tasks]
+OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]
+
+
+@pytest.mark.parametrize(("kind", "task"), OURS + OTHERS)
+def test_ours_keep_their_promises(kind: str, task: str) -> None:
+    try:
+        check_env(lambda settings: make_env(kind, settings), task=task)
+    except MissingPackageError as error:
+        pytest.skip(str(error.message))
+
+
+class Walk(VectorEnv):
+    """Keeps every promise; the sabotages below break one each."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self.place = np.zeros(self.num_envs)
+        self.starts = 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(state_size=1, action_size=1)
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        self.place[rows] = starts.uniform(1)[:, 0]
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        self.place = self.place + np.where(self._resting, 0, actions[:, 0])
+        return Transition(self.place.astype(np.float32), np.zeros(self.num_envs, np.bool_))
+
+    def _observe(self) -> Observation:
+        return {"states": self.place[:, None].astype(np.float32)}
+
+
+class Unseeded(Walk):
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        self.place[rows] = np.random.default_rng().random(len(rows))
+
+
+class Mixed(Walk):
+    def _observe(self) -> Observation:
+        return {"states": (self.place - self.place.mean())[:, None].astype(np.float32)}
+
+
+class Ungrouped(Walk):
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        self.place[rows] = starts.uniform(1)[:, 0] + self.settings.first_env + rows
+
+
+class Overwriting(Walk):
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self.buffer = np.zeros((self.num_envs, 1), np.float32)
+
+    def _observe(self) -> Observation:
+        self.buffer[:, 0] = self.place
+        return {"states": self.buffer}
+
+
+class Restless(Walk):
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        self.place = self.place + actions[:, 0]
+        return Transition(self.place.astype(np.float32), np.zeros(self.num_envs, np.bool_))
+
+
+class Wide(Walk):
+    def _observe(self) -> Observation:
+        return {"states": self.place[:, None]}
+
+
+class Blind(Walk):
+    def _observe(self) -> Observation:
+        return {"positions": self.place[:, None]}
+
+
+class Endless(Walk):
+    def _observe(self) -> Observation:
+        return {"states": np.full((self.num_envs, 1), np.nan, np.float32)}
+
+
+class Priceless(Walk):
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        return Transition(np.full(self.num_envs, np.inf, np.float32), np.zeros(self.num_envs, np.bool_))
+
+
+def test_a_sound_one_passes() -> None:
+    check_env(Walk)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (Unseeded, "two histories"),
+        (Mixed, "depends on its neighbours"),
+        (Ungrouped, "start differently"),
+        (Overwriting, "changed after it was given"),
+        (Restless, "moved while it rested"),
+        (Wide, r"`states` is float64\[4, 1\], `spec` says float32\[4, 1\]"),
+        (Blind, "there are none"),
+        (Endless, "holds what is no number"),
+        (Priceless, "a reward is no number"),
+    ],
+)
+def test_a_broken_promise_is_found(broken: Callable[[EnvSettings], VectorEnv], said: str) -> None:
+    with pytest.raises(EnvContractError, match=said) as caught:
+        check_env(broken)
+    assert caught.value.help
