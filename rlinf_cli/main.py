@@ -6,7 +6,7 @@ import errno
 import io
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,7 +20,7 @@ from rlinf_core.errors import RLinfError
 
 class _Commands(LazyGroup):
     package = "rlinf_cli.commands"
-    names = ("validate", "inspect", "explain", "schema", "recipes")
+    names = ("validate", "inspect", "up", "down", "explain", "schema", "recipes")
 
 
 # Plain help: it is there at once, and reads the same in a terminal, a pipe and a log.
@@ -75,8 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     console.verbosity.quiet = console.verbosity.verbose = False
+    return guarded(lambda: app(arguments, prog_name="rlinf"))
+
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """Runs `work`; its exit code, or that of the way in which it ended, which is told."""
     try:
-        app(arguments, prog_name="rlinf")
+        return work() or ExitCode.OK
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
     except KeyboardInterrupt:
@@ -93,7 +98,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
         _show_bug(error)
         return ExitCode.FAILED
-    return ExitCode.OK
 
 
 def _terminated(number: int, frame: Any) -> NoReturn:

@@ -164,7 +164,12 @@ def running(folder: str) -> dict[str, Any] | None:
             token = digest_of(file.read().strip())
     except (OSError, ValueError):
         token = None
-    return {**record, "alive": alive(record.get("process")), "token_digest": token}
+    return {**without_env(record), "alive": alive(record.get("process")), "token_digest": token}
+
+
+def without_env(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the values of variables, which may be secret."""
+    return {name: value for name, value in record.items() if name not in ("env", "prepended")}
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +186,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "user": os.getuid(),
-        "machine": _machine(),
+        "machine": machine(),
         "interpreter": sys.executable,
         "address": address_of_login(),
         "primary": primary_address(),
@@ -196,13 +201,13 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _machine() -> str:
+def machine() -> str:
     """What two logins to the same machine have in common, and two machines or containers don't."""
     parts = [socket.gethostname()]
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts.append(file.read().strip())
-        parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net", "mnt")]
+        parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net")]
     except OSError:
         pass
     return "|".join(parts)

@@ -23,7 +23,7 @@ from rlinf_core.bootstrap import node_facts as facts
 from rlinf_core.bootstrap import node_processes as processes
 
 _PAUSE = 0.1
-_GRACE_SECONDS = 12.0
+_GRACE_SECONDS = 8.0
 _LOG = "up.log"
 # Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
 _OBJECT_STORE_BYTES = 512 * 2**20
@@ -38,12 +38,12 @@ while True:
     try:
         client = client or GcsClient(address=address)
         found = client.get_all_node_info(timeout=5)
-        nodes = [{"address": n.node_manager_address, "labels": dict(n.labels), "id": k.hex(), "alive": n.state == 0,
-                  "reason": n.death_info.reason_message} for k, n in found.items()]
+        nodes = [{"address": n.node_manager_address, "rank": n.labels.get("rlinf.io/rank"), "id": k.hex(),
+                  "alive": n.state == 0, "reason": n.death_info.reason_message} for k, n in found.items()]
         fault = None
     except Exception as error:
         fault = str(error).splitlines()[0] if str(error) else type(error).__name__
-    alive = {n["labels"].get("rlinf.io/rank") for n in nodes if n["alive"]}
+    alive = {n["rank"] for n in nodes if n["alive"]}
     if alive.issuperset(wanted) or time.monotonic() > end:
         break
     time.sleep(0.2)
@@ -74,13 +74,13 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         NodeError: it does not start.
     """
-    cluster, folder = request["cluster"], request["folder"]
+    cluster, folder = request["cluster"], facts.folder_of(request["cluster"])
     end = time.monotonic() + request["deadline"]
     _make_private(os.path.dirname(folder))
     with _only_one(f"{folder}.lock"):
         record = facts.read_record(folder)
         if record is not None and processes.alive(record.get("process")) and not request.get("restart"):
-            return {**record, "started": False}
+            return {**facts.without_env(record), "started": False}
         # What a Ray that died, or one that belongs to a head that is gone, has left.
         _end_all(cluster, folder)
         _check_ports(request)
@@ -97,7 +97,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             _end_all(cluster, folder)
             raise
         record = facts.read_record(folder) or {}
-        return {**record, "started": True}
+        return {**facts.without_env(record), "started": True}
 
 
 def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Popen[bytes]:
@@ -129,6 +129,8 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
         "folder": folder,
         "head_process": request.get("head_process"),
         "spec": request["spec"],
+        "env": request.get("env", {}),
+        "prepended": list(request.get("prepended", ())),
         "from": request.get("from"),
         "since": time.time(),
     }
@@ -306,13 +308,13 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         NodeError: the head cannot be asked.
     """
-    folder = request["folder"]
+    folder = facts.folder_of(request["cluster"])
     record = facts.read_record(folder)
     if record is None or not processes.alive(record.get("process")):
         raise NodeError(
             "the head is not up", why="its Ray has ended" if record else "nothing of this cluster runs there"
         )
-    env = facts.environment(request)
+    env = facts.environment(record)
     token = os.path.join(folder, "token")
     env["RAY_AUTH_MODE"] = "token" if os.path.exists(token) else "disabled"
     env["RAY_AUTH_TOKEN_PATH"] = token
@@ -342,15 +344,15 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         NodeError: another command is at work on this node.
     """
-    cluster, folder = request["cluster"], request["folder"]
+    cluster, folder = request["cluster"], facts.folder_of(request["cluster"])
     lock = f"{folder}.lock"
     if not os.path.isdir(os.path.dirname(folder)):
-        return {"found": False, "processes": [], "ports": [], "files": [], "shared": []}
+        return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
         found = os.path.isdir(folder)
         left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
         processes.remove(lock)
-    return {"found": found or bool(left.pop("ended")), **left}
+    return {"found": found or bool(left["ended"]), **left}
 
 
 def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[str, Any]:

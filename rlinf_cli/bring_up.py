@@ -1,0 +1,147 @@
+"""From what `up` and `down` were asked to what they do: the glue between options, records and the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import typer
+
+from rlinf_cli import console
+from rlinf_cli.render.phase_table import PhaseTable
+from rlinf_core.bootstrap.phases import Phase
+
+if TYPE_CHECKING:
+    from rlinf_core.bootstrap import down, up
+    from rlinf_core.bootstrap.inventory import NodeTarget
+
+T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """The options of `up`."""
+
+    file: str
+    overrides: list[str] | None
+    name: str | None
+    node_rank: int | None
+    head_address: str | None
+    token_file: str | None
+    timeout: float
+    authenticated: bool
+
+
+def prepare(asked: Asked) -> up.Request:
+    """What is to be brought up.
+
+    Raises:
+        RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
+    """
+    from rlinf_cli.files import load_sound
+    from rlinf_core.bootstrap import manual, node_facts, state, up
+    from rlinf_core.bootstrap.inventory import targets
+
+    cluster = load_sound(asked.file, asked.overrides).cluster
+    name = state.cluster_name(asked.file, asked.name)
+    nodes = targets(cluster)
+    alone = manual.place(nodes, asked.node_rank, asked.head_address, os.environ)
+    token = manual.shared_token(name, asked.token_file, alone, asked.timeout) if asked.authenticated else None
+    return up.Request(
+        name=name,
+        file=asked.file,
+        nodes=nodes if alone is None else manual.here(nodes),
+        head_address=(alone.head_address if alone else None) or cluster.head_address,
+        authenticated=asked.authenticated,
+        only=alone.rank if alone else None,
+        wait_head=alone is not None,
+        token=token,
+        fingerprint=node_facts.software(dict(os.environ))["fingerprint"],
+        start_seconds=asked.timeout,
+    )
+
+
+def watch(request: up.Request, *, parallel: int) -> up.Report:
+    """Brings up, and shows how it goes."""
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.up import bring_up
+
+    nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+    table = PhaseTable(nodes, Phase.VERIFY)
+
+    async def work() -> up.Report:
+        return await _reminded(bring_up(request, Routes(parallel=parallel), table.tell), table)
+
+    try:
+        with table.shown():
+            return run(work())
+    except KeyboardInterrupt:
+        console.message(f"interrupted: what is up stays up until `rlinf down --name {request.name}`")
+        raise
+
+
+def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int) -> down.Report:
+    """Takes down, and shows how it goes."""
+    from rlinf_core.bootstrap.down import take_down
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+
+    table = PhaseTable(nodes, Phase.STOP)
+
+    async def work() -> down.Report:
+        return await _reminded(take_down(name, nodes, Routes(parallel=parallel), table.tell), table)
+
+    with table.shown():
+        return run(work())
+
+
+def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
+    """The jobs that run on a cluster."""
+    from rlinf_core.bootstrap.down import running_jobs
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.state import cluster_id
+
+    return run(running_jobs(cluster_id(name), nodes, Routes()))
+
+
+def stay(request: up.Request, report: up.Report) -> None:
+    """Until the node's Ray ends, or somebody ends this process; then the node is taken down.
+
+    Raises:
+        typer.Exit: Ray ended by itself.
+    """
+    import time
+
+    from rlinf_cli.exit_codes import ExitCode
+    from rlinf_core.bootstrap.node_facts import folder_of, read_record
+    from rlinf_core.bootstrap.node_processes import alive
+    from rlinf_core.bootstrap.state import cluster_id
+
+    record = read_record(folder_of(cluster_id(request.name))) or {}
+    console.message(f"{report.name}: this node stays until it is stopped")
+    try:
+        while alive(record.get("process")):
+            time.sleep(1.0)
+    finally:
+        nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+        end(request.name, nodes, parallel=len(nodes))
+    console.error_block("Ray ended on this node", why="it was stopped, or its head is gone")
+    raise typer.Exit(ExitCode.FAILED)
+
+
+async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:
+    """`work`, while the table is told now and then that time passes."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            table.remind()
+
+    ticking = asyncio.ensure_future(tick())
+    try:
+        return await work
+    finally:
+        ticking.cancel()

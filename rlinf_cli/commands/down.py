@@ -1,0 +1,103 @@
+"""`rlinf down`: what `up` started ends, and nothing of it is left."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import command
+from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlinf_core.bootstrap.inventory import NodeTarget
+
+
+def down(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", hidden=True, autocompletion=completion.files)] = None,
+    name: NameOption = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--node-rank", metavar="K", help="This machine alone, which is node K.", min=0, show_default=False
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while a job runs, without asking.", show_default=False)
+    ] = False,
+    parallel: Parallel = 128,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Take down what `up` started, and prove it node by node.
+
+    Without FILE and --name it is the one cluster that is up. With FILE it needs no record of it: every node of the file
+    is asked. A Ray that `up` did not start is left alone.
+    """
+    from rlinf_cli.bring_up import end, jobs_of
+    from rlinf_cli.render.bring_up import down_record, down_text, show_failures
+
+    cluster, nodes = _nodes(file, name, node_rank)
+    if cluster is None or not nodes:
+        console.result("no cluster is up" if cluster is None else f"cluster {cluster} is not up")
+        return
+    jobs = [] if force else jobs_of(cluster, nodes)
+    if jobs and not _agreed(cluster, [f"pid {job.pid} on {job.address}: {_first_line(job.command)}" for job in jobs]):
+        raise typer.Exit(ExitCode.FAILED)
+    report = end(cluster, nodes, parallel=parallel)
+    show_failures(report.failures)
+    if output is Output.JSON:
+        console.result_json(down_record(report))
+    else:
+        console.result(down_text(report))
+    if not report.ok:
+        raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+app = command(down)
+
+
+def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
+    """The cluster's name and its nodes: as recorded, else as the file says."""
+    from rlinf_core.bootstrap import manual, state
+
+    record = state.recorded(state.cluster_name(file or "", name) if file or name else None)
+    if record is not None and node_rank is None:
+        started = {node.rank for node in record.nodes if node.folder is not None}
+        return record.name, [node for node in record.targets() if node.rank in started]
+    if file is None:
+        return name, []
+    from rlinf_cli.files import load_sound
+    from rlinf_core.bootstrap.inventory import targets
+
+    nodes = targets(load_sound(file).cluster)
+    cluster = state.cluster_name(file, name)
+    if node_rank is None:
+        reachable = len(nodes) == 1 or nodes[0].host is not None
+        return cluster, nodes if reachable else []
+    return cluster, [node for node in manual.here(nodes) if node.rank == node_rank]
+
+
+def _agreed(cluster: str, jobs: list[str]) -> bool:
+    """Asks whether running jobs are to be ended, where there is somebody to ask."""
+    console.error_block(
+        f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} running on cluster {cluster}",
+        why="\n".join(jobs),
+        do="end it first, or add --force",
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return typer.confirm("take the cluster down all the same?", err=True)
+
+
+def _first_line(command: str) -> str:
+    lines = command.strip().splitlines() or [""]
+    shown = lines[0][:100]
+    return shown if shown == command.strip() else f"{shown} ..."

@@ -1,0 +1,128 @@
+"""`rlinf up`: every node of a file becomes part of one cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import command
+from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose
+
+if TYPE_CHECKING:
+    from rlinf_core.bootstrap.up import Report, Request
+
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Of the cluster; by default the file's.", show_default=False),
+]
+Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes that are talked to at a time.", min=1)]
+
+
+def up(
+    file: File,
+    overrides: Overrides = None,
+    name: NameOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
+    ] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
+    ] = False,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--node-rank", metavar="K", help="Start this machine alone, as node K.", min=0, show_default=False
+        ),
+    ] = None,
+    head_address: Annotated[
+        str | None,
+        typer.Option("--head-address", metavar="A", help="With --node-rank: where node 0 is.", show_default=False),
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="With --node-rank: the token that all nodes share.", show_default=False
+        ),
+    ] = None,
+    block: Annotated[
+        bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
+    ] = 60.0,
+    parallel: Parallel = 128,
+    insecure_no_auth: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-no-auth",
+            help="Let anyone who reaches the ports run programs on the nodes.",
+            show_default=False,
+        ),
+    ] = False,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Bring the nodes of a file up as one cluster.
+
+    Over ssh where the file gives `hosts`, else this machine alone. Again, it repairs what is missing and leaves the
+    rest. With --node-rank (or as a task of Slurm) it starts only the node that it runs on. KEY=VALUE replaces a value
+    of FILE, ~KEY deletes one.
+    """
+    from rlinf_cli.bring_up import Asked, prepare, watch
+
+    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth)
+    request = prepare(asked)
+    if dry_run:
+        _plan(request, output)
+        return
+    if insecure_no_auth:
+        console.message("warning: no token is asked for: whoever reaches the ports can run programs on the nodes")
+    report = watch(request, parallel=parallel)
+    if not report.ok and rollback:
+        _roll_back(request, report, parallel)
+    _show(report, output)
+    if not report.ok:
+        if not rollback and any(node.up for node in report.nodes):
+            console.message(
+                "the nodes that are up stay up: the same command again tries the others, `rlinf down` ends them"
+            )
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if block:
+        from rlinf_cli.bring_up import stay
+
+        stay(request, report)
+
+
+app = command(up, no_args_is_help=True)
+
+
+def _plan(request: Request, output: Output) -> None:
+    from rlinf_cli.render.bring_up import plan_record, plan_text
+
+    nodes = [node for node in request.nodes if request.only in (None, node.rank)]
+    if output is Output.JSON:
+        console.result_json(plan_record(request.name, nodes, authenticated=request.authenticated))
+    else:
+        console.result(plan_text(request.name, nodes, authenticated=request.authenticated))
+
+
+def _show(report: Report, output: Output) -> None:
+    from rlinf_cli.render.bring_up import show_failures, up_record, up_text
+
+    show_failures(report.failures)
+    if output is Output.JSON:
+        console.result_json(up_record(report))
+    else:
+        console.result(up_text(report))
+
+
+def _roll_back(request: Request, report: Report, parallel: int) -> None:
+    from rlinf_cli.bring_up import end
+
+    started = {node.rank for node in report.nodes if node.changed}
+    console.message(f"taking down again what was started: {len(started)} nodes")
+    end(request.name, [node for node in request.nodes if node.rank in started], parallel=parallel)

@@ -1,0 +1,37 @@
+"""The way to each node: ssh where the file gives a host, a child process on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.local import LocalTransport
+from rlinf_core.bootstrap.ssh import DEFAULT_PARALLEL, SshTransport
+from rlinf_core.bootstrap.transport import OnLine, Result, Transport
+
+
+class Routes(Transport):
+    """Runs each command by the way that leads to its node.
+
+    Args:
+        parallel: how many nodes are talked to at a time.
+    """
+
+    def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:
+        self._local = LocalTransport()
+        self._ssh: SshTransport | None = None
+        self._parallel = parallel
+
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        way: Transport = self._local
+        if node.host is not None:
+            way = self._ssh = self._ssh or SshTransport(parallel=self._parallel)
+        return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)

@@ -1,0 +1,271 @@
+"""What this user has brought up: a private file for each cluster, one for its token, and a lock for who is at work."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.bootstrap import node_facts
+from rlinf_core.bootstrap.inventory import NodePorts, NodeTarget
+from rlinf_core.config.cluster import SshConfig
+from rlinf_core.errors import ClusterError, ConfigError, RLinfError
+
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
+DEFAULT_NAME: Final = "default"
+
+
+class RecordedNode(NamedTuple):
+    """A node as `up` left it.
+
+    Attributes:
+        address: by which the other nodes reach it; None while it is not up.
+        folder: of the cluster on that node; None while nothing was started there.
+        process: `PID:START` of its `ray start`.
+        machine: what tells the machine from others; see `node_facts`.
+    """
+
+    rank: int
+    host: str | None
+    groups: tuple[str, ...]
+    interpreter: str
+    ssh: Mapping[str, Any]
+    address: str | None = None
+    folder: str | None = None
+    process: str | None = None
+    machine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """A cluster that `rlinf up` has brought up, wholly or in part.
+
+    Attributes:
+        name: as `--name` or the file gave it.
+        id: what its folders and processes on the nodes are marked with.
+        file: the configuration it came from, as it was named.
+        address: the head's GCS as the nodes reach it, `HOST:PORT`; empty while the head is not up.
+        authenticated: whether a token is asked for.
+        ports: first and last of the range.
+        nodes: by rank.
+        since: when it was first brought up, in seconds since 1970.
+    """
+
+    name: str
+    id: str
+    file: str
+    address: str
+    authenticated: bool
+    ports: tuple[int, int]
+    nodes: tuple[RecordedNode, ...] = field(default=())
+    since: float = 0.0
+
+    @property
+    def token_path(self) -> Path | None:
+        """Where its token is on this machine, or None when it has none."""
+        return token_file(self.name) if self.authenticated else None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    def targets(self) -> tuple[NodeTarget, ...]:
+        """The nodes as targets for asking and ending them; without the variables they were started with."""
+        ports = NodePorts.of(range(self.ports[0], self.ports[1] + 1))
+        return tuple(
+            NodeTarget(
+                rank=node.rank,
+                host=node.host,
+                groups=node.groups,
+                ssh=SshConfig.model_validate(dict(node.ssh)),
+                interpreter=node.interpreter,
+                declared_interpreter=True,
+                env={},
+                prepended=(),
+                ports=ports,
+            )
+            for node in self.nodes
+        )
+
+    def here(self) -> RecordedNode | None:
+        """The node that this process runs on, or None when it runs on none."""
+        own = node_facts.machine()
+        return next((node for node in self.nodes if node.host is None or node.machine == own), None)
+
+    def with_node(self, node: RecordedNode) -> ClusterRecord:
+        """The same cluster with what is known of one node replaced."""
+        return replace(self, nodes=tuple(node if each.rank == node.rank else each for each in self.nodes))
+
+
+def cluster_name(file: str, name: str | None = None) -> str:
+    """The name of the cluster of a file: `name` where it is given, else the file's own without its ending.
+
+    Raises:
+        ConfigError: `name` cannot be one.
+    """
+    if name is not None:
+        if not _NAME.match(name):
+            raise ConfigError(
+                f"`{name}` cannot name a cluster", help="use up to 64 letters, digits, `_`, `-` and `.`, a letter first"
+            )
+        return name
+    stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", Path(file).stem).strip("-.")[:64]
+    return stem or DEFAULT_NAME
+
+
+def cluster_id(name: str) -> str:
+    """What marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def folder() -> Path:
+    """Where the records are: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "rlinf" / "clusters"
+
+
+def token_file(name: str) -> Path:
+    return folder() / f"{name}.token"
+
+
+def load(name: str) -> ClusterRecord | None:
+    """The record of a cluster, or None when there is none.
+
+    Raises:
+        RLinfError: the file cannot be read as one.
+    """
+    path = folder() / f"{name}.json"
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("version") != _VERSION:
+            raise ValueError("it is of another version of rlinf")
+        nodes = tuple(RecordedNode(**node)._replace(groups=tuple(node["groups"])) for node in data.pop("nodes"))
+        first, last = data.pop("ports")
+        return ClusterRecord(**data, ports=(first, last), nodes=nodes)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RLinfError(
+            f"the record of cluster `{name}` cannot be read",
+            where=str(path),
+            why=str(error),
+            help="end the cluster by `rlinf down FILE`, which needs no record, or remove the file",
+        ) from None
+
+
+def names() -> list[str]:
+    """The names of the recorded clusters."""
+    try:
+        return sorted(path.stem for path in folder().iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+
+
+def recorded(name: str | None = None) -> ClusterRecord | None:
+    """The cluster that `rlinf up` brought up.
+
+    Args:
+        name: which; by default the only one.
+
+    Returns:
+        None when there is none.
+
+    Raises:
+        ClusterError: there are several, and none was named.
+    """
+    if name is not None:
+        return load(name)
+    known = names()
+    if len(known) > 1:
+        listed = ", ".join(f"`{each}`" for each in known)
+        raise ClusterError(f"several clusters are up: {listed}", help="name one of them")
+    return load(known[0]) if known else None
+
+
+def save(record: ClusterRecord) -> None:
+    """Writes the record, for this user only, in one step."""
+    _private_folder()
+    data = {
+        "version": _VERSION,
+        **{
+            name: getattr(record, name) for name in ("name", "id", "file", "address", "authenticated", "ports", "since")
+        },
+        "nodes": [node._asdict() for node in record.nodes],
+    }
+    node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
+
+
+def forget(name: str) -> None:
+    """Removes the record and the token of a cluster that is no more."""
+    for path in (folder() / f"{name}.json", token_file(name)):
+        path.unlink(missing_ok=True)
+
+
+def token_of(name: str, *, fresh: bool = False) -> str:
+    """The token of a cluster, made when there is none.
+
+    Args:
+        name: the cluster.
+        fresh: whether to make another one.
+
+    Raises:
+        RLinfError: the file of the token is readable by others.
+    """
+    path = token_file(name)
+    if not fresh:
+        try:
+            if path.stat().st_mode & 0o077:
+                raise RLinfError(
+                    "the token of the cluster is readable by others",
+                    where=str(path),
+                    help=f"`chmod 600` it when nobody has read it, else `rlinf down` and `rlinf up` cluster `{name}`",
+                )
+            return path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            pass
+    _private_folder()
+    token = secrets.token_hex(32)
+    node_facts.write_private(str(path), token)
+    return token
+
+
+@contextmanager
+def locked(name: str) -> Generator[None, None, None]:
+    """Only one `up` or `down` of a cluster works at a time.
+
+    Raises:
+        RLinfError: another one does.
+    """
+    _private_folder()
+    path = folder() / f"{name}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 200, 0).decode(errors="replace")
+            raise RLinfError(
+                f"another `rlinf up` or `rlinf down` is at work on cluster `{name}`",
+                why=holder or None,
+                help="wait until it has ended, and run the command again",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
+        yield
+    finally:
+        # The file stays: who removed it could lock one that another process no longer finds.
+        os.close(lock)
+
+
+def _private_folder() -> None:
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)
