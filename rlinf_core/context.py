@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlinf_core.address import WorkerAddress
@@ -18,6 +19,8 @@ class Session:
         secret: what a process proves to know before its peers take a byte of data from it.
         folder: the private folder of the driver on its own machine, in which sockets may lie, or None.
         log_folder: where each worker writes its log on its own node, or None for Ray's log files only.
+        log_names: what a group's folder in there is called, by the group's name; by default the group's name.
+        trace: whether workers record what they do and when (see `rlinf_core.spans`).
         import_path: the folders besides installed packages from which the driver imports; workers import from them too,
             where they exist.
         member: the worker that this process is, or None in the driver.
@@ -27,6 +30,8 @@ class Session:
     secret: bytes = field(repr=False)
     folder: str | None = None
     log_folder: str | None = None
+    log_names: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    trace: bool = False
     import_path: tuple[str, ...] = ()
     member: WorkerAddress | None = None
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -78,6 +79,20 @@ class Cluster:
         rank = self._driver_rank
         ip = self.get_node_ip(rank)
         return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
+
+    def record(
+        self, log_folder: Path | None, *, log_names: Mapping[str, str] | None = None, trace: bool = False
+    ) -> None:
+        """Says what the workers of groups launched from now on leave behind.
+
+        Args:
+            log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
+            log_names: what to call a group's folder, by the group's name.
+            trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
+        """
+        folder = None if log_folder is None else str(log_folder.absolute())
+        self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
+        enter_session(self.session)
 
     def declare_groups(self, *names: str) -> None:
         """Says which worker groups the job will have, besides those that workers launch themselves.

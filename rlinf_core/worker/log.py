@@ -1,9 +1,16 @@
-"""What workers log: each line with the worker's address, to the process's output and to a file of its own."""
+"""What workers log: each line with the worker's address, to the process's output and to a file of its own.
+
+The file also has what the worker's code prints, as it is. It is on the node that the worker runs on.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 from rlinf_core import env_vars
 from rlinf_core.context import WorkerContext
@@ -13,16 +20,57 @@ LOGGER = logging.getLogger("rlinf")
 
 def set_up_logging(context: WorkerContext) -> None:
     """Sends the lines of this worker where they belong; once in each process."""
-    address = context.address
-    formatter = logging.Formatter(f"%(asctime)s %(levelname)s [{address}] %(message)s")
+    formatter = logging.Formatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
+    problem: OSError | None = None
     if context.session.log_folder:
-        folder = Path(context.session.log_folder) / address.root_group_name
-        folder.mkdir(parents=True, exist_ok=True)
-        name = "_".join(map(str, address.ranks))
-        handlers.append(logging.FileHandler(folder / f"rank_{name}.log", encoding="utf-8"))
+        try:
+            file = _open(Path(context.session.log_folder), context)
+        except OSError as error:
+            problem = error
+        else:
+            handlers.append(logging.StreamHandler(file))
+            sys.stdout = cast("TextIO", Tee(sys.stdout, file))
+            sys.stderr = cast("TextIO", Tee(sys.stderr, file))
     for handler in handlers:
         handler.setFormatter(formatter)
     LOGGER.handlers[:] = handlers
     LOGGER.setLevel(env_vars.LOG_LEVEL.get())
     LOGGER.propagate = False
+    if problem is not None:
+        # A run does not fail for its log: another node may not have the driver's folders, or not let us write there.
+        LOGGER.warning("this worker has no log file on its node: %s", problem)
+
+
+def _open(folder: Path, context: WorkerContext) -> TextIO:
+    """The worker's log file, behind what an earlier worker of this rank has written."""
+    group = context.address.root_group_name
+    folder = folder / context.session.log_names.get(group, group)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "_".join(map(str, context.address.ranks))
+    return open(folder / f"rank_{name}.log", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+
+
+class Tee:
+    """Stands for a stream of the process, and writes to a file too.
+
+    Args:
+        stream: what it stands for in everything but writing.
+        file: gets a copy. A full disk there is no reason for the worker's code to fail.
+    """
+
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream = stream
+        self._file = file
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError, ValueError):
+            self._file.write(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str], /) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,58 @@
+"""What workers log and print is in a file for each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.context import enter_session
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+
+
+class Talker(Worker):
+    def talk(self, word: str) -> tuple[int, str]:
+        self.log_info("logged %s", word)
+        print(f"printed {word}")
+        sys.stderr.writelines([f"complained {word}\n"])
+        return sys.stdout.fileno(), sys.stdout.encoding
+
+
+@pytest.fixture
+def recorded(cluster: Cluster) -> Iterator[Cluster]:
+    before = cluster.session
+    yield cluster
+    cluster.session = before
+    enter_session(before)
+
+
+def test_each_worker_has_a_file(recorded: Cluster, tmp_path: Path) -> None:
+    recorded.record(tmp_path / "logs", log_names={"TalkGroup": "talk"})
+    strategy = NodePlacementStrategy([0] * 2)
+    for word in ("first", "second"):
+        # A worker that is launched again writes behind the one before it.
+        with Talker.create_group().launch(recorded, strategy, name="TalkGroup") as group:
+            answers = group.talk(word).wait()
+        assert [descriptor for descriptor, _ in answers] == [1, 1]
+        assert {encoding.lower() for _, encoding in answers} == {"utf-8"}
+    for rank in range(2):
+        lines = (tmp_path / "logs" / "talk" / f"rank_{rank}.log").read_text().splitlines()
+        logged = [line for line in lines if f"INFO [TalkGroup:{rank}] logged" in line]
+        assert logged == [lines[0], lines[3]]
+        assert [line for line in lines if line not in logged] == [
+            "printed first",
+            "complained first",
+            "printed second",
+            "complained second",
+        ]
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(recorded: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file")
+    recorded.record(tmp_path / "logs")
+    with Talker.create_group().launch(recorded, NodePlacementStrategy([0]), name="quiet") as group:
+        assert group.talk("anyway").wait()
