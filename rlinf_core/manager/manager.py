@@ -125,7 +125,7 @@ class Manager:
             party.last_words = message.cause
 
     def _open_group(self, link: Link, message: m.OpenGroup) -> int:
-        incarnation = self._registry.open_group(message.name, message.size)
+        incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
         kind = Kind.CHANNEL if message.channel else Kind.GROUP
         self._ownership.claim(Resource(kind, message.name), link.peer)
         self._retry_pending()

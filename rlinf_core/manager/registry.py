@@ -53,6 +53,7 @@ class WorkerRecord(Generic[C]):
 class _Group(Generic[C]):
     incarnation: int
     size: int
+    channel: bool = False
     workers: dict[int, WorkerRecord[C]] = field(default_factory=dict[int, "WorkerRecord[C]"])
 
     @property
@@ -95,25 +96,30 @@ class Registry(Generic[C]):
         """
         self._declared = (self._declared or frozenset()) | frozenset(groups)
 
-    def open_group(self, name: str, size: int) -> int:
-        """A group of `size` workers is being launched.
+    def open_group(self, name: str, size: int, *, channel: bool = False) -> int:
+        """A group of `size` workers is being launched, or the process of a `channel`.
 
         Returns:
             The incarnation that its workers carry.
 
         Raises:
-            InvalidNameError: the name cannot be one, or a group of this name has living workers.
+            InvalidNameError: the name cannot be one, or a group or channel of this name lives.
         """
         address = WorkerAddress.from_name(name)
         existing = self._groups.get(name)
         if existing is not None and existing.alive:
+            if existing.channel:
+                raise InvalidNameError(
+                    f"a channel named `{name}` is there already",
+                    help=f'choose another name, or use that channel: `Channel.connect("{name}")`',
+                )
             raise InvalidNameError(
                 f"a group named `{name}` is running",
                 help="choose another name, or shut that group down first",
             )
         incarnation = self._incarnations.get(name, 0) + 1
         self._incarnations[name] = incarnation
-        group: _Group[C] = _Group(incarnation, size)
+        group: _Group[C] = _Group(incarnation, size, channel)
         for rank in range(size):
             group.workers[rank] = WorkerRecord(address.get_child_address(rank), incarnation)
         self._groups[name] = group

@@ -55,9 +55,9 @@ def test_a_node_and_an_affinity_exclude_each_other(players: Any) -> None:
 
 
 def test_a_name_is_taken_once(players: Any, channel: Channel) -> None:
-    with pytest.raises(InvalidNameError, match=f"`{channel.name}` is running"):
+    with pytest.raises(InvalidNameError, match=f"a channel named `{channel.name}` is there already"):
         Channel.create(channel.name)
-    with pytest.raises(InvalidNameError, match="is running"):
+    with pytest.raises(InvalidNameError, match=r"a group named `players.*` is running"):
         Channel.create(players.group.worker_group_name)
     with pytest.raises(InvalidNameError):
         Channel.create("a:b")

@@ -80,6 +80,14 @@ def test_the_dead_are_named_with_their_cause(registry: Registry[str]) -> None:
     assert not registry.ready(ACTOR_0, 1, "late card")
 
 
+def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: Registry[str]) -> None:
+    registry.open_group("replay", 1, channel=True)
+    with pytest.raises(InvalidNameError, match=r"a channel named `replay` is there already(.|\n)*Channel.connect"):
+        registry.open_group("replay", 1)
+    with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
+        registry.open_group("actor", 1, channel=True)
+
+
 def test_a_group_can_be_launched_again_under_its_name(registry: Registry[str]) -> None:
     registry.ready(ACTOR_0, 1, "old")
     with pytest.raises(InvalidNameError, match="is running"):
