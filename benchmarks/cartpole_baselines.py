@@ -19,7 +19,7 @@ TASK = "CartPole-v1"
 
 
 def tree_cpu_seconds(root: int | None = None) -> float:
-    """CPU seconds of a process (this one by default), its living descendants, and the dead ones that were waited for."""
+    """CPU seconds of a process (this one by default), its living descendants and the dead that were waited for."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -86,9 +86,7 @@ def rllib(seed: int, target: float, max_steps: int) -> dict[str, Any]:
         .environment(TASK)
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
         .training(lr=0.0003, num_epochs=6, vf_loss_coeff=0.01)
-        .rl_module(
-            model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True)
-        )
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True))
         .debugging(seed=seed, log_level="ERROR")
     )
     algorithm = config.build_algo()
