@@ -1,0 +1,201 @@
+"""The learning curve of a run as a picture: return and success over steps, of training and of evaluation.
+
+matplotlib is imported when a curve is drawn, and without a display.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.errors import RunError
+from rlinf_core.runners.metrics import Metrics, read_metrics
+
+
+class Panel(NamedTuple):
+    """One part of the picture.
+
+    Attributes:
+        title: what is shown.
+        series: what each line is called, and the metrics that it may be, the first that a run has.
+        share: whether values are between 0 and 1.
+    """
+
+    title: str
+    series: tuple[tuple[str, tuple[str, ...]], ...]
+    share: bool = False
+
+
+class Line(NamedTuple):
+    """The values of a metric over steps; those that are no number are left out."""
+
+    label: str
+    metric: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+PANELS: Final = (
+    Panel("return", (("train", ("env/return", "rollout/reward")), ("eval", ("eval/return", "eval/reward")))),
+    Panel(
+        "success",
+        (
+            ("train, at end", ("env/success_at_end",)),
+            ("train, once", ("env/success_once",)),
+            ("eval, at end", ("eval/success_at_end",)),
+            ("eval, once", ("eval/success_once",)),
+        ),
+        share=True,
+    ),
+)
+# Readable for people who see colours differently (Okabe and Ito, 2008): training pale, evaluation strong.
+_COLOURS: Final = {"train": "#56B4E9", "train, at end": "#56B4E9", "train, once": "#E69F00"}
+_STRONG: Final = {"eval": "#0072B2", "eval, at end": "#0072B2", "eval, once": "#D55E00"}
+# Beyond that many points a line is noise: its mean is drawn over it.
+_SMOOTH_FROM: Final = 200
+_MARKERS_UNTIL: Final = 60
+# More points than a picture has columns say nothing more, and make an SVG of megabytes.
+_MOST_POINTS: Final = 1000
+
+
+def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path] | None:
+    """Draws `curve.png` and `curve.svg` from `metrics.jsonl`.
+
+    Args:
+        metrics_file: as `MetricsWriter` writes it.
+        folder: where the pictures go; those of before are replaced.
+        title: what stands above.
+
+    Returns:
+        The PNG and the SVG, or None where no metric to draw was written.
+
+    Raises:
+        RunError: matplotlib is not installed, or the pictures cannot be written.
+    """
+    found = read_metrics(metrics_file)
+    panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
+    if not panels:
+        return None
+    if find_spec("matplotlib") is None:
+        raise RunError(
+            "no learning curve was drawn",
+            why="this Python does not have the package `matplotlib`",
+            help="run `pip install 'rlinf[train]'`",
+        )
+    paths = folder / "curve.png", folder / "curve.svg"
+    try:
+        _save(_figure(panels, title), paths)
+    except OSError as error:
+        raise RunError(
+            "the learning curve cannot be written", where=str(folder), why=error.strerror or str(error)
+        ) from error
+    return paths
+
+
+def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:
+    """What there is to draw in a panel. Two series of the same values, as where episodes end with success, are one."""
+    drawn: list[Line] = []
+    for label, names in panel.series:
+        line = next((line for name in names if (line := _line(label, name, metrics)).steps), None)
+        if line is None:
+            continue
+        twin = next((each for each in drawn if (each.steps, each.values) == (line.steps, line.values)), None)
+        if twin is None:
+            drawn.append(line)
+    return drawn
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """The mean around each value over `window` neighbours, fewer at the ends; as many as there are values."""
+    reach = window // 2
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    bounds = [(max(0, at - reach), min(len(values), at + reach + 1)) for at in range(len(values))]
+    return [(sums[end] - sums[start]) / (end - start) for start, end in bounds]
+
+
+def _line(label: str, name: str, metrics: Sequence[Metrics]) -> Line:
+    points = [(each.step, value) for each in metrics if math.isfinite(value := each.metrics.get(name, math.nan))]
+    return Line(label, name, tuple(step for step, _ in points), tuple(value for _, value in points))
+
+
+def _figure(panels: Sequence[tuple[Panel, list[Line]]], title: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    # No pyplot: that would open a display where there is one, and keep every figure.
+    figure: Any = Figure(figsize=(5.6 * len(panels), 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    for axes, (panel, drawn) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for line in drawn:
+            _draw(axes, line)
+        axes.set_title(panel.title, fontsize=10)
+        axes.set_xlabel("step")
+        # Steps are whole, and a run of one step is a point in the middle.
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        if len({step for line in drawn for step in line.steps}) == 1:
+            only = drawn[0].steps[0]
+            axes.set_xlim(only - 1, only + 1)
+        if panel.share:
+            axes.set_ylim(-0.03, 1.03)
+        axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=9, frameon=False)
+    return figure
+
+
+def _draw(axes: Any, line: Line) -> None:
+    strong = line.label in _STRONG
+    colour = _STRONG.get(line.label) or _COLOURS[line.label]
+    marker = "o" if len(line.steps) <= _MARKERS_UNTIL and (strong or len(line.steps) == 1) else None
+    style = {
+        "color": colour,
+        "label": line.label,
+        "linewidth": 1.8 if strong else 1.2,
+        "marker": marker,
+        "markersize": 4,
+    }
+    steps, values = line.steps, line.values
+    if len(values) >= _SMOOTH_FROM:
+        window = 2 * (len(values) // 100) + 1
+        raw = list(_thinned(steps, values))
+        axes.plot(*zip(*raw, strict=True), color=colour, alpha=0.3, linewidth=0.7)
+        values = tuple(smoothed(values, window))
+        style["linewidth"] = 1.8
+        style["label"] = f"{line.label} (mean of {window})"
+    axes.plot(*zip(*_thinned(steps, values), strict=True), zorder=3 if strong else 2, **style)
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, float]]:
+    """About `_MOST_POINTS` points: of each stretch the least and the greatest value, so that no peak is lost."""
+    stretch = max(1, math.ceil(2 * len(steps) / _MOST_POINTS))
+    if stretch <= 2:
+        yield from zip(steps, values, strict=True)
+        return
+    for start in range(0, len(steps), stretch):
+        rows = range(start, min(start + stretch, len(steps)))
+        for at in sorted({min(rows, key=values.__getitem__), max(rows, key=values.__getitem__)}):
+            yield steps[at], values[at]
+
+
+def _save(figure: Any, paths: Sequence[Path]) -> None:
+    """Writes the picture in the formats that the paths end in; the same run gives the same files."""
+    from importlib import import_module
+
+    matplotlib: Any = import_module("matplotlib")
+    # A letter that the font lacks is a box in the picture, and no news for the terminal.
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "rlinf"}):
+        warnings.simplefilter("ignore")
+        for path in paths:
+            # Somebody may be looking at the one of before.
+            part = path.with_name(f".{path.name}.part")
+            metadata = {"Date": None} if path.suffix == ".svg" else {}
+            figure.savefig(part, format=path.suffix[1:], dpi=150, metadata=metadata)
+            part.replace(path)

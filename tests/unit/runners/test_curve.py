@@ -1,0 +1,98 @@
+"""The learning curve: drawn from whatever a run has, small, and the same each time."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from rlinf_core.errors import RunError
+from rlinf_core.runners import curve
+from rlinf_core.runners.curve import PANELS, draw_curve, lines, smoothed
+from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
+
+pytest.importorskip("matplotlib")
+
+
+def write(path: Path, steps: int, names: dict[str, int]) -> Path:
+    """Metrics of a run, each name every so many steps."""
+    file = path / "metrics.jsonl"
+    with MetricsWriter(file) as writer:
+        for step in range(1, steps + 1):
+            writer.log(step, {name: step / steps for name, every in names.items() if step % every == 0})
+    return file
+
+
+@pytest.mark.parametrize(
+    ("steps", "names"),
+    [
+        (1, {"env/return": 1, "eval/return": 1, "env/success_once": 1}),
+        (2, {"eval/success_at_end": 2}),
+        (3000, {"env/return": 1, "env/success_at_end": 1, "eval/success_at_end": 500}),
+    ],
+)
+def test_both_pictures_are_there(tmp_path: Path, steps: int, names: dict[str, int]) -> None:
+    drawn = draw_curve(write(tmp_path, steps, names), tmp_path, "策略 $x_$ & <b>")
+    assert drawn == (tmp_path / "curve.png", tmp_path / "curve.svg")
+    png, svg = drawn
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert ElementTree.parse(svg).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert png.stat().st_size < 1 << 20
+    assert svg.stat().st_size < 1 << 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.svg", "metrics.jsonl"]
+
+
+def test_the_same_run_draws_the_same_files(tmp_path: Path) -> None:
+    file = write(tmp_path, 30, {"env/return": 1})
+    contents: list[list[bytes]] = []
+    for _ in range(2):
+        drawn = draw_curve(file, tmp_path, "run")
+        assert drawn is not None
+        contents.append([path.read_bytes() for path in drawn])
+    assert contents[0] == contents[1]
+
+
+def test_nothing_to_draw(tmp_path: Path) -> None:
+    assert draw_curve(tmp_path / "metrics.jsonl", tmp_path, "run") is None
+    assert draw_curve(write(tmp_path, 3, {"time/step": 1}), tmp_path, "run") is None
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_what_is_drawn() -> None:
+    metrics = [
+        Metrics(1, 0.0, {"env/return": 1.0, "env/success_once": 0.5, "env/success_at_end": 0.5}),
+        Metrics(2, 0.0, {"env/return": math.nan, "env/success_once": 0.75, "env/success_at_end": 0.75}),
+        Metrics(3, 0.0, {"env/return": 3.0, "eval/return": 4.0}),
+    ]
+    returns, success = (lines(panel, metrics) for panel in PANELS)
+    assert [(line.label, line.steps, line.values) for line in returns] == [
+        ("train", (1, 3), (1.0, 3.0)),
+        ("eval", (3,), (4.0,)),
+    ]
+    # Where an episode ends with its success the two kinds are one line.
+    assert [(line.label, line.values) for line in success] == [("train, at end", (0.5, 0.75))]
+
+
+def test_a_smoothed_line_has_the_mean_of_its_neighbours() -> None:
+    assert smoothed([0, 3, 6, 9], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert smoothed([5.0], 201) == [5.0]
+
+
+def test_no_peak_is_lost() -> None:
+    values = [0.0] * 5000
+    values[1234] = 1.0
+    thinned = list(curve._thinned(range(5000), values))
+    assert (1234, 1.0) in thinned
+    assert len(thinned) <= 1100
+    assert thinned == sorted(thinned)
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve, "find_spec", lambda name: None)
+    file = write(tmp_path, 3, {"env/return": 1})
+    with pytest.raises(RunError, match="no learning curve") as raised:
+        draw_curve(file, tmp_path, "run")
+    assert "pip install 'rlinf[train]'" in str(raised.value)
+    assert len(read_metrics(file)) == 3
