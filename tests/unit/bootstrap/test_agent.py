@@ -1,0 +1,154 @@
+"""The agent that travels: it runs on any Python from 3.8 on, tells no secret, and its answers are understood."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.bootstrap import agent, node_facts
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.local import LocalTransport
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+FOLDER = Path(agent.__file__).parent
+
+
+@pytest.mark.parametrize("name", agent.PARTS)
+def test_parts_are_of_python_3_8_and_of_its_library(name: str) -> None:
+    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 8))
+    modules = {
+        module
+        for node in ast.walk(tree)
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    ours = {module for module in modules if module.startswith("rlinf")}
+    assert ours <= {"rlinf_core.bootstrap", *(f"rlinf_core.bootstrap.{part}" for part in agent.PARTS)}
+    assert {module.partition(".")[0] for module in modules - ours} <= set(sys.stdlib_module_names)
+    assert not {"removeprefix", "removesuffix"} & {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }  # of 3.9
+
+
+def test_every_part_that_another_imports_travels_before_it() -> None:
+    for index, name in enumerate(agent.PARTS):
+        source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        for other in agent.PARTS[index:]:
+            assert f"bootstrap.{other} import" not in source
+            assert f"bootstrap import {other}" not in source
+
+
+@pytest.fixture
+def ask(make_nodes: Nodes) -> Callable[..., agent.Answer]:
+    def call(request: dict[str, Any], **changes: Any) -> agent.Answer:
+        node = replace(make_nodes(text="cluster: {num_nodes: 1}")[0], **{"interpreter": sys.executable, **changes})
+        return asyncio.run(agent.ask(LocalTransport(), node, request, deadline=60))
+
+    return call
+
+
+def test_the_facts_of_this_machine(ask: Callable[..., agent.Answer]) -> None:
+    answer = ask({"verb": "probe", "cluster": "test-e1-none", "env": {}, "ports": {}})
+    assert answer.ok, answer
+    facts = answer.data or {}
+    assert facts["python"] == list(sys.version_info[:3])
+    assert facts["interpreter"] == sys.executable
+    assert facts["record"] is None
+    assert facts["fingerprint"]
+    assert facts["places"]["rlinf_core"]
+    assert facts["disk_free"] > 0
+
+
+def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.Answer]) -> None:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        facts = ask({"verb": "probe", "cluster": "test-e1-none", "ports": {"gcs": port, "free": 1}}).data or {}
+    [[name, number, who]] = facts["taken"]
+    assert (name, number) == ("gcs", port)
+    assert "pid" in who
+
+
+def test_the_environment_puts_lists_of_folders_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody else")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    env = node_facts.environment(
+        {"env": {"PATH": "/opt/bin", "PYTHONPATH": "/lib", "A": "1"}, "prepended": ["PATH", "PYTHONPATH"]}
+    )
+    assert (env["PATH"], env["PYTHONPATH"], env["A"]) == ("/opt/bin:/usr/bin", "/lib", "1")
+    assert "RAY_AUTH_TOKEN" not in env
+
+
+def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.Answer]) -> None:
+    answer = ask({"verb": "probe"}, interpreter="/nowhere/python", declared_interpreter=True)
+    assert answer.message == "the interpreter `/nowhere/python` does not exist"
+    assert answer.help == "correct `python_interpreter_path`"
+    assert answer.rc == 127
+
+
+def test_an_interpreter_that_is_none(ask: Callable[..., agent.Answer], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("no program\n")
+    assert "may not be executed" in ask({"verb": "probe"}, interpreter=str(program)).message
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, interpreter=str(program))
+    assert "cannot run the agent" in answer.message
+    assert answer.rc == 3
+    assert answer.lines == "broken"
+
+
+def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.Answer], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+
+
+def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.Answer]) -> None:
+    answer = ask({"verb": "start", "token": "0123456789abcdef"})
+    assert not answer.ok
+    assert "KeyError" in answer.message
+    assert "0123456789abcdef" not in str(answer)
+
+
+def test_software_that_cannot_be_asked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_facts, "_SOFTWARE", "raise SystemExit(1)")
+    facts = node_facts.software({})
+    assert facts["ray"] is None
+    assert facts["fault"]
+
+
+def test_a_folder_is_short_enough_for_rays_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_facts.tempfile, "gettempdir", lambda: "/a/very/long/folder/that/somebody/chose/for/TMPDIR")
+    assert node_facts.folder_of("01234567").startswith("/tmp/rlinf-")
+
+
+def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    node_facts.write_private(str(path), json.dumps({"process": "1:2", "env": {"SECRET": "x"}}))
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = node_facts.running(str(tmp_path))
+    assert found is not None
+    assert "env" not in found
+    assert found["alive"] is False
+    path.write_text("{")
+    assert node_facts.running(str(tmp_path)) is None

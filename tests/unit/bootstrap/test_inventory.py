@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlinf_core.bootstrap.inventory import NodePorts, NodeTarget
+from rlinf_core.errors import ConfigError
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+
+MIXED = """\
+cluster:
+  num_nodes: 4
+  ports: 21000-21499
+  ssh: {user: me, options: {ProxyJump: gate}}
+  forward_env: [WANDB_API_KEY]
+  node_groups:
+    - label: train
+      node_ranks: 0-1
+      hosts: trainer[00-01]
+      accelerators: {per_node: 8}
+      env_configs:
+        - node_ranks: 0
+          python_interpreter_path: /opt/a/bin/python
+          env_vars: [{A: 1}, {PATH: /opt/a/bin}]
+    - label: franka
+      node_ranks: 2-3
+      hosts: [robot, me@lab]
+      ssh: {user: pi, port: 2222, options: {Compression: yes}}
+      hardware: {type: Franka, configs: [{node_rank: 3, robot_ip: 10.0.0.9}]}
+"""
+
+
+@pytest.fixture
+def mixed(make_nodes: Nodes) -> tuple[NodeTarget, ...]:
+    return make_nodes(text=MIXED, environ={"WANDB_API_KEY": "k"})
+
+
+def test_each_node_has_its_host_group_and_interpreter(mixed: tuple[NodeTarget, ...]) -> None:
+    assert [(node.rank, node.host, node.groups) for node in mixed] == [
+        (0, "trainer00", ("train",)),
+        (1, "trainer01", ("train",)),
+        (2, "robot", ("franka",)),
+        (3, "me@lab", ("franka",)),
+    ]
+    assert [(node.interpreter, node.declared_interpreter) for node in mixed[:2]] == [
+        ("/opt/a/bin/python", True),
+        ("/opt/python", False),
+    ]
+    assert mixed[0].accelerators is not None
+    assert mixed[0].accelerators.per_node == 8
+    assert [kind for kind, _ in mixed[3].robots] == ["Franka"]
+    assert mixed[2].robots == ()
+
+
+def test_a_groups_ssh_settings_win_value_by_value(mixed: tuple[NodeTarget, ...]) -> None:
+    assert (mixed[0].ssh.user, mixed[0].ssh.port, mixed[0].ssh.options) == ("me", None, {"ProxyJump": "gate"})
+    assert (mixed[2].ssh.user, mixed[2].ssh.port) == ("pi", 2222)
+    assert mixed[2].ssh.options == {"ProxyJump": "gate", "Compression": "yes"}
+
+
+def test_variables_are_those_of_the_node_and_what_is_forwarded(mixed: tuple[NodeTarget, ...]) -> None:
+    assert dict(mixed[0].env) == {"WANDB_API_KEY": "k", "A": "1", "PATH": "/opt/a/bin", "RLINF_NODE_RANK": "0"}
+    assert mixed[0].prepended == ("PATH",)
+    assert dict(mixed[3].env) == {"WANDB_API_KEY": "k", "RLINF_NODE_RANK": "3"}
+
+
+def test_what_is_to_be_forwarded_and_not_set_is_named(make_nodes: Nodes) -> None:
+    with pytest.raises(ConfigError, match="`WANDB_API_KEY`, which is not set here"):
+        make_nodes(text=MIXED, environ={})
+
+
+def test_labels_and_names_that_ray_refuses(make_nodes: Nodes) -> None:
+    text = "cluster:\n  num_nodes: 1\n  node_groups: [{label: 'a;$(b)', node_ranks: 0}]\n"
+    labels = make_nodes(text=text)[0].labels
+    assert labels["rlinf.io/rank"] == "0"
+    assert labels["rlinf.io/group"].startswith("g-")
+    assert labels["rlinf.io/group"][2:].isalnum()
+    assert make_nodes(text=text.replace("a;$(b)", "a800"))[0].labels["rlinf.io/group"] == "a800"
+
+
+def test_the_fingerprint_holds_no_value(make_nodes: Nodes, mixed: tuple[NodeTarget, ...]) -> None:
+    other = make_nodes(text=MIXED, environ={"WANDB_API_KEY": "another"})
+    prints = mixed[0].fingerprint(), other[0].fingerprint()
+    assert prints[0] != prints[1]
+    assert "/opt/a/bin" not in str(prints[0]["env_vars"])
+
+
+def test_ports_lie_in_the_range_and_apart() -> None:
+    ports = NodePorts.of(range(20000, 21000))
+    fixed = ports.fixed(head=True)
+    assert len(set(fixed.values())) == len(fixed) == 9
+    assert max(fixed.values()) < ports.first_worker <= ports.last_worker == 20999
+    assert set(fixed) - set(ports.fixed(head=False)) == {"gcs", "dashboard", "client_server"}
+
+
+def test_a_short_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds 50 ports, Ray needs 100"):
+        NodePorts.of(range(20000, 20050))
+
+
+def test_hosts_for_some_nodes_only_are_refused(make_nodes: Nodes) -> None:
+    text = "cluster:\n  num_nodes: 3\n  node_groups: [{label: a, node_ranks: 0, hosts: h}]\n"
+    with pytest.raises(ConfigError, match="nodes 1-2 have no host"):
+        make_nodes(text=text)
+
+
+def test_without_hosts_every_node_is_this_machine(make_nodes: Nodes) -> None:
+    nodes: Any = make_nodes(text="cluster: {num_nodes: 2}")
+    assert [node.host for node in nodes] == [None, None]
+    assert nodes[0].name == "node 0 (this machine)"
