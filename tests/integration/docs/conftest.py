@@ -14,15 +14,20 @@ DOCS = Path(__file__).parents[3] / "docs"
 _BLOCK = re.compile(
     r"^```((?:python|yaml) file=(?P<file>\S+)|python|output)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
+# What Ray tells, on standard output too, of a process that a page kills.
+_NOTICE = re.compile(r"^(\x1b\[\d+m)?\(raylet\).*\n", re.MULTILINE)
 
-FollowPage = Callable[..., None]
+FollowPage = Callable[..., str]
 
 
 @pytest.fixture
 def follow_page(tmp_path: Path) -> FollowPage:
-    """Saves the files of a page in `tmp_path`, runs its Python in one session, and compares what that prints."""
+    """Saves the files of a page in `tmp_path`, runs its Python in one session, and compares what that prints.
 
-    def follow(page: str, seconds: float = 150) -> None:
+    `then` is Python to run after it; what that prints is returned.
+    """
+
+    def follow(page: str, then: str = "", seconds: float = 150) -> str:
         script: list[str] = []
         expected: list[str] = []
         for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
@@ -35,11 +40,12 @@ def follow_page(tmp_path: Path) -> FollowPage:
             else:
                 script.append(block["text"])
         assert script
-        (tmp_path / "session.py").write_text("\n".join(script), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "session.py"], cwd=tmp_path, capture_output=True, text=True, timeout=seconds, check=False
-        )
+        (tmp_path / "session.py").write_text("\n".join((*script, then)), encoding="utf-8")
+        words = [sys.executable, "session.py"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=seconds, check=False)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "".join(expected)
+        printed, out = "".join(expected), _NOTICE.sub("", done.stdout)
+        assert out == printed if not then else out.startswith(printed)
+        return out.removeprefix(printed)
 
     return follow

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +10,13 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 # The single-process loop of the benchmarks, on the page's own file.
-LEARN = """
+LEARN = f"""
 import sys
 from dataclasses import replace
 
 import torch
 
+sys.path.insert(0, {str(REPOSITORY)!r})
 from benchmarks.single_process_ppo import Loop, evaluate
 from recipes.embodied.envs.registry import make_env
 from rlinf_core.job.load import load_job
@@ -27,24 +25,15 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 job = load_job("job.yaml")
 assert job.ok, job.diagnostics
-config = job.config
-loop = Loop(config.env.train, config.actor, config.algorithm)
-for _ in range(int(sys.argv[1])):
+loop = Loop(job.config.env.train, job.config.actor, job.config.algorithm)
+for _ in range(STEPS):
     loop.learn(loop.rollout())
 settings = replace(loop.env.settings, num_envs=64, seed=1, group_size=1, auto_reset=True)
-print(evaluate(make_env(config.env.train.env_type, settings), loop.policy)[0])
+print(evaluate(make_env(job.config.env.train.env_type, settings), loop.policy)[0])
 """
 
 
 @pytest.mark.parametrize(("page", "steps"), [("environments.md", 6), ("models.md", 7), ("algorithms.md", 12)])
-def test_the_example_of_a_page_runs_and_learns(
-    page: str, steps: int, follow_page: Callable[..., None], tmp_path: Path
-) -> None:
-    follow_page(page)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
-    words = [sys.executable, "-c", LEARN, str(steps)]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) > 0.7
+def test_the_example_of_a_page_runs_and_learns(page: str, steps: int, follow_page: Callable[..., str]) -> None:
+    success = float(follow_page(page, then=LEARN.replace("STEPS", str(steps))))
+    assert success > 0.7

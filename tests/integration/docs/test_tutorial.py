@@ -9,5 +9,5 @@ import pytest
 
 @pytest.mark.ray
 @pytest.mark.timeout(180)
-def test_the_tutorial_prints_what_it_says(follow_page: Callable[..., None]) -> None:
+def test_the_tutorial_prints_what_it_says(follow_page: Callable[..., str]) -> None:
     follow_page("tutorial.md")
