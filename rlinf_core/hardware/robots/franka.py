@@ -65,4 +65,4 @@ class Franka(RobotUnit):
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """See `RobotUnit`."""
-        return ((self.robot_ip, self.robot_port),)
+        return () if self.disable_validate else ((self.robot_ip, self.robot_port),)

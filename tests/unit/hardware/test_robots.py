@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots import registry
-from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
 from rlinf_core.hardware.robots.registry import hardware_model, hardware_types, register_hardware
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Float, YamlInt
@@ -53,11 +53,20 @@ def test_a_franka_keeps_serials_and_address_as_written() -> None:
     assert (arm.camera_type, arm.gripper_type, arm.disable_validate) == ("realsense", "franka", False)
 
 
+def test_an_arm_says_where_it_must_answer() -> None:
+    assert Franka.model_validate(ARM).addresses() == (("10.10.10.1", ROBOT_PORT),)
+    assert Franka.model_validate({**ARM, "robot_port": 5000}).addresses() == (("10.10.10.1", 5000),)
+    assert Franka.model_validate({**ARM, "disable_validate": True}).addresses() == ()
+    assert Gantry(node_rank=0, bus="can0").addresses() == ()
+
+
 @pytest.mark.parametrize(
     ("change", "code", "where"),
     [
         ({"robot_ip": "10.10.10"}, "bad-value", "robot_ip"),
         ({"robot_ip": "arm.local"}, "bad-value", "robot_ip"),
+        ({"robot_port": 0}, "bad-value", "robot_port"),
+        ({"robot_port": 65536}, "bad-value", "robot_port"),
         ({"camera_type": "webcam"}, "literal_error", "camera_type"),
         ({"camera_serials": "322142001230"}, "tuple_type", "camera_serials"),
         ({"node_rank": -1}, "greater_than_equal", "node_rank"),

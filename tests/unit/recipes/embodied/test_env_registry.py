@@ -50,12 +50,16 @@ def test_unknown_names_are_refused() -> None:
         make_env("franka-kin", SETTINGS)
 
 
-def test_environments_need_neither_torch_nor_ray() -> None:
+@pytest.mark.parametrize("kind", ["franka_kin", "franka_mujoco", "franka_robot"])
+def test_environments_need_neither_torch_nor_ray(kind: str) -> None:
     """An interpreter of env workers may have a simulator and no torch."""
     code = (
-        "import sys; from recipes.embodied.envs.registry import make_env\n"
+        "import sys; from recipes.embodied.envs.registry import _ENVS, check_package, make_env\n"
         "from recipes.embodied.envs.base import EnvSettings\n"
-        "make_env('franka_kin', EnvSettings(num_envs=2)).reset()\n"
+        f"kind = {kind!r}\n"
+        "try: check_package(kind)\n"
+        "except Exception: sys.exit(0)\n"
+        "_ENVS.get(kind) if kind == 'franka_robot' else make_env(kind, EnvSettings(num_envs=2)).reset()\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'ray', 'gymnasium')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -216,3 +216,12 @@ def test_it_is_fast_enough() -> None:
         env.step(actions)
     assert 20 * 64 / (time.process_time() - begun) > 3_000
     assert distance(env._hand, hand_pose(env._joints)[0]).max() == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_pushing_is_learned(seed: int) -> None:
+    from benchmarks.single_process_ppo import arguments, run
+
+    words = ["--env-type", "franka_mujoco", "--task", "push", "--steps", "250", "--every", "10", "--stop"]
+    assert run(arguments(words), seed).reached is not None
