@@ -9,5 +9,6 @@ recipe = Recipe(
     summary="PPO or GRPO on simulated or real robots: actor, rollout and env workers",
     config="recipes.embodied.config:EmbodiedConfig",
     default_config="laptop",
+    program="recipes.embodied.program:program",
     check="recipes.embodied.config:check",
 )

@@ -13,7 +13,7 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
-from rlinf_core.failures import WorkerGroupError
+from rlinf_core.failures import WorkerGroupError, is_consequence
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
 from rlinf_core.waiting import Deadline, OperationBoard, OperationKind, spell_seconds, task_strand
@@ -256,6 +256,11 @@ class WorkerGroupHandle(Generic[T]):
             help="give `wait` a longer timeout; `rlinf inspect workers` shows what each worker does",
         )
 
+    @property
+    def references(self) -> tuple[Any, ...]:
+        """What Ray knows the calls by, in the order of the ranks that were called."""
+        return tuple(self._references)
+
     def drop(self) -> None:
         """Nobody will wait for it: what it failed with by now is taken, so that Ray does not tell of it."""
         if not self._settled:
@@ -269,3 +274,37 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
 
 async def _future(reference: Any) -> Any:
     return await reference
+
+
+def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
+    """The results of several calls that depend on each other, in the order given.
+
+    Waiting for one after the other would hang when a later one fails and an earlier one waits for it.
+
+    Raises:
+        WorkerGroupError: a call failed; the one that failed by itself, where others failed in consequence.
+    """
+    ray = ray_api()
+
+    references = [reference for handle in handles for reference in handle.references]
+    deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
+    pending = references
+    while pending and not deadline.expired:
+        check_call()
+        # All of them at once, so that nobody is woken for each; a failure is seen after a slice at the latest.
+        seconds = deadline.sooner(_SLICE_SECONDS).remaining()
+        _, pending = ray.wait(references, num_returns=len(references), timeout=seconds, fetch_local=False)
+        if pending and any(handle.failed for handle in handles):
+            break
+    results: list[list[Any]] = []
+    errors: list[WorkerGroupError] = []
+    for handle in handles:
+        if pending and not handle.failed and not deadline.expired:
+            continue  # another one has failed
+        try:
+            results.append(handle.wait(0 if pending else None))
+        except WorkerGroupError as error:
+            errors.append(error)
+    if errors:
+        raise min(errors, key=lambda error: is_consequence(error.group, error.ranks[0], error.exceptions[0]))
+    return results

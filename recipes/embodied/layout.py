@@ -1,0 +1,31 @@
+"""How environments and chunks of actions are dealt to the workers of a job."""
+
+from __future__ import annotations
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.routing import Routes
+from rlinf_core.config.fragments.env import EnvironmentConfig
+from rlinf_core.runners.embodied_runner import Layout
+
+
+def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
+    """The ways that the environments of `env.train` or `env.eval` go; nobody learns from evaluations."""
+    environments = config.env.train if training else config.env.eval
+    return Routes(
+        environments.total_num_envs,
+        layout.envs,
+        config.rollout.pipeline_stage_num,
+        layout.rollouts,
+        layout.actors if training else 1,
+    )
+
+
+def chunks_of(config: EmbodiedConfig, environments: EnvironmentConfig, *, training: bool) -> int:
+    """How many chunks of actions every environment is given in one pass.
+
+    An evaluation counts whole episodes, so that it lasts at least as long as the longest may.
+    """
+    chunk, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
+    if not training:
+        steps = max(steps, environments.max_episode_steps)
+    return -(-steps // chunk)

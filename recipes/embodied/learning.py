@@ -1,0 +1,153 @@
+"""From trajectories to samples: advantages and returns, and what of a sample counts.
+
+Pure functions of tensors; no worker is needed to test them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.models.base import Inputs
+from recipes.embodied.trajectory import Trajectories
+from rlinf_core.algorithms.advantages import AdvantageSettings, groups_that_vary
+from rlinf_core.algorithms.advantages import Trajectories as Episodes
+from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from rlinf_core.algorithms.registry import get_advantage
+from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
+
+ReduceSum = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a training step learns from; the first dimension of every tensor is n samples, a chunk of actions each.
+
+    Attributes:
+        inputs: of the policy.
+        tensors: `actions`, `old_logprobs` at the level of `algorithm.logprob_type`, `advantages`; `old_values` and
+            `returns` with a value head; `mask` and `value_mask` where not everything counts.
+    """
+
+    inputs: Inputs
+    tensors: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.tensors["actions"])
+
+    def to(self, device: torch.device) -> Samples:
+        """The samples where they are learned from."""
+        if device.type == "cpu":
+            return self
+        return Samples(
+            {name: each.to(device) for name, each in self.inputs.items()},
+            {name: each.to(device) for name, each in self.tensors.items()},
+        )
+
+    def batches(self, size: int) -> Iterator[Samples]:
+        """All samples in random batches of `size`, drawn from torch's own generator."""
+        for rows in torch.randperm(len(self)).split(size):
+            yield Samples(
+                {name: each[rows] for name, each in self.inputs.items()},
+                {name: each[rows] for name, each in self.tensors.items()},
+            )
+
+    def parts(self, size: int) -> Iterator[Samples]:
+        """The samples in order, in parts of `size`."""
+        if size >= len(self):
+            yield self
+            return
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield Samples(
+                {name: each[rows] for name, each in self.inputs.items()},
+                {name: each[rows] for name, each in self.tensors.items()},
+            )
+
+
+def samples_of(
+    trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
+) -> tuple[Samples, dict[str, float]]:
+    """Samples with advantages, and figures of them by their full names.
+
+    Args:
+        trajectories: T chunks of B environments, members of a group next to each other.
+        algorithm: the section `algorithm`.
+        group_size: environments that share a start.
+        reduce_sum: adds a tensor up over actors; None: there is one.
+
+    Raises:
+        ValueError: the advantage needs values, and there are none.
+    """
+    steps = trajectories.steps
+    chunk = steps["rewards"].shape[2]
+    by_chunk = algorithm.reward_type == "chunk_level" or steps.get("values", steps["rewards"]).shape[2] != chunk
+    episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
+    settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
+    settings = replace(settings, group_size=group_size)
+    mask = episodes.mask
+    if algorithm.filter_rewards and mask is not None:
+        scores = torch.where(mask, episodes.rewards, 0).sum(dim=0)
+        mask = mask & groups_that_vary(scores, group_size)
+    found = get_advantage(algorithm.adv_type)(episodes, settings)
+
+    def samples(level: Tensor) -> Tensor:
+        """[steps, B] as [n] or [n, C]."""
+        return level.flatten() if by_chunk else fold_chunks(level, chunk).flatten(0, 1)
+
+    tensors = {
+        "actions": steps["actions"].flatten(0, 1),
+        "old_logprobs": sum_to_level(steps["logprobs"].flatten(0, 1), algorithm.logprob_type),
+        "advantages": samples(found.advantages),
+    }
+    counted = steps["valid"].flatten(0, 1)
+    if algorithm.filter_rewards and mask is not None:
+        counted = counted & (samples(mask) if not by_chunk else samples(mask)[:, None])
+    if algorithm.logprob_type == "chunk_level":
+        counted = counted.any(dim=1)
+        if tensors["advantages"].dim() > 1:
+            # A chunk is one action to a ratio of its own; what its actions gained adds up.
+            tensors["advantages"] = tensors["advantages"].sum(dim=1)
+    metrics = {
+        "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
+        "rollout/advantages_mean": found.advantages.mean().item(),
+    }
+    if values is not None and found.returns is not None:
+        tensors["old_values"] = samples(values[:-1]).reshape(len(tensors["actions"]), -1)
+        tensors["returns"] = samples(found.returns).reshape(len(tensors["actions"]), -1)
+        metrics["train/critic/explained_variance"] = explained_variance(values[:-1], found.returns, mask).item()
+    if not bool(counted.all()):
+        # The loss is simpler, and so faster, where everything counts.
+        tensors["mask"] = counted
+        if "returns" in tensors:
+            tensors["value_mask"] = counted if counted.shape == tensors["returns"].shape else _any(counted)
+    inputs = {name: each.flatten(0, 1) for name, each in trajectories.inputs.items()}
+    return Samples(inputs, tensors), metrics
+
+
+def _any(counted: Tensor) -> Tensor:
+    return counted.reshape(len(counted), -1).any(dim=1)
+
+
+def _episodes(
+    trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
+) -> tuple[Episodes, Tensor | None]:
+    """Rewards, ends and values at the level that advantages are taken at."""
+    steps = trajectories.steps
+    rewards, ends = steps["rewards"], (steps["terminations"], steps["truncations"])
+    level = "chunk_level" if by_chunk else "action_level"
+    mask = steps["valid"].any(dim=2) if by_chunk else unfold_chunks(steps["valid"])
+    values = None
+    if trajectories.last is not None:
+        last = trajectories.last[:, :1]
+        finals = steps["finals"][..., :1].expand_as(rewards)
+        rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma, algorithm.bootstrap_type)
+        # The value of a chunk is that of its first action, before any of them was carried out.
+        flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
+        values = torch.cat((flat, last.T))
+    rewards, dones = rewards_to_level(rewards, ends[0] | ends[1], level)
+    return Episodes(rewards=rewards, dones=dones, values=values, mask=mask), values

@@ -1,0 +1,56 @@
+"""What `rlinf train recipe=embodied` runs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from recipes.embodied.actor_worker import EmbodiedFSDPActor
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_worker import EnvWorker
+from recipes.embodied.rollout_worker import MultiStepRolloutWorker
+from rlinf_core import Cluster, HybridComponentPlacement
+from rlinf_core.job.load import Job
+from rlinf_core.runners.embodied_runner import EmbodiedRunner
+from rlinf_core.runners.events import Listener
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import with_recovery
+from rlinf_core.runners.run_folder import RunFolder
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Trains a policy as `job` says, to the end, and keeps what happens in `folder`.
+
+    Raises:
+        WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
+        ClusterError: the machines cannot be had.
+        CheckpointError: the checkpoint does not fit, or cannot be written.
+    """
+    config = cast("EmbodiedConfig", job.config)
+    with RunRecord.open(job, folder, listener, config.runner, facts(config)) as record:
+        with_recovery(lambda: train(config, record), record, config.runner.max_restarts)
+        record.finished()
+
+
+def train(config: EmbodiedConfig, record: RunRecord) -> None:
+    """Launches the workers, and trains from where `record` stands to the end."""
+    with Cluster(cluster_cfg=config.cluster) as cluster:
+        placement = HybridComponentPlacement(config, cluster)
+        actor = EmbodiedFSDPActor.create_group(config).launch(
+            cluster, placement.get_strategy("actor"), name=config.actor.group_name
+        )
+        rollout = MultiStepRolloutWorker.create_group(config).launch(
+            cluster, placement.get_strategy("rollout"), name=config.rollout.group_name
+        )
+        env = EnvWorker.create_group(config).launch(cluster, placement.get_strategy("env"), name=config.env.group_name)
+        runner = EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
+        runner.init_workers()
+        runner.run()
+
+
+def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
+    """What a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model.model_dump()
+    shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
+    found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
+    train = config.env.train
+    return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}

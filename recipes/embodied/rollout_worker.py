@@ -1,0 +1,141 @@
+"""The workers that run the policy in the environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.layout import chunks_of, routes_of
+from recipes.embodied.models.base import BasePolicy
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.routing import Routes, Share
+from recipes.embodied.seeding import Purpose, seed_of
+from recipes.embodied.trajectory import Recorder, Trajectories, stacked
+from recipes.embodied.weights import FlatWeights
+from rlinf_core import Worker
+from rlinf_core.config.fragments.env import EnvironmentConfig
+from rlinf_core.runners.embodied_runner import Layout
+
+
+class MultiStepRolloutWorker(Worker):
+    """Answers observations with actions, and hands what happened to the actors.
+
+    Observations of a stage come from one env worker or several, in one message from each; they are one batch for the
+    policy. The steps of a pass stay here until it is over and then go, whole, through the channel to the actors.
+    """
+
+    def __init__(self, config: EmbodiedConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._policy: BasePolicy | None = None
+        self._version = -1
+
+    def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
+        """Makes the policy, whose weights come with the first `sync_model_from_actor`."""
+        torch.set_num_threads(1)
+        self._layout = layout
+        self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
+        policy = make_model(self._config.actor.model, spec).to(self.torch_device)
+        policy.eval()
+        self._policy = policy
+        self._weights = FlatWeights.adopt(policy)
+        self._channel = self.connect_channel(layout.trajectories)
+
+    def sync_model_from_actor(self) -> int:
+        """Takes the weights that the actor sends, in place.
+
+        Returns:
+            Their version.
+        """
+        source = self._rank % self._layout.actors
+        self._version = int(self.recv(self._actor, source))
+        for buffer in self._weights.buffers:
+            self.recv_tensor(buffer, self._actor, source)
+        return self._version
+
+    def generate(self, step: int) -> None:
+        """Acts for one rollout, `EnvWorker.interact`, and puts its trajectories into the channel.
+
+        Args:
+            step: the training step; what is drawn depends on it.
+        """
+        train = self._config.env.train
+        routes = routes_of(self._layout, self._config, training=True)
+        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
+        for number in range(train.rollout_epoch):
+            for stage, trajectories in self._pass(routes, train, training=True).items():
+                for piece in routes.pieces(self._rank, stage):
+                    first = number * routes.total + piece.first
+                    part = trajectories.rows(piece.start, piece.stop, first)
+                    self._channel.put(part, weight=part.batch, key=str(piece.actor))
+
+    def evaluate(self) -> None:
+        """Acts greedily for `EnvWorker.evaluate`."""
+        held = self._config.env.eval
+        routes = routes_of(self._layout, self._config, training=False)
+        torch.manual_seed(seed_of(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
+        for _ in range(held.rollout_epoch):
+            self._pass(routes, held, training=False)
+
+    def _pass(self, routes: Routes, environments: EnvironmentConfig, *, training: bool) -> dict[int, Trajectories]:
+        """One pass of all stages; their trajectories by stage, when they are to be learned from."""
+        policy, chunks = self.policy, chunks_of(self._config, environments, training=training)
+        shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
+        shares = {stage: found for stage, found in shares.items() if found}
+        recorders = {stage: Recorder(chunks, self._version) for stage in shares}
+        finished: dict[int, Trajectories] = {}
+        # One more than there are chunks: the last answer of the environments needs no action any more.
+        for chunk in range(chunks + 1):
+            for stage, peers in shares.items():
+                with self.worker_timer("rollout/wait"):
+                    message = self._receive(peers)
+                with self.worker_timer("rollout/policy"):
+                    inputs = policy.prepare(message["observations"])
+                    decision = policy.act(inputs, greedy=not training) if chunk < chunks else None
+                if decision is not None:
+                    self._answer(peers, policy.to_env(decision.actions))
+                if not training:
+                    continue
+                # What follows is written down while the environments step.
+                recorder = recorders[stage]
+                if chunk:
+                    recorder.happened(chunk - 1, message, self._finals(message))
+                if decision is not None:
+                    recorder.decided(chunk, inputs, decision)
+                else:
+                    finished[stage] = recorder.ended(policy.values(inputs) if self._judges else None)
+        return finished
+
+    def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
+        """What the environments of a stage say, as one batch."""
+        parts: list[dict[str, Any]] = [self.recv(self._env, share.peer) for share in peers]
+        if any("final_observations" in part for part in parts):
+            # Where no episode ended the present observations stand for the final ones, as within a batch.
+            parts = [{"final_observations": part["observations"], **part} for part in parts]
+        return stacked(parts)
+
+    def _answer(self, peers: tuple[Share, ...], actions: NDArray[Any]) -> None:
+        for share in peers:
+            self.send(actions[share.start : share.stop], self._env, share.peer)
+
+    def _finals(self, message: dict[str, Any]) -> Tensor | None:
+        if "final_observations" not in message or not self._judges:
+            return None
+        return self.policy.values(self.policy.prepare(message["final_observations"]))
+
+    @property
+    def policy(self) -> BasePolicy:
+        """The policy that acts."""
+        if self._policy is None:
+            raise RuntimeError("used before init_worker()")
+        return self._policy
+
+    @property
+    def _judges(self) -> bool:
+        """Whether values are estimated too."""
+        return self._config.actor.model.add_value_head

@@ -1,0 +1,145 @@
+"""Which environment is stepped where, acted for where, and learned from where: a pure function of the sizes of a job.
+
+An environment has a number among all of its kind. Numbers go to env workers in order, and within a worker to its
+pipeline stages. Every rollout worker acts for a share of every stage, so that all of them have work whichever stage it
+is the turn of; every actor learns from equally many environments with neighbouring numbers. Nothing is dealt by who
+comes first, so that a run can be repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """The environments `start` to `stop` (exclusive), which go the same way."""
+
+    env: int
+    stage: int
+    rollout: int
+    actor: int
+    start: int
+    stop: int
+
+
+class Share(NamedTuple):
+    """Rows `start` to `stop` of a batch, which come from the worker of rank `peer` or go there."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+class Piece(NamedTuple):
+    """Rows `start` to `stop` of a rollout's batch, for the actor of rank `actor`.
+
+    `first` is the number of the first of these environments among all.
+    """
+
+    actor: int
+    start: int
+    stop: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The ways between the workers of a job.
+
+    Args:
+        total: environments, a multiple of `envs` x `stages` and of `actors`.
+        envs: env workers.
+        stages: pipeline stages of each.
+        rollouts: rollout workers.
+        actors: actors.
+
+    Raises:
+        ValueError: the environments cannot be dealt evenly.
+    """
+
+    total: int
+    envs: int
+    stages: int = 1
+    rollouts: int = 1
+    actors: int = 1
+
+    def __post_init__(self) -> None:
+        for count, of in ((self.envs * self.stages, "env workers x stages"), (self.actors, "actors")):
+            if self.total % count:
+                raise ValueError(f"{self.total} environments cannot be dealt evenly to {count} {of}")
+
+    @property
+    def batch(self) -> int:
+        """Environments of one stage of one env worker."""
+        return self.total // (self.envs * self.stages)
+
+    def first_env(self, env: int, stage: int) -> int:
+        """The number of the first environment of a stage of an env worker."""
+        return (env * self.stages + stage) * self.batch
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """All of them, by number; every environment is in exactly one."""
+        found: list[Segment] = []
+        for stage in range(self.stages):
+            for rollout, position, stop in self._shares(stage):
+                while position < stop:
+                    env, row = divmod(position, self.batch)
+                    start = self.first_env(env, stage) + row
+                    actor = start * self.actors // self.total
+                    here = min(stop - position, self.batch - row, (actor + 1) * self.total // self.actors - start)
+                    found.append(Segment(env, stage, rollout, actor, start, start + here))
+                    position += here
+        return tuple(sorted(found, key=lambda each: each.start))
+
+    def _shares(self, stage: int) -> list[tuple[int, int, int]]:
+        """The rollouts and the parts of a stage, counted over all env workers, that are theirs."""
+        size = self.envs * self.batch
+        # Which rollouts have one more turns with the stages, so that none has more of everything.
+        order = [(rank + stage) % self.rollouts for rank in range(self.rollouts)] if size % self.rollouts else None
+        bounds = [rank * size // self.rollouts for rank in range(self.rollouts + 1)]
+        return [(order[i] if order else i, bounds[i], bounds[i + 1]) for i in range(self.rollouts)]
+
+    def of_env(self, env: int, stage: int) -> tuple[Share, ...]:
+        """The rollouts that act for a stage of an env worker; rows are of the stage's batch."""
+        first = self.first_env(env, stage)
+        mine = [each for each in self.segments if (each.env, each.stage) == (env, stage)]
+        return _joined([Share(each.rollout, each.start - first, each.stop - first) for each in mine])
+
+    def of_rollout(self, rollout: int, stage: int) -> tuple[Share, ...]:
+        """The env workers that a rollout acts for in a stage; rows are of the batch that it makes of them."""
+        shares: list[Share] = []
+        row = 0
+        for each in self._of(rollout, stage):
+            shares.append(Share(each.env, row, row + each.stop - each.start))
+            row = shares[-1].stop
+        return _joined(shares)
+
+    def pieces(self, rollout: int, stage: int) -> tuple[Piece, ...]:
+        """Where the trajectories of a rollout's batch go."""
+        pieces: list[Piece] = []
+        row = 0
+        for each in self._of(rollout, stage):
+            pieces.append(Piece(each.actor, row, row + each.stop - each.start, each.start))
+            row = pieces[-1].stop
+        return tuple(pieces)
+
+    def _of(self, rollout: int, stage: int) -> list[Segment]:
+        return [each for each in self.segments if (each.rollout, each.stage) == (rollout, stage)]
+
+    def of_actor(self, actor: int) -> tuple[Segment, ...]:
+        """What an actor learns from, by number."""
+        return tuple(each for each in self.segments if each.actor == actor)
+
+
+def _joined(shares: list[Share]) -> tuple[Share, ...]:
+    """Neighbouring rows of the same peer as one share."""
+    joined: list[Share] = []
+    for share in shares:
+        if joined and joined[-1].peer == share.peer and joined[-1].stop == share.start:
+            joined[-1] = joined[-1]._replace(stop=share.stop)
+        else:
+            joined.append(share)
+    return tuple(joined)

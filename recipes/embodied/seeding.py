@@ -1,0 +1,25 @@
+"""Random numbers that depend on where in a run they are drawn, and on nothing that was drawn before.
+
+A worker seeds torch anew in every step. A run that goes on from a checkpoint so draws what it would have drawn, and no
+state of a generator has to be kept.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from hashlib import blake2b
+
+
+class Purpose(IntEnum):
+    """What the numbers are for, so that no two uses share them."""
+
+    WEIGHTS = 0
+    ACTIONS = 1
+    BATCHES = 2
+    EVALUATION = 3
+
+
+def seed_of(seed: int, purpose: Purpose, step: int = 0, rank: int = 0) -> int:
+    """A seed for `torch.manual_seed`, from 0 to below 2^63, mixed well from all of these."""
+    text = f"{seed} {int(purpose)} {step} {rank}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

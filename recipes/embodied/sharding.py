@@ -1,0 +1,138 @@
+"""How the weights that learn are held: whole in one process, copied to several, or in shards (FSDP2)."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from rlinf_core import env_vars
+from rlinf_core.config.fragments.actor import FsdpConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Holding(ABC):
+    """The weights of one rank, and what the ranks do together.
+
+    Attributes:
+        module: what is called in training.
+        world_size: how many ranks learn together.
+    """
+
+    def __init__(self, module: nn.Module, world_size: int) -> None:
+        self.module = module
+        self.world_size = world_size
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks."""
+        return value
+
+    def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
+        """Makes of the gradients of this rank the mean of all ranks', after the last backward pass of a batch."""
+
+    def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
+        """Says whether the next backward pass is the last one before `finish_gradients`."""
+
+    def clip_gradients(self, largest: float) -> Tensor:
+        """Scales gradients to a norm of at most `largest` (0: any); returns the norm that they had, a scalar."""
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), largest or float("inf"))
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    @abstractmethod
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A weight in one piece. All ranks ask for the same ones in the same order."""
+
+
+class Alone(Holding):
+    """One rank."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """See `Holding`."""
+        return tensor.detach()
+
+
+class Replicated(Alone):
+    """Every rank holds everything, and gradients are averaged: `sharding_strategy: no_shard`."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        """See `Holding`."""
+        return _all_reduced(value)
+
+    def finish_gradients(self) -> None:
+        """See `Holding`; one message for all of them."""
+        gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
+        flat = torch.cat([each.flatten() for each in gradients])
+        dist.all_reduce(flat)
+        flat /= self.world_size
+        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+class Sharded(Holding):
+    """Every rank holds a shard of each weight, its gradient and its optimizer state (FSDP2)."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        """See `Holding`."""
+        return _all_reduced(value)
+
+    def accumulate(self, *, last: bool) -> None:
+        """See `Holding`: gradients are summed over ranks once for a batch."""
+        self.module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue] - an FSDPModule
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """See `Holding`."""
+        tensor = tensor.detach()
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device: torch.device) -> Holding:
+    """Spreads a module, which is the same on every rank, as `actor.fsdp_config` says."""
+    if world_size == 1:
+        return Alone(module, 1)
+    _join(rank, world_size, device)
+    if fsdp.sharding_strategy == "no_shard":
+        return Replicated(module, world_size)
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    types = fsdp.mixed_precision
+    # Forward inputs stay as they are: actions in half the bits would be other actions.
+    precision = MixedPrecisionPolicy(
+        param_dtype=DTYPES[types.param_dtype] if types.param_dtype else None,
+        reduce_dtype=DTYPES[types.reduce_dtype] if types.reduce_dtype else None,
+        cast_forward_inputs=False,
+    )
+    reshard = fsdp.sharding_strategy == "full_shard"
+    fully_shard(
+        module,
+        mesh=init_device_mesh(device.type, (world_size,)),
+        reshard_after_forward=reshard,
+        mp_policy=precision,
+        offload_policy=CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy(),
+    )
+    return Sharded(module, world_size)
+
+
+def _join(rank: int, world_size: int, device: torch.device) -> None:
+    """Meets the other ranks, at the place that the group has told every one of them."""
+    if dist.is_initialized():
+        return
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=env_vars.TIMEOUT.get()),
+    )
+
+
+def _all_reduced(value: Tensor) -> Tensor:
+    summed = value.clone()
+    dist.all_reduce(summed)
+    return summed

@@ -1,0 +1,141 @@
+"""What a rollout hands to an actor: the steps of some environments, and how pieces of them become one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.embodied.models.base import Decision, Inputs
+
+# What a step of the environments tells, by its name in `StepResult`; each [B, C].
+OUTCOME = ("rewards", "terminations", "truncations", "valid")
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """T chunks of B environments with neighbouring numbers.
+
+    Attributes:
+        first: the number of the first environment among those of all passes of the step.
+        version: of the weights that acted; the oldest where they changed in between.
+        inputs: of the policy, each [T, B, ...].
+        steps: `actions` and `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`, `valid` bool
+            [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an episode ended,
+            [T, B, V].
+        last: float32 [B, V], value of the observation after the last step; None without a value head.
+    """
+
+    first: int
+    version: int
+    inputs: Inputs
+    steps: dict[str, Tensor]
+    last: Tensor | None
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return self.steps["rewards"].shape[1]
+
+    def rows(self, start: int, stop: int, first: int) -> Trajectories:
+        """Some of the environments, the first of which has the number `first`."""
+        if (start, stop) == (0, self.batch):
+            return Trajectories(first, self.version, self.inputs, self.steps, self.last)
+        return Trajectories(
+            first,
+            self.version,
+            {name: each[:, start:stop].contiguous() for name, each in self.inputs.items()},
+            {name: each[:, start:stop].contiguous() for name, each in self.steps.items()},
+            None if self.last is None else self.last[start:stop].contiguous(),
+        )
+
+
+def joined(pieces: Sequence[Trajectories]) -> Trajectories:
+    """Pieces as one batch, ordered by the numbers of their environments, whichever came first."""
+    ordered = sorted(pieces, key=lambda piece: piece.first)
+    if len(ordered) == 1:
+        return ordered[0]
+    lasts = [piece.last for piece in ordered if piece.last is not None]
+    return Trajectories(
+        ordered[0].first,
+        min(piece.version for piece in ordered),
+        {name: torch.cat([piece.inputs[name] for piece in ordered], dim=1) for name in ordered[0].inputs},
+        {name: torch.cat([piece.steps[name] for piece in ordered], dim=1) for name in ordered[0].steps},
+        torch.cat(lasts) if lasts else None,
+    )
+
+
+class Recorder:
+    """Writes down the steps of one batch of environments as they go by.
+
+    What it is given is copied: arrays that came through shared memory are given back at once.
+
+    Args:
+        steps: T.
+        version: of the weights that act.
+    """
+
+    def __init__(self, steps: int, version: int) -> None:
+        self._length = steps
+        self._version = version
+        self._inputs: Inputs = {}
+        self._steps: dict[str, Tensor] = {}
+        self._last: Tensor | None = None
+
+    def decided(self, step: int, inputs: Inputs, decision: Decision) -> None:
+        """What the policy saw in a step, and did."""
+        for name, tensor in inputs.items():
+            self._write(self._inputs, name, step, tensor)
+        self._write(self._steps, "actions", step, decision.actions)
+        self._write(self._steps, "logprobs", step, decision.logprobs)
+        if decision.values is not None:
+            self._write(self._steps, "values", step, decision.values)
+
+    def happened(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
+        """What came of it; `finals` are the values of observations in which episodes ended, None when none did."""
+        for name in OUTCOME:
+            self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
+        if finals is not None:
+            self._write(self._steps, "finals", step, finals)
+
+    def ended(self, last: Tensor | None) -> Trajectories:
+        """Everything, once the last step is there; `last` as in `Trajectories`."""
+        if last is not None and "finals" not in self._steps:
+            self._steps["finals"] = torch.zeros_like(self._steps["values"])
+        return Trajectories(0, self._version, self._inputs, self._steps, last)
+
+    def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = torch.zeros((self._length, *value.shape), dtype=value.dtype, device="cpu")
+        column[step].copy_(value)
+
+
+def stacked(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Messages of several workers as one: arrays and observations one behind the other along environments."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: _stack([part.get(name) for part in parts]) for name in names}
+
+
+def _stack(values: list[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return stacked(values)
+    return np.concatenate(values)
+
+
+def sliced(message: dict[str, Any], start: int, stop: int, total: int) -> dict[str, Any]:
+    """Rows `start` to `stop` of a message of `total` environments."""
+    if (start, stop) == (0, total):
+        return message
+    return {
+        name: sliced(value, start, stop, total) if isinstance(value, dict) else value[start:stop]
+        for name, value in message.items()
+    }

@@ -1,0 +1,203 @@
+"""The training loop of policies that act in environments."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.runners import events
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
+from rlinf_core.worker.worker_group import WorkerGroup
+
+NEVER: Final = -1
+# A group and a channel of this process is told from those of an attempt before it.
+_numbers = itertools.count()
+
+
+class Layout(NamedTuple):
+    """What every worker is told of the others when a run begins.
+
+    Attributes:
+        actors: processes of the actor.
+        rollouts: processes of the rollout.
+        envs: processes of the env.
+        trajectories: name of the channel from rollout to actor; its keys are the actors' ranks.
+    """
+
+    actors: int
+    rollouts: int
+    envs: int
+    trajectories: str
+
+
+class HasRunner(Protocol):
+    """A job's configuration, as far as the runner is concerned."""
+
+    @property
+    def runner(self) -> RunnerConfig: ...
+
+
+class EmbodiedRunner:
+    """Runs actor, rollout and env workers in turns until the run is over.
+
+    The groups have the methods of `EmbodiedFSDPActor`, `MultiStepRolloutWorker` and `EnvWorker` in recipes/embodied.
+    Env and rollout workers send to each other; a rollout worker puts what it has seen into a channel for the actors.
+
+    Args:
+        cfg: the configuration of the job.
+        actor: the workers that learn.
+        rollout: the workers that run the policy.
+        env: the workers that step environments.
+        record: keeps what happens; training begins after its step.
+    """
+
+    def __init__(
+        self,
+        cfg: HasRunner,
+        actor: WorkerGroup[Any],
+        rollout: WorkerGroup[Any],
+        env: WorkerGroup[Any],
+        record: RunRecord,
+    ) -> None:
+        self.config = cfg.runner
+        self.actor = actor
+        self.rollout = rollout
+        self.env = env
+        self.record = record
+        self._times: dict[str, float] = {}
+        self._version = 0
+        self._synced: int | None = None
+
+    @property
+    def world_sizes(self) -> dict[str, int]:
+        """Processes of each component."""
+        return {
+            "actor": self.actor.world_size,
+            "rollout": self.rollout.world_size,
+            "env": self.env.world_size,
+        }
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends; None: it has no end."""
+        limits = [each for each in (self.config.max_epochs, self.config.max_steps) if each != NEVER]
+        return min(limits, default=None)
+
+    def init_workers(self) -> None:
+        """Makes environments and models, and loads the checkpoint that the run continues from."""
+        name = f"{self.actor.worker_group_name}-trajectories-{next(_numbers)}"
+        self._channel = Channel.create(name)
+        sizes = self.world_sizes
+        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], name)
+        spec = self.env.init_worker(layout).wait()[0]
+        wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+        source = self.record.source
+        if source is not None:
+            self._version = self.actor.load_checkpoint(str(source.path)).wait()[0]
+
+    def run(self) -> None:
+        """Trains to the end, or evaluates once with `only_eval`."""
+        record = self.record
+        if self.config.only_eval:
+            record.started(record.step, self.world_sizes)
+            self.evaluate(record.step)
+            return
+        last = self.last_step
+        record.started(last, self.world_sizes)
+        for step in itertools.count(record.step + 1):
+            if last is not None and step > last:
+                return
+            self.train(step)
+            if self._is_due(self.config.val_check_interval, step):
+                self.evaluate(step)
+            if self._is_due(self.config.save_interval, step):
+                self.save_checkpoint(step)
+
+    def _is_due(self, interval: int, step: int) -> bool:
+        return interval != NEVER and (step % interval == 0 or step == self.last_step)
+
+    def train(self, step: int) -> None:
+        """One training step."""
+        self._times = {}
+        began = time.perf_counter()
+        if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
+            self.update_rollout_weights(step)
+        metrics = self.generate_rollouts(step)
+        with self._phase(step, events.ADVANTAGES):
+            metrics |= _means(self.actor.compute_advantages_and_returns(step).wait())
+        with self._phase(step, events.ACTOR_TRAINING):
+            metrics |= _means(self.actor.run_training(step).wait())
+        self._version += 1
+        self._times["time/step"] = time.perf_counter() - began
+        self.record.step_finished(step, {**metrics, **self._times})
+
+    def update_rollout_weights(self, step: int) -> None:
+        """Gives the rollout workers the weights of the actor, unless they have them."""
+        if self._synced == self._version:
+            return
+        with self._phase(step, events.SYNC_WEIGHTS):
+            wait_together(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
+        self._synced = self._version
+
+    def generate_rollouts(self, step: int) -> dict[str, float]:
+        """The policy acts in the environments while the actors receive what happens."""
+        with self._phase(step, events.GENERATE_ROLLOUTS):
+            env, rollout = self.env.interact(step), self.rollout.generate(step)
+            episodes, *_ = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
+        self._spent(env, rollout)
+        return _episode_means("env", episodes)
+
+    def evaluate(self, step: int) -> None:
+        """The policy acts greedily in environments that it is not trained in."""
+        self.update_rollout_weights(step)
+        self.record.tell(events.PhaseStarted(step, events.EVALUATE))
+        began = time.perf_counter()
+        episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
+        metrics = _episode_means("eval", episodes)
+        self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
+
+    def save_checkpoint(self, step: int) -> None:
+        """Keeps everything that training after `step` depends on."""
+        began = time.perf_counter()
+        self.record.save(
+            step,
+            lambda path: self.actor.save_checkpoint(str(path)).wait(),
+            weight_version=self._version,
+            world_sizes=self.world_sizes,
+        )
+        self._times["time/save_checkpoint"] = time.perf_counter() - began
+
+    @contextmanager
+    def _phase(self, step: int, name: str) -> Generator[None, None, None]:
+        self.record.tell(events.PhaseStarted(step, name))
+        began = time.perf_counter()
+        yield
+        self._times[f"time/{name}"] = time.perf_counter() - began
+
+    def _spent(self, *handles: WorkerGroupHandle[Any]) -> None:
+        """Where the time of workers went, the longest of the ranks."""
+        for handle in handles:
+            for tag, seconds in handle.consume_durations().items():
+                self._times[f"time/{tag}"] = seconds
+
+
+def _means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Figures of equally many samples each, as their mean."""
+    figures = list(by_rank)
+    return {name: sum(each[name] for each in figures) / len(figures) for name in figures[0]}
+
+
+def _episode_means(namespace: str, by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Sums and counts of episodes, as the mean over all episodes."""
+    totals: dict[str, tuple[float, int]] = {}
+    for sums in by_rank:
+        for name, (total, count) in sums.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = (before[0] + total, before[1] + count)
+    return {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}

@@ -1,0 +1,158 @@
+"""What a runner keeps of its run while it goes on, in one hand: metrics, checkpoints, state, and who is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from rlinf_core.config.secrets import mask
+from rlinf_core.config.tree import to_data
+from rlinf_core.runners import events
+from rlinf_core.runners.backends import BackendSettings, open_backends
+from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
+from rlinf_core.runners.events import Listener
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlinf_core.config.fragments.runner import RunnerConfig
+    from rlinf_core.job.load import Job
+
+
+class RunRecord:
+    """The record of one run, over all its attempts.
+
+    Args:
+        folder: where it is kept.
+        metrics: its `metrics.jsonl`, and the services that go with it.
+        listener: is told what happens.
+        config_hash: of the resolved configuration.
+        facts: what a run must agree in to continue from a checkpoint of this one (`Manifest.facts`).
+
+    Attributes:
+        step: the last step that is done.
+        newest: the newest value of every metric.
+        source: the checkpoint that training continues from, or None for the start.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        metrics: MetricsWriter,
+        listener: Listener,
+        *,
+        config_hash: str = "",
+        facts: Mapping[str, Fact] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.tell = listener
+        self._metrics = metrics
+        self._config_hash = config_hash
+        self._facts = dict(facts or {})
+        self._began: float | None = None
+        self.source: Checkpoint | None = None
+        if folder.resumed_from is not None:
+            self.source = open_checkpoint(folder.resumed_from)
+            self.source.check(self._facts)
+        self.step = 0
+        self._go_to(self.source)
+
+    @classmethod
+    def open(
+        cls, job: Job, folder: RunFolder, listener: Listener, runner: RunnerConfig, facts: Mapping[str, Fact]
+    ) -> Self:
+        """The record of the run of a job, with the services that `runner.logger` names.
+
+        Raises:
+            CheckpointError: the checkpoint that the run is to continue from does not fit.
+            RunError: the folder cannot be written, or a service cannot be started.
+            ConfigError: a service needs a package that is not installed.
+        """
+        digest, plain = "", dict[str, Any]()
+        if job.tree is not None:
+            digest = folder.write_config(job)
+            plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
+        settings = BackendSettings(
+            folder.path, runner.logger.project_name, folder.path.name, plain, resumed=folder.resumed_from is not None
+        )
+        metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
+        try:
+            return cls(folder, metrics, listener, config_hash=digest, facts=facts)
+        except BaseException:
+            metrics.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._metrics.close()
+
+    def _go_to(self, source: Checkpoint | None) -> None:
+        """The run is where it was when `source` was written."""
+        self.source = source
+        self.step = source.step if source else 0
+        self._metrics.rewind(self.step)
+        self.newest = dict(self._metrics.newest)
+
+    def go_back(self) -> int:
+        """Something died: goes back to the newest checkpoint, or to where the run began.
+
+        Returns:
+            The last step that counts.
+        """
+        self._go_to(self.folder.checkpoints.latest() or self.source)
+        return self.step
+
+    def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
+        """The workers are there. Only the first attempt is told of: what follows is a restart."""
+        if self._began is None:
+            self._began = time.monotonic()
+            resumed = self.source.path if self.source else None
+            self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A training step is over."""
+        self._metrics.log(step, metrics)
+        self.newest.update(metrics)
+        self.step = step
+        self.tell(events.StepFinished(step, metrics))
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The policy was evaluated after `step`."""
+        self._metrics.log(step, metrics)
+        self.newest.update(metrics)
+        self.tell(events.Evaluated(step, metrics))
+
+    def save(
+        self, step: int, write: Callable[[Path], Any], *, weight_version: int, world_sizes: Mapping[str, int]
+    ) -> None:
+        """Makes a checkpoint of what `write` puts into the folder that it is given.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.tell(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
+        store = self.folder.checkpoints
+        write(store.begin(step))
+        manifest = Manifest(
+            step,
+            config_hash=self._config_hash,
+            facts=self._facts,
+            metrics=self.newest,
+            weight_version=weight_version,
+            world_sizes=world_sizes,
+        )
+        path = store.commit(step, manifest)
+        self.folder.update(step=step)
+        self.tell(events.CheckpointSaved(step, path))
+
+    def finished(self, curve: Path | None = None) -> None:
+        """The run is over, as it was meant to be."""
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        self.tell(events.RunFinished(self.step, self.newest, seconds, curve))
