@@ -121,6 +121,13 @@ ADDRESS: EnvVar[str | None] = EnvVar(
     "HOST:PORT",
     str,
 )
+CLUSTER: EnvVar[str | None] = EnvVar(
+    "RLINF_CLUSTER",
+    None,
+    "Which of several clusters that `rlinf up` brought up is meant, by its name; by default the only one.",
+    "the name of a cluster",
+    str,
+)
 NODE_RANK: EnvVar[int | None] = EnvVar(
     "RLINF_NODE_RANK",
     None,
@@ -153,5 +160,5 @@ LOG_LEVEL = EnvVar(
 # Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
 REGISTER: Mapping[str, EnvVar[object]] = {
     variable.name: variable
-    for variable in (TIMEOUT, CALL_TIMEOUT, CONNECT_TIMEOUT, ADDRESS, NODE_RANK, NET_IF, SHM_LIMIT, LOG_LEVEL)
+    for variable in (TIMEOUT, CALL_TIMEOUT, CONNECT_TIMEOUT, ADDRESS, CLUSTER, NODE_RANK, NET_IF, SHM_LIMIT, LOG_LEVEL)
 }

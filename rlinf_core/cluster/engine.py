@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_core import env_vars
+from rlinf_core.bootstrap import attach
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
@@ -57,7 +58,8 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
     """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
 
     Args:
-        address: where Ray's head listens; None means `RLINF_ADDRESS`, else none.
+        address: where Ray's head listens; None means `RLINF_ADDRESS`, else, where none may be started, the cluster
+            that `rlinf up` brought up.
         namespace: the Ray namespace of this process's actors.
         may_start: whether an embedded Ray may be started where no address is known.
 
@@ -77,11 +79,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
     elif may_start:
         _engine = _start(namespace)
     else:
-        raise ClusterError(
-            "no cluster is running that could be joined",
-            why="more than one node is asked for, and neither an address nor `RLINF_ADDRESS` is given",
-            help='start Ray on the nodes and pass `address="HOST:PORT"`, or ask for one node',
-        )
+        _engine = _join_known(namespace)
     return _engine
 
 
@@ -152,6 +150,20 @@ def _join(address: str, namespace: str) -> Engine:
     # An interpreter that ends without `disconnect` leaves the folder to us.
     atexit.register(_disconnect_at_exit)
     return Engine(address, embedded=False, folder=new_folder())
+
+
+def _join_known(namespace: str) -> Engine:
+    """Joins the cluster that `rlinf up` made this machine a node of."""
+    cluster = attach.known()
+    if cluster is None:
+        raise ClusterError(
+            "no cluster is running that could be joined",
+            why="more than one node is asked for, `rlinf up` has brought none up here, and neither an address nor"
+            " `RLINF_ADDRESS` is given",
+            help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"`',
+        )
+    attach.authenticate(cluster)
+    return _join(cluster.address, namespace)
 
 
 def _start(namespace: str) -> Engine:
