@@ -32,6 +32,8 @@ from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)
+# Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
+LEASE_PATIENCE = 10.0
 
 
 class _SharedArm:
@@ -40,7 +42,7 @@ class _SharedArm:
     def __init__(self, arm: Franka) -> None:
         self.client = FrankaClient(arm)
         try:
-            self.client.acquire()
+            self.client.acquire(LEASE_PATIENCE)
         except BaseException:
             self.client.close()
             raise
@@ -78,7 +80,7 @@ class FrankaRobotEnv(VectorEnv):
         return EnvSpec(REACH_STATES, REACH_ACTIONS, max_episode_steps=self.settings.max_episode_steps)
 
     def close(self) -> None:
-        """Let go of the arm, which stops; unless another environment of this process uses it."""
+        """Give the arm back, unless another environment of this process uses it."""
         self._arm.users.discard(id(self))
         if not self._arm.users and _arms.get(self._key) is self._arm:
             del _arms[self._key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -41,6 +42,8 @@ from rlinf_core.hardware.robots.franka import Franka
 CALL_SECONDS = 10.0
 RESET_SECONDS = 60.0  # the way to any start, at the speed of a reset, and some more
 HEARTBEAT_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 0.1
+_GOODBYE_SECONDS = 1.0
 _SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
 
 
@@ -101,14 +104,26 @@ class FrankaClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def acquire(self) -> ArmState:
+    def acquire(self, patience: float = 0.0) -> ArmState:
         """Take the arm for this process, until `release`, `close`, or the end of the process.
 
+        Args:
+            patience: seconds for which to ask again while somebody else holds it.
+
         Raises:
-            RobotLeaseError: somebody else holds it.
+            RobotLeaseError: somebody else holds it, and still does after `patience`.
             RobotLinkLostError: the controller does not answer.
         """
-        state = self._state_of(self._request("acquire", holder=holder_name(), heartbeat=self._heartbeat))
+        until = time.monotonic() + patience
+        while True:
+            try:
+                reply = self._request("acquire", holder=holder_name(), heartbeat=self._heartbeat)
+                break
+            except RobotLeaseError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_ASK_AGAIN_SECONDS)
+        state = self._state_of(reply)
         if self._beating is None:
             self._beating = threading.Thread(target=self._beat, name="rlinf-robot-heartbeat", daemon=True)
             self._beating.start()
@@ -167,7 +182,14 @@ class FrankaClient:
         return self._state_of(self._request("release"))
 
     def close(self) -> None:
-        """End the connection; an arm that is held stops and is free. May be called twice."""
+        """Give the arm back if it is held, and end the connection. May be called twice."""
+        if self._beating is not None and not self._closed.is_set():
+            with contextlib.suppress(RobotError):  # whether it hears it or not, the end of the connection frees the arm
+                self._request("release", _GOODBYE_SECONDS)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """End the connection without a word; the controller stops an arm that is held over it."""
         self._closed.set()
         self._socket.close()
 
@@ -185,10 +207,10 @@ class FrankaClient:
             self._write(encode({"op": op, "id": number, **fields}))
             reply = self._reply(number, allowed)
         except ProtocolError as error:
-            self.close()
+            self._abandon()
             raise self._lost(f"what came was {error}") from error
         except OSError as error:
-            self.close()
+            self._abandon()
             raise self._lost(_reason(error, allowed)) from error
         if reply.get("ok") is not True:
             raise self._refusal(reply)
@@ -232,7 +254,7 @@ class FrankaClient:
         try:
             joints = np.array(joints_of(reply, "joints"))
         except ProtocolError as error:
-            self.close()
+            self._abandon()
             raise self._lost(f"what came was {error}") from error
         stopped, holder = reply.get("stopped"), reply.get("holder")
         return ArmState(

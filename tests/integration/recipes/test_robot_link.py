@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.envs import franka_robot
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
@@ -312,9 +313,11 @@ class TestEnvironment:
         evaluation.close()
         evaluation.close()
         with FrankaClient(arm) as watcher:
-            assert wait_for_stop(watcher).holder is None
+            state = watcher.state()
+        assert (state.holder, state.stopped) == (None, None)  # given back, not lost
 
-    def test_another_process_holds_the_arm(self, start_arm: Any) -> None:
+    def test_another_process_holds_the_arm(self, start_arm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(franka_robot, "LEASE_PATIENCE", 0.3)
         arm, _ = start_arm(speed=SLOW)
         process = hold(arm)
         try:
@@ -323,6 +326,15 @@ class TestEnvironment:
         finally:
             process.kill()
             process.communicate()
+
+    def test_it_waits_for_an_arm_whose_holder_is_just_ending(self, start_arm: Any) -> None:
+        arm, _ = start_arm(speed=SLOW)
+        process = hold(arm)
+        timer = threading.Timer(1.0, process.kill)
+        timer.start()
+        self.make(arm).close()
+        timer.join()
+        process.communicate()
 
     def test_no_controller(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
