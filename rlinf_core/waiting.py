@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from rlinf_core import env_vars
+from rlinf_core import env_vars, spans
 
 # Seconds after which a wait says its first word; a shorter one is nobody's business.
 FIRST_WORD_AFTER = 5.0
@@ -258,7 +258,9 @@ class OperationBoard:
 
     def end(self, serial: int) -> None:
         """Publishes that an operation is over, however it ended; a second time does nothing."""
-        self._current.pop(serial, None)
+        entry = self._current.pop(serial, None)
+        if spans.recorder is not None and entry is not None and not entry[4]:
+            _record(spans.recorder, entry)
         if self._attached:
             self._attached.pop(serial, None)
         self._changes += 1
@@ -330,6 +332,16 @@ class OperationBoard:
             elif users and thread != main:
                 strands.add(thread)
         return strands | {main} if self._has_main else strands
+
+
+def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
+    """Keeps an operation that is over, for the trace."""
+    kind, target, key, since, _, _, strand, _ = entry
+    seconds = time.monotonic() - since
+    if kind is OperationKind.METHOD:
+        recorder.add(spans.METHOD, target, seconds, strand)
+    else:
+        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, seconds, strand)
 
 
 def task_strand() -> Hashable:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlinf_core import env_vars
+from rlinf_core import env_vars, spans
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import check_interpreter, runtime_env
 from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
@@ -91,6 +91,8 @@ class Cluster:
             trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
         """
         folder = None if log_folder is None else str(log_folder.absolute())
+        # This process is a part of the run, too.
+        (spans.start if trace else spans.stop)()
         self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
         enter_session(self.session)
 

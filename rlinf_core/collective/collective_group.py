@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
+from rlinf_core import spans
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connector import Connector
 from rlinf_core.collective.endpoint import Endpoint
@@ -193,6 +194,9 @@ class CollectiveGroup:
         work = self._endpoint.work(kind, link.peer, timeout, detached=async_op)
         if not async_op:
             self._endpoint.send(link, message, work)
+            if spans.recorder is not None:
+                # Nothing waits for such a handle, so it is never settled.
+                spans.recorder.add(spans.TRANSFER, work.operation, time.monotonic() - work.since)
             return None
         self._endpoint.send_async(link, message, work)
         return cast("Work[None]", work)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext
 from typing import Generic, Protocol, TypeVar, cast
 
+from rlinf_core import spans
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.waiting import Operation, OperationBoard, OperationKind, task_strand
 
@@ -58,6 +59,8 @@ class Board:
         self.picture: Callable[[Work[object]], str | None] = lambda work: None
         self.check: Callable[[], None] = _go_on
         self._waiting: dict[int, Work[object]] = {}
+        # While the run is traced: since when who waits for what goes on in the background.
+        self._traced: dict[int, tuple[float, Hashable]] = {}
 
     def waiting(self) -> list[Work[object]]:
         """What threads and tasks are blocked in now."""
@@ -95,6 +98,8 @@ class Board:
         serial = work.serial
         if serial is not None:
             self.operations.attach(serial, strand, bounded=bounded)
+            if spans.recorder is not None:
+                self._traced[serial] = (time.monotonic(), strand)
         else:
             serial = self.operations.begin(work.kind, work.target, work.key, strand=strand, bounded=bounded)
         self._waiting[serial] = work
@@ -103,6 +108,9 @@ class Board:
     def leave(self, work: Work[object], serial: int) -> None:
         """What `during` does last."""
         self._waiting.pop(serial, None)
+        if spans.recorder is not None and serial in self._traced:
+            since, strand = self._traced.pop(serial)
+            spans.recorder.add(spans.WAIT, work.operation, time.monotonic() - since, strand)
         if work.serial is None or work.settled:
             self.operations.end(serial)
         else:
@@ -311,6 +319,8 @@ class Work(Generic[T]):
             callbacks, self._callbacks = self._callbacks, None
         if self.driver is not None:
             self.driver.kick()
+        if spans.recorder is not None:
+            spans.recorder.add(spans.TRANSFER, self.operation, time.monotonic() - self.since)
         if self.serial is not None and self._board is not None:
             self._board.operations.end(self.serial)
         for callback in callbacks or ():

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlinf_core import spans
 from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
@@ -102,6 +103,8 @@ class WorkerProcess:
         sys.path.extend(folder for folder in context.session.import_path if folder not in sys.path)
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)
+        if context.session.trace:
+            spans.start()
         self._join(context, manager)
         with self._running("__init__"):
             worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
@@ -199,6 +202,10 @@ class WorkerProcess:
                 call.given_up = error
                 # Alone, everything that waits here waits for it, tasks of its own included.
                 client.endpoint.board.fail_strand(call.strand if len(self._calls) > 1 else None, error)
+
+    def take_spans(self) -> spans.Taken:
+        """What this process recorded since it was asked last, where the run is traced."""
+        return spans.take()
 
     def close(self) -> None:
         """Lets the worker give back what it holds, before the process ends."""

@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
+from rlinf_core import spans
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -64,7 +66,10 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _add(self.tag, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        _add(self.tag, seconds)
+        if spans.recorder is not None:
+            spans.recorder.add(spans.TIMER, self.tag, seconds)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, timed."""

@@ -22,6 +22,7 @@ from rlinf_core.manager.messages import CloseGroup, Dismiss
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import PlacementStrategy
+from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import LOGGER, Member, WorkerGroupHandle
@@ -281,6 +282,15 @@ class WorkerGroup(Generic[W]):
                 valid = format_ranks(range(len(members)))
                 raise ValueError(f"`{self._name}` has no rank {rank}, only {valid}")
         return GroupView(self, [members[rank] for rank in ranks])
+
+    def take_spans(self) -> WorkerGroupHandle[Taken]:
+        """What each worker recorded since this was asked last, as soon as it is in no method.
+
+        `Cluster.record(trace=True)` before the launch makes them record.
+        """
+        members = self._running
+        references = [member.actor.take_spans.remote() for member in members]
+        return WorkerGroupHandle(self.worker_group_name, "take_spans", len(members), members, references)
 
     def shutdown(self) -> None:
         """Ends the workers and releases their names. Safe to call twice.

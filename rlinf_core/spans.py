@@ -1,0 +1,122 @@
+"""What this process does and when, recorded while its run is traced.
+
+    spans.start()
+    ...
+    taken = spans.take()
+
+Whoever has something to record looks whether there is a `recorder`; where nothing is traced that is all it costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+# Kinds of spans: what the code timed itself, a method of a worker, what a thread was blocked in, and what was under way
+# between two processes, waited for or not.
+TIMER: Final = "timer"
+METHOD: Final = "method"
+WAIT: Final = "wait"
+TRANSFER: Final = "transfer"
+
+# Between two collections; what is beyond is counted only. About 20 MB.
+LIMIT: Final = 100_000
+
+
+class Span(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        kind: one of the kinds above.
+        name: what it was, as in `send to actor:0`.
+        began: when it began, in seconds since 1970 by the clock of its host.
+        seconds: how long it took.
+        strand: tells apart the threads and tasks of a process; spans of one strand are nested or disjoint, except
+            transfers.
+    """
+
+    kind: str
+    name: str
+    began: float
+    seconds: float
+    strand: int
+
+
+class Taken(NamedTuple):
+    """What one process recorded since it was asked last.
+
+    Attributes:
+        spans: in the order in which they ended.
+        dropped: how many more there were.
+    """
+
+    spans: list[Span]
+    dropped: int
+
+
+class SpanRecorder:
+    """Keeps spans until they are taken. Any thread may add."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._spans: list[Span] = []
+        self._dropped = 0
+        # Operations are timed by the monotonic clock, hosts share the other one.
+        self._epoch = time.time() - time.monotonic()
+
+    def add(self, kind: str, name: str, seconds: float, strand: Hashable = None) -> None:
+        """Records what ends now.
+
+        Args:
+            kind: one of the kinds above.
+            name: what it was.
+            seconds: how long it took.
+            strand: the thread, by its number, or the task that it held up; by default the one that calls.
+        """
+        spans = self._spans
+        if len(spans) >= self._limit:
+            self._dropped += 1
+            return
+        whose = _own_strand() if strand is None else strand
+        number = whose if isinstance(whose, int) else id(whose)
+        spans.append(Span(kind, name, self._epoch + time.monotonic() - seconds, seconds, number))
+
+    def take(self) -> Taken:
+        """What was recorded since the last time."""
+        # A thread that has the old list in hand may lose the span that it adds now.
+        spans, self._spans = self._spans, []
+        dropped, self._dropped = self._dropped, 0
+        return Taken(spans, dropped)
+
+
+# The one of this process, or None while nothing is traced.
+recorder: SpanRecorder | None = None
+
+
+def start() -> None:
+    """Records from now on; nothing changes where that is so already."""
+    global recorder
+    if recorder is None:
+        recorder = SpanRecorder()
+
+
+def stop() -> None:
+    """Records no longer; what was not taken is gone."""
+    global recorder
+    recorder = None
+
+
+def take() -> Taken:
+    """What was recorded since the last time; nothing where nothing is traced."""
+    return recorder.take() if recorder is not None else Taken([], 0)
+
+
+def _own_strand() -> Hashable:
+    """The running task, else the thread."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
