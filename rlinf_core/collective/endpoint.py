@@ -37,6 +37,7 @@ from rlinf_core.collective.unix_directory import UnixDirectory
 from rlinf_core.collective.work import Board, Work
 from rlinf_core.errors import (
     CancelledOperationError,
+    CommunicationTimeoutError,
     MismatchError,
     PeerNotFoundError,
     RuntimeFailure,
@@ -364,10 +365,14 @@ class Endpoint:
         except UnreachableError as error:
             if error.gone:
                 raise self.explain(link, error.why or error.message) from error
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            if deadline == work.deadline:
+                # It was given less time than a connection may take.
+                raise CommunicationTimeoutError(work.operation, work.seconds, picture=why) from error
             raise PeerNotFoundError(
                 link.peer,
                 f"`{link.peer}` could not be reached in {self.settings.connect_timeout:g} s",
-                why=f"{error.message}: {error.why}" if error.why else error.message,
+                why=why,
                 help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks",
             ) from error
         self.bind(link, connection)

@@ -164,3 +164,11 @@ def test_a_put_that_is_given_up_while_it_is_sent_never_arrives(stage: Stage) -> 
     # It leaves after all, behind the word that it shall not count.
     held[0]()
     assert producer.qsize() == 0
+
+
+def test_who_has_too_little_time_to_connect_is_told_that_and_not_that_the_channel_is_unreachable(stage: Stage) -> None:
+    client = stage.client("p:0")
+    with pytest.raises(CommunicationTimeoutError, match="did not finish in 0 s"):
+        client.put("too soon", timeout=0.0)
+    client.put("in time")
+    assert client.get() == "in time"
