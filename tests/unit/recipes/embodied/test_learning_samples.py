@@ -1,0 +1,128 @@
+"""What a training step learns from: levels, masks, groups, and what the single-process loop makes of the same steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.learning import Samples, samples_of
+from recipes.embodied.trajectory import Trajectories
+from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
+from rlinf_core.algorithms.levels import unfold_chunks
+
+STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5
+
+
+def trajectories(*, values: int | None = CHUNK, chunk: int = CHUNK, **changes: Tensor) -> Trajectories:
+    generator = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    steps = {
+        "actions": numbers(STEPS, BATCH, chunk, SIZE),
+        "logprobs": numbers(STEPS, BATCH, chunk, SIZE),
+        "rewards": numbers(STEPS, BATCH, chunk),
+        "terminations": torch.zeros(STEPS, BATCH, chunk, dtype=torch.bool),
+        "truncations": torch.zeros(STEPS, BATCH, chunk, dtype=torch.bool),
+        "valid": torch.ones(STEPS, BATCH, chunk, dtype=torch.bool),
+    }
+    last = None
+    if values:
+        steps |= {"values": numbers(STEPS, BATCH, values), "finals": numbers(STEPS, BATCH, values)}
+        last = numbers(BATCH, values)
+    return Trajectories(0, 0, {"states": numbers(STEPS, BATCH, 7)}, {**steps, **changes}, last)
+
+
+def algorithm(**keys: Any) -> EmbodiedAlgorithmConfig:
+    return EmbodiedAlgorithmConfig.model_validate({"normalize_advantages": False, **keys})
+
+
+def make(given: Trajectories, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
+    return samples_of(given, algorithm(**keys), group_size)[0].tensors
+
+
+def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
+    given = trajectories()
+    tensors = make(given)
+    values = torch.cat((unfold_chunks(given.steps["values"]), given.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
+    dones = torch.zeros(STEPS * CHUNK, BATCH, dtype=torch.bool)
+    expected = gae_advantages(unfold_chunks(given.steps["rewards"]), values, dones, 0.99, 0.95)
+    # Sample n is time step n // BATCH of environment n % BATCH; its actions are columns.
+    for sample, action in [(0, 0), (5, 1), (11, 0)]:
+        step, env = divmod(sample, BATCH)
+        assert tensors["advantages"][sample, action] == expected[step * CHUNK + action, env]
+        assert tensors["old_values"][sample, action] == given.steps["values"][step, env, action]
+    torch.testing.assert_close(tensors["returns"], tensors["advantages"] + tensors["old_values"])
+    assert tensors["old_logprobs"].shape == (STEPS * BATCH, CHUNK)
+    assert "mask" not in tensors
+
+
+@pytest.mark.parametrize("values", [1, CHUNK])
+def test_a_chunk_is_one_step_where_rewards_count_for_chunks(values: int) -> None:
+    given = trajectories(values=values)
+    tensors = make(given, reward_type="chunk_level", logprob_type="chunk_level")
+    chained = torch.cat((given.steps["values"][..., 0], given.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
+    dones = torch.zeros(STEPS, BATCH, dtype=torch.bool)
+    expected = gae_advantages(given.steps["rewards"].sum(dim=2), chained, dones, 0.99, 0.95)
+    torch.testing.assert_close(tensors["advantages"], expected.flatten())
+    assert tensors["returns"].shape == (STEPS * BATCH, 1)
+    assert tensors["old_logprobs"].shape == (STEPS * BATCH,)
+
+
+def test_one_value_for_a_chunk_makes_chunks_the_steps() -> None:
+    tensors = make(trajectories(values=1), reward_type="action_level")
+    assert tensors["advantages"].shape == (STEPS * BATCH,)
+    assert tensors["old_logprobs"].shape == (STEPS * BATCH, CHUNK)
+
+
+def test_an_episode_that_was_cut_off_is_worth_what_its_last_observation_promises() -> None:
+    cut = torch.zeros(STEPS, BATCH, 1, dtype=torch.bool)
+    cut[1, 2] = True
+    given = trajectories(values=1, chunk=1, truncations=cut)
+    tensors = make(given)
+    steps = given.steps
+    promised = steps["rewards"][1, 2, 0] + 0.99 * steps["finals"][1, 2, 0] - steps["values"][1, 2, 0]
+    torch.testing.assert_close(tensors["advantages"][1 * BATCH + 2, 0], promised)
+
+
+def test_what_was_not_carried_out_does_not_count() -> None:
+    valid = torch.ones(STEPS, BATCH, CHUNK, dtype=torch.bool)
+    valid[1, 3, 1] = False
+    tensors = make(trajectories(valid=valid))
+    assert tensors["mask"].shape == tensors["value_mask"].shape == (STEPS * BATCH, CHUNK)
+    assert tensors["mask"].sum() == STEPS * BATCH * CHUNK - 1
+    assert not tensors["mask"][1 * BATCH + 3, 1]
+
+
+def test_groups_are_compared_by_their_total_rewards() -> None:
+    given = trajectories(values=None)
+    tensors = make(given, 2, adv_type="grpo", loss_type="actor")
+    expected = group_advantages(given.steps["rewards"].sum(dim=(0, 2)), 2)
+    torch.testing.assert_close(tensors["advantages"][:BATCH, 0], expected)
+    torch.testing.assert_close(tensors["advantages"][-BATCH:, 1], expected)
+    assert "returns" not in tensors
+
+
+def test_groups_whose_rewards_are_equal_are_filtered() -> None:
+    rewards = torch.ones(STEPS, BATCH, CHUNK)
+    rewards[0, 3, 0] = 2
+    tensors = make(
+        trajectories(values=None, rewards=rewards), 2, adv_type="grpo", loss_type="actor", filter_rewards=True
+    )
+    counted = tensors["mask"].reshape(STEPS, BATCH, CHUNK)
+    assert not counted[:, :2].any()
+    assert counted[:, 2:].all()
+
+
+def test_batches_are_all_samples_once() -> None:
+    samples = Samples({"states": torch.arange(10.0)}, {"actions": torch.arange(10)})
+    torch.manual_seed(0)
+    batches = list(samples.batches(5))
+    assert sorted(torch.cat([each.tensors["actions"] for each in batches]).tolist()) == list(range(10))
+    assert all((each.inputs["states"] == each.tensors["actions"]).all() for each in batches)
+    assert [len(part) for part in batches[0].parts(2)] == [2, 2, 1]

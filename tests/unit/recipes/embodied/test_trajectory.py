@@ -1,0 +1,72 @@
+"""Pieces of a rollout come together in one order, whoever was first."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from recipes.embodied.models.base import Decision
+from recipes.embodied.trajectory import Recorder, Trajectories, joined, sliced, stacked
+
+
+def outcome(batch: int, value: float) -> dict[str, object]:
+    flags = np.zeros((batch, 1), np.bool_)
+    rewards = np.full((batch, 1), value, np.float32)
+    return {"rewards": rewards, "terminations": flags, "truncations": flags, "valid": ~flags}
+
+
+def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> Trajectories:
+    recorder = Recorder(steps, version)
+    for step in range(steps):
+        value = torch.full((batch, 1), float(step)) if values else None
+        decision = Decision(torch.full((batch, 1, 2), float(step)), torch.zeros(batch, 1, 2), value)
+        recorder.decided(step, {"states": torch.arange(batch).float()[:, None] + 100 * step}, decision)
+        recorder.happened(step, outcome(batch, float(step)), None)  # pyright: ignore[reportArgumentType]
+    return recorder.ended(torch.zeros(batch, 1) if values else None)
+
+
+def test_a_recorder_keeps_steps_in_time() -> None:
+    found = record(3, 4)
+    assert found.inputs["states"].shape == (3, 4, 1)
+    assert found.inputs["states"][2, 1] == 201
+    assert found.steps["rewards"][:, 0, 0].tolist() == [0, 1, 2]
+    assert found.steps["finals"].shape == (3, 4, 1)
+    assert found.batch == 4
+
+
+def test_what_is_recorded_is_copied() -> None:
+    recorder = Recorder(1, 0)
+    given = outcome(2, 1)
+    states = torch.ones(2, 1)
+    recorder.decided(0, {"states": states}, Decision(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
+    recorder.happened(0, given, None)  # pyright: ignore[reportArgumentType]
+    states.zero_()
+    given["rewards"][:] = 7  # pyright: ignore[reportIndexIssue]
+    found = recorder.ended(None)
+    assert found.inputs["states"].sum() == 2
+    assert found.steps["rewards"].sum() == 2
+    assert found.last is None
+
+
+def test_pieces_are_ordered_by_environment_and_not_by_arrival() -> None:
+    whole = record(2, 6, version=3)
+    pieces = [whole.rows(4, 6, 4), whole.rows(0, 1, 0), whole.rows(1, 4, 1)]
+    found = joined(pieces)
+    torch.testing.assert_close(found.inputs["states"], whole.inputs["states"])
+    assert found.last is not None
+    assert found.last.shape == (6, 1)
+    assert found.version == 3
+
+
+def test_the_oldest_version_is_that_of_the_whole() -> None:
+    pieces = [record(1, 1, version=version).rows(0, 1, version) for version in (5, 4)]
+    assert joined(pieces).version == 4
+
+
+def test_messages_are_taken_apart_and_put_together() -> None:
+    message = {"observations": {"states": np.arange(8).reshape(4, 2)}, "rewards": np.arange(4)}
+    parts = [sliced(message, 0, 3, 4), sliced(message, 3, 4, 4)]
+    again = stacked(parts)
+    assert (again["observations"]["states"] == message["observations"]["states"]).all()
+    assert again["rewards"].tolist() == [0, 1, 2, 3]
+    assert sliced(message, 0, 4, 4) is message

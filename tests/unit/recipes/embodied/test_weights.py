@@ -1,0 +1,56 @@
+"""Weights that travel as a few buffers are those that the policy computes with."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from recipes.embodied.weights import FlatWeights
+
+
+def network(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+
+
+def test_a_module_computes_with_the_buffers() -> None:
+    one, other = network(0), network(1)
+    here, there = FlatWeights.adopt(one), FlatWeights.adopt(other)
+    inputs = torch.randn(4, 3)
+    assert not torch.equal(one(inputs), other(inputs))
+    for mine, theirs in zip(here.buffers, there.buffers, strict=True):
+        theirs.copy_(mine)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    one.eval()
+    other.eval()
+    torch.testing.assert_close(one(inputs), other(inputs))
+
+
+def test_training_changes_the_buffers() -> None:
+    module = network(0)
+    weights = FlatWeights.adopt(module)
+    before = weights.buffers[0].clone()
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    module(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(weights.buffers[0], before)
+    assert torch.equal(weights.views["0.weight"], module[0].weight)
+
+
+def test_every_dtype_has_a_buffer_and_every_view_is_aligned() -> None:
+    weights = FlatWeights({"a": torch.ones(3), "b": torch.ones(5, dtype=torch.int64), "c": torch.ones(2, 2)})
+    assert [buffer.dtype for buffer in weights.buffers] == [torch.float32, torch.int64]
+    assert all(
+        view.data_ptr() % 64 == weights.buffers[0].data_ptr() % 64 for view in (weights.views["a"], weights.views["c"])
+    )
+    assert weights.nbytes == sum(buffer.nbytes for buffer in weights.buffers)
+
+
+def test_shared_weights_stay_shared() -> None:
+    module = nn.Module()
+    module.one = nn.Linear(2, 2)
+    module.other = module.one
+    weights = FlatWeights.adopt(module)
+    assert set(weights.views) == {"one.weight", "one.bias"}
+    weights.buffers[0].zero_()
+    assert module.other.weight.sum() == 0
