@@ -1,0 +1,121 @@
+"""What a node says about itself beyond what `up` needs: accelerators, robots, cameras, limits.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rlinf_core.bootstrap import node_facts as facts
+
+_TOOL_SECONDS = 20.0
+_ROBOT_SECONDS = 3.0
+# The very code by which a running job counts them, in the environment that Ray would have.
+_ACCELERATORS = r"""
+import json, sys
+sys.path[:] = [p for p in sys.path if p]
+from rlinf_core.hardware.accelerators.registry import find_accelerators
+found = find_accelerators()
+print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
+"""
+_CAMERAS = {
+    "realsense": r"""
+import json
+import pyrealsense2 as rs
+print(json.dumps([device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]))
+""",
+    "zed": r"""
+import json
+import pyzed.sl as sl
+print(json.dumps([str(device.serial_number) for device in sl.Camera.get_device_list()]))
+""",
+}
+
+
+def inspect(request: dict[str, Any]) -> dict[str, Any]:
+    """The facts of this node, and what it holds.
+
+    Args:
+        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for.
+    """
+    env = facts.environment(request)
+    with ThreadPoolExecutor(8) as pool:
+        accelerators = pool.submit(_json_of, _ACCELERATORS, env)
+        cameras = {make: pool.submit(_json_of, _CAMERAS[make], env) for make in request.get("cameras", ())}
+        robots = list(pool.map(_reach, [tuple(each) for each in request.get("addresses", ())]))
+        common = facts.probe(request)
+    now = time.time()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        **common,
+        # Of this moment: whoever asked knows when it sent and when it heard.
+        "time": now,
+        "accelerators": accelerators.result(),
+        "cameras": {make: each.result() for make, each in cameras.items()},
+        "robots": robots,
+        "files_soft": soft,
+        "files_hard": hard,
+        "memory": _memory(),
+        "ephemeral": _ephemeral(),
+        "shm_total": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
+    }
+
+
+def _json_of(code: str, env: dict[str, str]) -> dict[str, Any]:
+    """What a piece of Python prints in the node's interpreter: `{"found": ...}` or `{"fault": "..."}`."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TOOL_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            return {"fault": lines[-1] if lines else f"exit code {done.returncode}"}
+        return {"found": json.loads(done.stdout.decode().splitlines()[-1])}
+    except subprocess.TimeoutExpired:
+        return {"fault": f"no answer within {_TOOL_SECONDS:g} s"}
+    except (OSError, ValueError, IndexError) as error:
+        return {"fault": str(error) or type(error).__name__}
+
+
+def _reach(address: tuple[str, int]) -> list[Any]:
+    """[host, port, None or why nothing answers there]."""
+    host, port = address
+    try:
+        with socket.create_connection((host, port), timeout=_ROBOT_SECONDS):
+            return [host, port, None]
+    except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
+        return [host, port, f"no answer within {_ROBOT_SECONDS:g} s"]
+    except OSError as error:
+        return [host, port, (error.strerror or str(error)).lower()]
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _ephemeral() -> list[int]:
+    """First and last of the ports that the system gives to connections by itself."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first, last = file.read().split()
+    except (OSError, ValueError):
+        return []
+    return [int(first), int(last)]

@@ -1,0 +1,193 @@
+"""Measuring the way between two nodes: one serves, the other connects, asks to and fro, and sends what a moment allows.
+
+Both prove that they know the secret of this one measurement before anything else is said; the port is open to nobody
+else, and only for its time.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+_NONCE_BYTES = 32
+_STEP_SECONDS = 5.0
+_CONNECT_SECONDS = 3.0
+_HEARTBEAT_SECONDS = 1.0
+_CHUNK = bytes(1 << 20)
+# From what a slow radio link carries within a step to what takes a fast card long enough.
+_LEAST_BYTES = 64 << 10
+_MOST_BYTES = 256 << 20
+_PING, _STREAM, _ACK = b"p", b"s", b"a"
+_LENGTH = struct.Struct("!Q")
+
+
+def serve(request: dict[str, Any]) -> dict[str, Any]:
+    """Answers measurements until `deadline` seconds are over, or nobody reads what this prints any more.
+
+    Args:
+        request: `secret` in hex, `address` to listen at, `ports` as first and last of the range to choose from.
+    """
+    secret = bytes.fromhex(request["secret"])
+    end = time.monotonic() + float(request["deadline"])
+    listener = _listen(request["address"], range(request["ports"][0], request["ports"][1] + 1))
+    if listener is None:
+        return {"fault": "no port of its range is free"}
+    with listener:
+        _say({"event": "listening", "port": listener.getsockname()[1]})
+        listener.settimeout(_HEARTBEAT_SECONDS)
+        while time.monotonic() < end:
+            try:
+                line, _ = listener.accept()
+            except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
+                # A reader that is gone is noticed by writing to it; then nothing of this may stay.
+                _say({"event": "alive"})
+                continue
+            threading.Thread(target=_answer, args=(line, secret), daemon=True).start()
+    return {"fault": None}
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """The way to a peer that serves.
+
+    Args:
+        request: `secret` in hex, `peer` as host and port, `seconds` that each part may take.
+
+    Returns:
+        `fault` that says why there is none; else None with `latency`, the median time of a question and its answer in
+        seconds, and `bandwidth` from here to the peer in bytes per second.
+    """
+    host, port = request["peer"]
+    seconds = float(request["seconds"])
+    try:
+        line = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        return {"fault": _cause(error)}
+    with line:
+        line.settimeout(_STEP_SECONDS)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own = line.getsockname()[0]
+        try:
+            if not _prove(line, bytes.fromhex(request["secret"]), first=True):
+                return {"fault": "something else answers there"}
+            return {
+                "fault": None,
+                "from": own,
+                "latency": _latency(line, seconds),
+                "bandwidth": _bandwidth(line, seconds),
+            }
+        except OSError as error:
+            return {"fault": "it broke off: " + _cause(error)}
+
+
+def _listen(address: str, ports: range) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # At all of its addresses: the one by which others reach it need not be one of them.
+            listener.bind(("", port))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            continue
+        return listener
+    return None
+
+
+def _answer(line: socket.socket, secret: bytes) -> None:
+    with line:
+        line.settimeout(_STEP_SECONDS)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if not _prove(line, secret, first=False):
+                return
+            while True:
+                what = line.recv(1)
+                if what == _PING:
+                    line.sendall(_PING)
+                elif what == _STREAM:
+                    (left,) = _LENGTH.unpack(_read(line, _LENGTH.size))
+                    buffer = bytearray(len(_CHUNK))
+                    left = min(left, _MOST_BYTES)
+                    while left:
+                        got = line.recv_into(buffer, min(left, len(buffer)))
+                        if not got:
+                            return
+                        left -= got
+                    line.sendall(_ACK)
+                else:
+                    return
+        except OSError:
+            return
+
+
+def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
+    """Whether the other side knows the secret, too. Neither tells it."""
+    own = os.urandom(_NONCE_BYTES)
+    line.sendall(own)
+    other = _read(line, _NONCE_BYTES)
+    # Each side proves over both nonces and its own part, so that nothing can be thrown back.
+    client, server = (own, other) if first else (other, own)
+
+    def proof(part: bytes) -> bytes:
+        return hmac.new(secret, part + client + server, "sha256").digest()
+
+    line.sendall(proof(b"client" if first else b"server"))
+    said = _read(line, 32)
+    return hmac.compare_digest(said, proof(b"server" if first else b"client"))
+
+
+def _latency(line: socket.socket, seconds: float) -> float:
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 100 and (len(times) < 3 or time.perf_counter() < end):
+        begun = time.perf_counter()
+        line.sendall(_PING)
+        _read(line, 1)
+        times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2]
+
+
+def _bandwidth(line: socket.socket, seconds: float) -> float:
+    """More and more is sent until one go takes long enough to be told from noise."""
+    size = _LEAST_BYTES
+    while True:
+        begun = time.perf_counter()
+        line.sendall(_STREAM + _LENGTH.pack(size))
+        for start in range(0, size, len(_CHUNK)):
+            line.sendall(_CHUNK[: size - start])
+        _read(line, 1)
+        spent = time.perf_counter() - begun
+        if spent > seconds / 2 or size >= _MOST_BYTES:
+            return size / spent
+        size = min(_MOST_BYTES, size * (4 if spent < seconds / 10 else 2))
+
+
+def _read(line: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = line.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError("it was closed")
+        data += part
+    return data
+
+
+def _cause(error: OSError) -> str:
+    if isinstance(error, socket.timeout):
+        return "no answer"
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
