@@ -1,0 +1,154 @@
+"""CartPole: CPU seconds until it counts as solved, against Stable-Baselines3 and RLlib in the same run.
+
+    python -m benchmarks.bench_cartpole [--seeds 0 1 2] [--baselines PYTHON]
+
+Solved is what Gymnasium says: a mean return of 475 over 100 training episodes in a row. CPU seconds are those of all
+processes, Ray's included, from the first training step on; start-up is left out for everyone. The two others need
+`pip install stable-baselines3 'ray[rllib]'`, here or in the environment whose interpreter `--baselines` names (or the
+variable BASELINES_PYTHON). Each has hyperparameters that its own project tuned for this task; ours are below.
+Exits with 1 when rlinf does fewer steps per CPU second than RLlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cartpole_baselines import TASK, tree_cpu_seconds
+
+HERE = Path(__file__).parent
+TARGET, MAX_STEPS = 475.0, 400_000
+ENVS, STEPS = 8, 500
+NAMES = {"rlinf": "rlinf", "sb3": "Stable-Baselines3", "rllib": "RLlib"}
+
+
+class SolvedError(Exception):
+    """The target is reached; raised out of a listener to end the run."""
+
+
+def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
+    """One run of `rlinf train` on CartPole, in this process."""
+    from rlinf_core.job.load import load_job
+    from rlinf_core.runners import events
+    from rlinf_core.runners.run_folder import RunFolder
+
+    # Each rollout ends at least one episode of each environment.
+    window: deque[float] = deque(maxlen=-(-100 // ENVS))
+    counted = {"steps": 0, "begun": 0.0, "now": 0.0}
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
+            counted["begun"] = tree_cpu_seconds()
+        elif isinstance(event, events.StepFinished):
+            counted["steps"] += ENVS * STEPS
+            # Here, while the workers live.
+            counted["now"] = tree_cpu_seconds()
+            window.append(event.metrics["env/return"])
+            if len(window) == window.maxlen and statistics.fmean(window) >= target:
+                raise SolvedError
+
+    with tempfile.TemporaryDirectory() as folder:
+        job = load_job(
+            "laptop",
+            overrides=[
+                "env.train.env_type=gymnasium",
+                f"env.train.task={TASK}",
+                f"env.train.total_num_envs={ENVS}",
+                f"env.train.max_episode_steps={STEPS}",
+                f"env.train.max_steps_per_rollout_epoch={STEPS}",
+                f"env.train.seed={seed}",
+                f"actor.seed={seed}",
+                "actor.global_batch_size=500",
+                "actor.optim.lr=1e-3",
+                f"runner.max_steps={max_steps // (ENVS * STEPS)}",
+                "runner.val_check_interval=-1",
+                "runner.save_interval=-1",
+                f"runner.logger.log_path={folder}",
+            ],
+        )
+        if job.recipe is None or job.config is None or not job.diagnostics.ok:
+            raise SystemExit("\n".join(map(str, job.diagnostics)))
+        config: Any = job.config
+        program = job.recipe.program_function()
+        try:
+            if program is not None:
+                program(job, RunFolder.create(config.runner, job.recipe.name), listen)
+        except SolvedError:
+            pass
+        return {
+            "cpu_seconds": counted["now"] - counted["begun"],
+            "env_steps": counted["steps"],
+            "reached": len(window) == window.maxlen and statistics.fmean(window) >= target,
+        }
+
+
+def measured(name: str, seed: int, python: str) -> dict[str, Any]:
+    """One run in a process of its own."""
+    command = [python, str(HERE / "cartpole_baselines.py"), name]
+    if name == "rlinf":
+        command = [sys.executable, "-m", "benchmarks.bench_cartpole", "--run"]
+    result = subprocess.run(
+        [*command, str(seed), str(TARGET), str(MAX_STEPS)],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        cwd=HERE.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    if result.returncode:
+        raise SystemExit(f"{name} failed:\n{result.stderr[-2000:]}")
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def has(python: str, module: str) -> bool:
+    """Whether an interpreter has a module."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", code], check=False).returncode == 0
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--run"]:
+        seed, target, max_steps = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+        print(json.dumps(rlinf(seed, target, max_steps)))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--baselines", default=os.environ.get("BASELINES_PYTHON", sys.executable), metavar="PYTHON")
+    args = parser.parse_args()
+    needs = {"sb3": "stable_baselines3", "rllib": "tree"}
+    names = ["rlinf", *(name for name, module in needs.items() if has(args.baselines, module))]
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for seed in args.seeds:
+        for name in names:
+            rows[name].append(measured(name, seed, args.baselines))
+    print(f"{'':<20} {'cpu-s to 475':>13} {'(range)':>15} {'env steps':>10} {'steps per cpu-s':>16}")
+    speeds: dict[str, float] = {}
+    for name, runs in rows.items():
+        seconds = sorted(each["cpu_seconds"] for each in runs)
+        speeds[name] = statistics.median(each["env_steps"] / each["cpu_seconds"] for each in runs)
+        missed = sum(not each["reached"] for each in runs)
+        print(
+            f"{NAMES[name]:<20} {statistics.median(seconds):>13.1f} {f'({seconds[0]:.1f} to {seconds[-1]:.1f})':>15}"
+            f" {statistics.median(each['env_steps'] for each in runs):>10.0f} {speeds[name]:>16.0f}"
+            + (f"   {missed} of {len(runs)} did not get there" if missed else "")
+        )
+    for name in needs:
+        if name in speeds:
+            print(f"rlinf does {speeds['rlinf'] / speeds[name]:.2f}x the steps per CPU second of {NAMES[name]}")
+        else:
+            print(f"{NAMES[name]} is not installed: pip install stable-baselines3 'ray[rllib]', or see --baselines")
+    failed = not all(each["reached"] for each in rows["rlinf"])
+    return 1 if failed or speeds["rlinf"] < speeds.get("rllib", 0.0) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
