@@ -20,6 +20,7 @@ from rlinf_core.config.fragments.checks import (
     check_components,
     check_fsdp,
     check_group_names,
+    check_loggers,
     check_samples,
     is_given,
     near_multiples,
@@ -120,6 +121,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "env": config.env.group_name}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
+    check_loggers(config.runner, report)
     check_batches(config, config.actor, world_sizes.get("actor"), report)
     _check_algorithm(config, report)
     _check_samples(config, report)

@@ -20,6 +20,7 @@ from rlinf_core.config.fragments.checks import (
     check_components,
     check_fsdp,
     check_group_names,
+    check_loggers,
     check_samples,
 )
 from rlinf_core.config.fragments.data import DataConfig
@@ -129,6 +130,7 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "reward": config.reward.group_name}
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
+    check_loggers(config.runner, report)
     check_batches(config, config.actor, world_sizes.get("actor"), report)
     _check_algorithm(config, report)
     _check_lengths(config, report)

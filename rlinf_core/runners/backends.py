@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rlinf_core.config.fragments.runner import LOGGER_PACKAGES
 from rlinf_core.errors import ConfigError, RunError
 
 
@@ -112,7 +113,7 @@ class WandB(_Tracker):
             "name": settings.name,
             # The same run goes on after a resume.
             "id": settings.name,
-            "resume": "allow",
+            "resume": "allow" if settings.resumed else "never",
             "dir": str(settings.folder),
             "config": dict(settings.config),
         }
@@ -126,8 +127,8 @@ class SwanLab(_Tracker):
     def arguments(self, settings: BackendSettings) -> dict[str, Any]:
         return {
             "project": settings.project,
-            "experiment_name": settings.name,
-            "logdir": str(settings.folder / "swanlab"),
+            "name": settings.name,
+            "log_dir": str(settings.folder / "swanlab"),
             "config": dict(settings.config),
         }
 
@@ -141,17 +142,16 @@ class Trackio(_Tracker):
         return {
             "project": settings.project,
             "name": settings.name,
-            "resume": "allow",
+            "resume": "allow" if settings.resumed else "never",
             "config": dict(settings.config),
         }
 
 
-# Each backend: its class, the modules that it imports, and how pip gets them.
-_BACKENDS: Final[Mapping[str, tuple[type[MetricsBackend], tuple[str, ...], str]]] = {
-    "tensorboard": (TensorBoard, ("tensorboard", "torch"), "pip install 'rlinf[tensorboard]'"),
-    "wandb": (WandB, ("wandb",), "pip install 'rlinf[wandb]'"),
-    "swanlab": (SwanLab, ("swanlab",), "pip install 'rlinf[swanlab]'"),
-    "trackio": (Trackio, ("trackio",), "pip install 'rlinf[trackio]'"),
+_BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "swanlab": SwanLab,
+    "trackio": Trackio,
 }
 
 
@@ -167,7 +167,7 @@ def open_backends(names: Sequence[str], settings: BackendSettings) -> list[Metri
     opened: list[MetricsBackend] = []
     for name in names:
         try:
-            opened.append(_BACKENDS[name][0](settings))
+            opened.append(_BACKENDS[name](settings))
         except Exception as error:
             for backend in opened:
                 with suppress(Exception):
@@ -193,7 +193,7 @@ def check_backend(name: str) -> None:
 
         hint = did_you_mean(name, _BACKENDS) or f"known: {quoted(_BACKENDS)}"
         raise ConfigError(f"unknown logger backend `{name}`", where=where, help=hint)
-    _, modules, command = _BACKENDS[name]
+    modules, command = LOGGER_PACKAGES[name]
     missing = next((module for module in modules if find_spec(module) is None), None)
     if missing is not None:
         raise ConfigError(

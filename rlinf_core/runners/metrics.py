@@ -8,10 +8,11 @@ A metric that is not a number (a loss that went to infinity) is null, since JSON
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple, Self, cast
 
 from rlinf_core.errors import RunError
 from rlinf_core.runners.backends import MetricsBackend
+
+LOGGER = logging.getLogger("rlinf")
 
 
 class Metrics(NamedTuple):
@@ -106,8 +109,7 @@ class MetricsWriter:
             self._file.write(text)
             self._file.truncate(self._last_start + len(text))
         self._last = line
-        for backend in self._backends:
-            backend.log(step, numbers)
+        self._tell(lambda backend: backend.log(step, numbers))
 
     def rewind(self, step: int) -> None:
         """Drops what was written for steps after `step`: the run goes on from there.
@@ -117,15 +119,27 @@ class MetricsWriter:
         """
         with self._guarded():
             self._keep_until(step)
-        for backend in self._backends:
-            backend.rewind(step)
+        self._tell(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
         """Writes out what backends hold back. Safe to call twice."""
         self._file.close()
-        backends, self._backends = self._backends, ()
-        for backend in backends:
-            backend.close()
+        self._tell(lambda backend: backend.close())
+        self._backends = ()
+
+    def _tell(self, what: Callable[[MetricsBackend], None]) -> None:
+        """Tells the backends. A service that fails is left out from then on: no run ends for its sake."""
+        kept: list[MetricsBackend] = []
+        for backend in self._backends:
+            try:
+                what(backend)
+                kept.append(backend)
+            except Exception as error:  # noqa: BLE001 - services fail in their own ways
+                name = type(backend).__name__
+                LOGGER.warning(
+                    "%s gets no more metrics (%s: %s); all are in %s", name, type(error).__name__, error, self.path
+                )
+        self._backends = tuple(kept)
 
     def _keep_until(self, step: int | None) -> None:
         """Cuts the file behind the last whole line of a step up to `step`; None: of any."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, FsdpConfig
+from rlinf_core.config.fragments.runner import LOGGER_PACKAGES, RunnerConfig
 from rlinf_core.config.tree import Path
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
@@ -127,6 +128,22 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
                 "conflicting-settings",
                 f"`{other}.group_name` and `{section}.group_name` are both `{name}`",
                 "give each worker group a name of its own",
+            )
+
+
+def check_loggers(runner: RunnerConfig, report: Report) -> None:
+    """The packages of the logger backends are in the Python that drives the run, which is this one."""
+    for index, name in enumerate(runner.logger.logger_backends):
+        from importlib.util import find_spec
+
+        modules, command = LOGGER_PACKAGES[name]
+        missing = next((module for module in modules if find_spec(module) is None), None)
+        if missing is not None:
+            report(
+                ("runner", "logger", "logger_backends", index),
+                "missing-extra",
+                f"`logger_backends` names `{name}`, which needs the package `{missing}`; this Python does not have it",
+                f"run `{command}`, or take it out of the list: `metrics.jsonl` is always written",
             )
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from pydantic import Field
 
 from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, StepsOrNever
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Text
+
+# What a logger backend imports, and how pip gets it.
+LOGGER_PACKAGES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "tensorboard": (("tensorboard", "torch"), "pip install 'rlinf[tensorboard]'"),
+    "wandb": (("wandb",), "pip install 'rlinf[wandb]'"),
+    "swanlab": (("swanlab",), "pip install 'rlinf[swanlab]'"),
+    "trackio": (("trackio",), "pip install 'rlinf[trackio]'"),
+}
 
 
 class LoggerConfig(ConfigModel):

@@ -1,0 +1,148 @@
+"""Logger backends: imported when named, told every step once, and never a reason for a run to end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rlinf_core.config.fragments.runner import LOGGER_PACKAGES
+from rlinf_core.errors import ConfigError, RunError
+from rlinf_core.job.load import load_job
+from rlinf_core.runners import backends
+from rlinf_core.runners.backends import BackendSettings, MetricsBackend, open_backends
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+
+TRACKERS = ("wandb", "swanlab", "trackio")
+
+
+def settings(path: Path, *, resumed: bool = False) -> BackendSettings:
+    return BackendSettings(path, "rlinf", "embodied-1", {"runner": {"max_steps": 3}}, resumed)
+
+
+class Service(ModuleType):
+    """Stands for wandb and its like: remembers what it is told."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.told: list[Any] = []
+
+    def init(self, **arguments: Any) -> None:
+        self.told.append(arguments)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.told.append((step, metrics))
+
+    def finish(self) -> None:
+        self.told.append("finished")
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_service_is_told_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    service = Service(name)
+    monkeypatch.setitem(sys.modules, name, service)
+    (backend,) = open_backends([name], settings(tmp_path))
+    for step in (1, 2, 3):
+        backend.log(step, {"env/return": step})
+    # After a restart steps 2 and 3 come again; services take no step twice.
+    backend.rewind(1)
+    for step in (2, 3, 4):
+        backend.log(step, {"env/return": step})
+    backend.close()
+    arguments, *told = service.told
+    assert arguments["project"] == "rlinf"
+    assert arguments["name"] == "embodied-1"
+    assert arguments["config"] == {"runner": {"max_steps": 3}}
+    assert told == [*((step, {"env/return": step}) for step in (1, 2, 3, 4)), "finished"]
+
+
+def test_a_package_that_is_missing_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    monkeypatch.setattr(backends, "find_spec", lambda name: service.__spec__ if name == "wandb" else None)
+    with pytest.raises(ConfigError, match="needs the package `trackio`") as raised:
+        open_backends(["wandb", "trackio"], settings(tmp_path))
+    assert "pip install 'rlinf[trackio]'" in str(raised.value)
+    assert service.told == []
+
+
+def test_an_unknown_backend(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown logger backend `wandbb`") as raised:
+        open_backends(["wandbb"], settings(tmp_path))
+    assert "did you mean `wandb`" in str(raised.value)
+
+
+def test_one_that_does_not_start_takes_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, broken = Service("wandb"), Service("trackio")
+
+    def refuse(**_: Any) -> None:
+        raise ConnectionError("no login")
+
+    monkeypatch.setattr(broken, "init", refuse)
+    for service in (fine, broken):
+        monkeypatch.setitem(sys.modules, service.__name__, service)
+    with pytest.raises(RunError, match="`trackio` does not start") as raised:
+        open_backends(["wandb", "trackio"], settings(tmp_path))
+    assert "no login" in str(raised.value)
+    assert fine.told[-1] == "finished"
+
+
+def test_a_service_that_fails_later_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Flaky(MetricsBackend):
+        told = 0
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.told += 1
+            raise ConnectionError("the network is gone")
+
+        def close(self) -> None:
+            raise AssertionError("it was left out")
+
+    flaky = Flaky()
+    with caplog.at_level(logging.WARNING), MetricsWriter(tmp_path / "metrics.jsonl", [flaky]) as writer:
+        writer.log(1, {"a": 1})
+        writer.log(2, {"a": 2})
+    assert flaky.told == 1
+    assert caplog.text.count("Flaky gets no more metrics (ConnectionError: the network is gone)") == 1
+    assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch")
+    (backend,) = open_backends(["tensorboard"], settings(tmp_path))
+    for step in (1, 2, 3):
+        backend.log(step, {"env/return": float(step)})
+    backend.rewind(1)
+    backend.log(2, {"env/return": 20.0})
+    backend.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("env/return")] == [(1, 1.0), (2, 20.0)]
+
+
+def test_validate_knows_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else real(name, *rest))
+    job = load_job("laptop", ["runner.logger.logger_backends=[wandb]"])
+    (found,) = [each for each in job.diagnostics if each.code == "missing-extra"]
+    assert found.path == ("runner", "logger", "logger_backends", 0)
+    assert found.help is not None
+    assert "pip install 'rlinf[wandb]'" in found.help
+
+
+def test_every_backend_has_its_package_and_class() -> None:
+    assert set(LOGGER_PACKAGES) == set(backends._BACKENDS)
