@@ -86,7 +86,8 @@ _CHOICES = (
         "a package that the file needs is not installed",
         "Simulators and the services that metrics go to are optional. This one would run in the Python that checks the "
         "file, and is not there. Install it, or give the env's nodes an interpreter that has it "
-        "(`python_interpreter_path` of their `env_configs`). For a cluster of other machines, and for other interpreters, this is checked on the nodes.",
+        "(`python_interpreter_path` of their `env_configs`). For a cluster of other machines, and for other "
+        "interpreters, this is checked on the nodes.",
         f"{_WHOLE}env:\n  train:\n    env_type: «libero»\n    task: libero_spatial\n",
         f"{_WHOLE}env:\n  train:\n    env_type: franka_kin\n",
     ),
