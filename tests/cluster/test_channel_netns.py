@@ -1,0 +1,69 @@
+"""Channels between two hosts, and what becomes of an item whose consumer's host vanishes."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster.hosts import Hosts
+    from tests.cluster.ray_hosts import Driver
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
+_SCRIPT = Path(__file__).with_name("channel_driver.py")
+HEAD, OTHER = "render0", "render1"
+
+
+def _load(name: str) -> Any:
+    # Tests are imported by path, so a module beside them is loaded by its path, too.
+    spec = importlib.util.spec_from_file_location(f"rlinf_test_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ray_hosts = _load("ray_hosts")
+
+
+@pytest.fixture(scope="module")
+def job(hosts: Hosts) -> Iterator[Driver]:
+    """A driver on the head, which is node 0. Each actor is on the host of its rank."""
+    ray = ray_hosts.RayHosts(hosts.folder / "channels", hosts[HEAD], hosts[OTHER])
+    try:
+        ray.begin(hosts[HEAD], env={"RLINF_NODE_RANK": "0"})
+        ray.wait_for_head()
+        ray.begin(hosts[OTHER], env={"RLINF_NODE_RANK": "1"})
+        with ray_hosts.driver(ray, hosts[HEAD], _SCRIPT) as made:
+            made.pids = made.call("begin")
+            yield made
+    finally:
+        ray.end()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize(("producer", "consumer"), [(0, 1), (1, 0)])
+def test_items_pass_between_hosts_wherever_the_channel_is(job: Any, producer: int, consumer: int, node: int) -> None:
+    # From what travels packed to more than one turn of reading, and more of them than the channel holds.
+    sizes = [0, 1, 5_000, 200_000, 10_000_000, 10, 10, 3_000_000]
+    found = job.call("pass_on", producer, consumer, node, sizes)
+    assert found == [[number, size, number if size else 0] for number, size in enumerate(sizes)]
+
+
+def test_what_was_on_its_way_to_a_host_that_vanishes_goes_to_the_next_consumer(job: Any, hosts: Hosts) -> None:
+    sizes = {"small": 10, "large": 30_000_000}
+    job.call("ask", 1, list(sizes), 1)
+    # What is sent to it from now on, it cannot take.
+    hosts[OTHER].run(["kill", "-STOP", str(job.pids[1])])
+    assert job.call("hand_out", sizes) == [0, 0]
+    job.call("ask", 0, list(sizes), 1)
+    began = time.monotonic()
+    with hosts[OTHER].unplugged():
+        assert job.call("answer", 0) == list(sizes.values())
+        assert time.monotonic() - began < 15
