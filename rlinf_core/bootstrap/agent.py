@@ -12,7 +12,15 @@ from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.transport import Kind, Result, Transport
 
 # In the order in which they import each other. All of them travel.
-PARTS: Final = ("node_processes", "node_facts", "node_ray", "node_agent")
+PARTS: Final = (
+    "node_processes",
+    "node_facts",
+    "node_inspect",
+    "node_links",
+    "node_ray",
+    "node_run",
+    "node_agent",
+)
 _PACKAGE: Final = "rlinf_core.bootstrap"
 # The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
@@ -61,15 +69,15 @@ class Answer(NamedTuple):
 
 
 @cache
-def _source() -> bytes:
-    """What the loader executes: the parts of the agent as modules of the names that they have here."""
+def source(main: str = "node_agent") -> bytes:
+    """What the loader executes: the parts as modules of the names that they have here, and `main()` of one of them."""
     here = Path(__file__).parent
     parts = [(f"{_PACKAGE}.{name}", (here / f"{name}.py").read_text(encoding="utf-8")) for name in PARTS]
     text = _CARRIER.format(
         parts=parts,
         packages=("rlinf_core", _PACKAGE),
         package=_PACKAGE,
-        main=f"{_PACKAGE}.node_agent",
+        main=f"{_PACKAGE}.{main}",
     ).encode()
     return b"%d\n%s" % (len(text), text)
 
@@ -81,7 +89,7 @@ def command(interpreter: str) -> list[str]:
 
 def script(request: dict[str, Any]) -> bytes:
     """What the agent reads: itself, and the request."""
-    return _source() + json.dumps(request).encode() + b"\n"
+    return source() + json.dumps(request).encode() + b"\n"
 
 
 async def ask(

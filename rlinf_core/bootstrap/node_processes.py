@@ -5,6 +5,7 @@ Travels to nodes: standard library only, and no syntax or function later than Py
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -192,6 +193,27 @@ def remove(path: str) -> str | None:
     except OSError:
         pass
     return path if os.path.lexists(path) else None
+
+
+def reap_sockets() -> None:
+    """Removes the folders of sockets whose processes are gone: each is locked for as long as its process lives."""
+    prefix = f"rlinf-{os.getuid()}-"
+    for base in {tempfile.gettempdir(), "/tmp"}:
+        for name in os.listdir(base):
+            path = os.path.join(base, name)
+            if not name.startswith(prefix) or os.path.islink(path):
+                continue
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            except OSError:
+                pass  # its process lives
+            finally:
+                os.close(lock)
 
 
 def tail(path: str, lines: int = 12, size: int = 16384) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -352,6 +352,8 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
         found = os.path.isdir(folder)
         left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
         processes.remove(lock)
+        with suppress(OSError):
+            os.rmdir(os.path.dirname(folder))  # where it was the last thing of this user's
     return {"found": found or bool(left["ended"]), **left}
 
 
@@ -367,6 +369,7 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
     left = processes.kill_all(cluster)
     others = processes.listeners() if held.ports else {}
     shared = [path for path in held.shared if processes.remove(path)] if not left else list(held.shared)
+    processes.reap_sockets()
     files = [path for path in (folder, *held.folders) if not left and processes.remove(path)]
     return {
         "ended": len(pids),

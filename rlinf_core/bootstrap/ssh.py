@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +80,7 @@ class SshTransport(Transport):
         command = [self._program, *self.arguments(node), shlex.join(argv)]
         async with self._turns:
             try:
-                result = await run_process(command, stdin, deadline, on_line, _environment(os.environ))
+                result = await run_process(command, stdin, deadline, on_line, environment())
             except OSError as error:
                 return Result(
                     -1,
@@ -156,9 +156,9 @@ def _login(node: NodeTarget) -> list[str]:
     return parts
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Ssh speaks English, because its words are read; the character set stays, because it travels to the nodes."""
-    env = dict(own)
+def environment() -> dict[str, str]:
+    """Of ssh: it speaks English, because its words are read; the character set stays, because it travels to nodes."""
+    env = dict(os.environ)
     overruling = env.pop("LC_ALL", None)
     if overruling:
         env["LANG"] = overruling

@@ -147,6 +147,8 @@ class _Run:
         await self._verify()
         if decision.actions and self._keeps_record:
             self._save(before)
+        elif before is None and request.only is None:
+            state.forget(request.name)  # a token that no node has got
         return self._report()
 
     @property

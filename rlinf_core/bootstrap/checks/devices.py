@@ -1,0 +1,117 @@
+"""What nodes hold: accelerators, robots and cameras, declared against found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.hardware.robots.unit import RobotUnit
+
+_PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
+
+
+def accelerators(seen: Sequence[Seen]) -> list[Finding]:
+    """As many as declared, and of the declared model where the system tells one."""
+    return [_accelerators(each) for each in seen]
+
+
+def _accelerators(each: Seen) -> Finding:
+    declared, said = each.node.accelerators, each.facts["accelerators"]
+    if "found" not in said:
+        verdict = Verdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else Verdict.FAULT
+        what = "nobody looked, because rlinf is not there" if each.facts["fingerprint"] is None else said["fault"]
+        return each.finding("accelerators", verdict, what)
+    models: list[str | None] = said["found"]["models"]
+    what, data = found_text(said), {"found": len(models), "models": models}
+    if declared is None:
+        return each.ok("accelerators", what, data)
+    data["declared"] = declared.per_node
+    if len(models) != declared.per_node:
+        named = f" {declared.model}" if declared.model else ""
+        message = f"{len(models)} of {declared.per_node} declared{named} were found"
+        help = "repair the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
+        return each.finding("accelerators", Verdict.FAULT, message, help, data)
+    wanted = _folded(declared.model or "")
+    other = sorted({model for model in models if model and wanted not in _folded(model)})
+    if wanted and other:
+        message = f"{declared.model} is declared, {', '.join(other)} was found"
+        return each.finding("accelerators", Verdict.FAULT, message, "correct `accelerators.model` of its group", data)
+    return each.ok("accelerators", f"{what}, as declared", data)
+
+
+def _folded(model: str) -> str:
+    """`RTX 4090` is what `NVIDIA GeForce RTX-4090` holds."""
+    return "".join(filter(str.isalnum, model.casefold()))
+
+
+def found_text(said: Any) -> str:
+    """`8 NVIDIA (A800)`, `none`, or why nobody knows."""
+    if "found" not in said:
+        return f"unknown: {said['fault']}"
+    models = said["found"]["models"]
+    if not models:
+        return "none"
+    names = ", ".join(sorted({model for model in models if model}))
+    return f"{len(models)} {said['found']['type']}" + (f" ({names})" if names else "")
+
+
+def robots(seen: Sequence[Seen]) -> list[Finding]:
+    """Whether each declared robot answers on the node that it is attached to."""
+    found: list[Finding] = []
+    for each in seen:
+        answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
+        for kind, unit in each.node.robots:
+            if getattr(unit, "disable_validate", False):
+                found.append(each.finding("robot", Verdict.SKIPPED, f"{kind}: `disable_validate` is set"))
+                continue
+            for host, port in unit.addresses():
+                found.append(_robot(each, kind, f"{host}:{port}", answers.get((host, port), "it was not asked")))
+    return found
+
+
+def _robot(each: Seen, kind: str, address: str, fault: str | None) -> Finding:
+    data = {"type": kind, "address": address, "fault": fault}
+    if fault is None:
+        return each.finding("robot", Verdict.OK, f"{kind} at {address} answers", data=data)
+    help = "switch the robot and its controller on, and check the cable, `robot_ip` and the node's route to it"
+    return each.finding("robot", Verdict.FAULT, f"{kind} at {address}: {fault}", help, data)
+
+
+def cameras(seen: Sequence[Seen]) -> list[Finding]:
+    """Whether each declared camera is plugged in, where the maker's package can tell."""
+    return [
+        finding
+        for each in seen
+        for make, serials in cameras_of(unit for _, unit in each.node.robots).items()
+        for finding in _cameras(each, make, serials)
+    ]
+
+
+def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
+    said = each.facts["cameras"].get(make) or {"fault": "it was not asked"}
+    listed = ", ".join(serials)
+    if "found" not in said:
+        package = _PACKAGE.get(make, make)
+        if "ModuleNotFoundError" in said["fault"]:
+            what = f"{make} {listed}: `{package}` is not installed there, so nobody looked"
+            return [each.finding("camera", Verdict.SKIPPED, what)]
+        return [each.finding("camera", Verdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
+    present = {str(serial) for serial in said["found"]}
+    missing = [serial for serial in serials if serial not in present]
+    if not missing:
+        return [each.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
+    others = ", ".join(sorted(present - set(serials))) or "none"
+    what = f"{make} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not plugged in; others there: {others}"
+    return [each.finding("camera", Verdict.FAULT, what, "plug it in, or correct `camera_serials`")]
+
+
+def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
+    """The declared serials of a node's cameras by make. Robots without cameras have no such fields."""
+    found: dict[str, tuple[str, ...]] = {}
+    for unit in units:
+        serials: tuple[str, ...] = getattr(unit, "camera_serials", ())
+        if serials:
+            make = str(getattr(unit, "camera_type", "realsense"))
+            found[make] = (*found.get(make, ()), *serials)
+    return found

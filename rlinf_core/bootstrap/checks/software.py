@@ -1,0 +1,98 @@
+"""Interpreters, Ray, and rlinf itself: there, and the same everywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+
+_OLDEST: Final = (3, 11)
+
+
+def interpreters(seen: Sequence[Seen]) -> list[Finding]:
+    """Each node's Python: new enough, and of the head's minor version."""
+    head = _head(seen)
+    return [_interpreter(each, head) for each in seen]
+
+
+def _interpreter(each: Seen, head: Seen) -> Finding:
+    path, python = each.node.interpreter, each.facts["python"]
+    version = ".".join(map(str, python))
+    what = f"`{path}` is Python {version}"
+    help = "give its group another `python_interpreter_path`"
+    fault = each.facts.get("fault")
+    if fault:
+        return each.finding("interpreter", Verdict.FAULT, f"`{path}` cannot tell its versions: {fault}", help)
+    if tuple(python[:2]) < _OLDEST:
+        return each.finding("interpreter", Verdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
+    if python[:2] != head.facts["python"][:2]:
+        of_head = ".".join(map(str, head.facts["python"]))
+        return each.finding(
+            "interpreter",
+            Verdict.FAULT,
+            f"{what}, {head.node.name} runs {of_head}",
+            "give its group an interpreter of the same minor version",
+        )
+    return each.ok("interpreter", what)
+
+
+def rays(seen: Sequence[Seen]) -> list[Finding]:
+    """Each node's Ray: there, and of the head's version."""
+    head = _head(seen)
+    return [_ray(each, head) for each in seen]
+
+
+def _ray(each: Seen, head: Seen) -> Finding:
+    path, version, wanted = each.node.interpreter, each.facts["ray"], head.facts["ray"]
+    if version is None:
+        package = f"ray=={wanted}" if wanted else "ray"
+        return each.finding("ray", Verdict.FAULT, f"`{path}` has no ray", f"`{path} -m pip install {package}`")
+    if wanted is not None and version != wanted:
+        return each.finding(
+            "ray",
+            Verdict.FAULT,
+            f"`{path}` has ray {version}, {head.node.name} has {wanted}",
+            f"`{path} -m pip install ray=={wanted}`",
+        )
+    return each.ok("ray", f"ray {version}")
+
+
+def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
+    """Whether the rlinf and the recipes that each node would import are the ones here.
+
+    Args:
+        seen: the nodes.
+        own: the fingerprint of the code here.
+    """
+    return [_code(each, own) for each in seen]
+
+
+def _code(each: Seen, own: str | None) -> Finding:
+    path, found = each.node.interpreter, each.facts["fingerprint"]
+    places: dict[str, Any] = dict(each.facts.get("places") or {})
+    if found is None:
+        return each.finding("code", Verdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
+    if "recipes" not in places:
+        return each.finding(
+            "code", Verdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
+        )
+    if found != own:
+        where = ", ".join(f"`{place}`" for place in places.values())
+        return each.finding(
+            "code",
+            Verdict.FAULT,
+            f"the code in {where} has fingerprint {found}, here it is {own}",
+            "install the same rlinf there; a package of another's named `recipes` may stand before it",
+        )
+    return each.ok("code", f"rlinf {each.facts['rlinf']}, fingerprint {found}")
+
+
+def _head(seen: Sequence[Seen]) -> Seen:
+    """What the others are compared with: node 0, or where it did not answer what most of the others have."""
+    for each in seen:
+        if each.node.is_head:
+            return each
+    usual, _ = Counter((tuple(each.facts["python"][:2]), each.facts["ray"]) for each in seen).most_common(1)[0]
+    return next(each for each in seen if (tuple(each.facts["python"][:2]), each.facts["ray"]) == usual)

@@ -1,0 +1,204 @@
+"""The preflight: every node is asked at once what it has, the links between them are measured, and all is judged.
+
+Nothing is started but for the moment of a measurement, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.bootstrap import links
+from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.checks import access, devices, room, software
+from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
+from rlinf_core.bootstrap.transport import Kind, Transport
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+# Seconds that a node may take to look at itself: a tool of a vendor's may need twenty.
+LOOK_SECONDS: Final = 45.0
+LINK_SECONDS: Final = 60.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be looked at.
+
+    Attributes:
+        cluster: the section of the file.
+        nodes: of it, by rank.
+        cluster_id: what the processes of this cluster are marked with, so that they count as no stranger's.
+        fingerprint: of the code here.
+        token: where the recorded cluster's token is, or None.
+        link_seconds: that measuring may take; 0 to leave it.
+    """
+
+    cluster: ClusterConfig
+    nodes: tuple[NodeTarget, ...]
+    cluster_id: str
+    fingerprint: str | None
+    token: Path | None = None
+    link_seconds: float = LINK_SECONDS
+
+
+class Report(NamedTuple):
+    """What was found.
+
+    Attributes:
+        findings: in the order of the checks.
+        num_nodes: of the file.
+        num_reached: that could be asked.
+        seconds: that it took.
+    """
+
+    findings: tuple[Finding, ...]
+    num_nodes: int
+    num_reached: int
+    seconds: float
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(each.verdict is verdict for each in self.findings)
+
+    @property
+    def reached(self) -> bool:
+        return not self.count(Verdict.UNREACHABLE)
+
+    @property
+    def ok(self) -> bool:
+        return self.reached and not self.count(Verdict.FAULT)
+
+
+class Look(NamedTuple):
+    """The nodes that answered, and a finding for each that did not."""
+
+    seen: list[Seen]
+    findings: list[Finding]
+
+
+async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
+    """Everything that can be known before a job starts.
+
+    Args:
+        request: what is to be looked at.
+        transport: the way to the nodes.
+        tell: is told what is waited for.
+    """
+    begun = time.monotonic()
+    look = await look_at(request.nodes, request.cluster_id, transport, tell)
+    findings = look.findings + judge(look.seen, request)
+    if request.link_seconds and len(look.seen) > 1:
+        findings += await _links(request, look.seen, transport, tell)
+    reached = len(request.nodes) - sum(each.verdict is Verdict.UNREACHABLE for each in findings)
+    return Report(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
+
+
+async def look_at(nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell) -> Look:
+    """What each node says about itself, all at once."""
+    connect = max((node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0 for node in nodes)
+    count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+    tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
+    answers = await asyncio.gather(*(_look(node, cluster_id, transport) for node in nodes))
+    seen = [each for each in answers if isinstance(each, Seen)]
+    return Look(seen, [each for each in answers if isinstance(each, Finding)])
+
+
+async def _look(node: NodeTarget, cluster_id: str, transport: Transport) -> Seen | Finding:
+    connect = (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
+    asked = time.time()
+    request: dict[str, Any] = {
+        "verb": "inspect",
+        "cluster": cluster_id,
+        "env": dict(node.env),
+        "prepended": list(node.prepended),
+        "ports": node.ports.fixed(head=node.is_head),
+        "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
+        "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
+    }
+    answer = await ask(transport, node, request, deadline=connect + LOOK_SECONDS)
+    if answer.data is None:
+        return _unanswered(node, answer)
+    return Seen(node, answer.data, asked, time.time())
+
+
+def _unanswered(node: NodeTarget, answer: Answer) -> Finding:
+    """Why a node said nothing: it was not reached, or its interpreter does not do."""
+    what = f"{answer.message}: {answer.why}" if answer.why and answer.why not in answer.message else answer.message
+    if answer.result.kind is Kind.DONE:
+        return Finding("interpreter", Verdict.FAULT, what, node.rank, node.name, answer.help)
+    data = {"kind": str(answer.result.kind)}
+    return Finding("reach", Verdict.UNREACHABLE, what, node.rank, node.name, answer.help, data)
+
+
+def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
+    """The checks over what the nodes say. Pure, but for the mode of the token's file."""
+    if not seen:
+        return access.token(request.token)
+    declared = request.cluster.head_address
+    head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
+    return [
+        *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
+        *access.machines(seen),
+        *software.interpreters(seen),
+        *software.rays(seen),
+        *software.codes(seen, request.fingerprint),
+        *room.clocks(seen),
+        *room.ports(seen),
+        *room.disks(seen),
+        *room.shared_memory(seen),
+        *room.limits(seen),
+        *devices.accelerators(seen),
+        *devices.robots(seen),
+        *devices.cameras(seen),
+        *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
+        *access.token(request.token),
+    ]
+
+
+async def _links(request: Request, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
+    by_rank = {each.node.rank: each for each in seen}
+    wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
+    usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
+    tell(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
+    measured, left = await links.measure(
+        usable, by_rank, transport, seconds=request.link_seconds, head_address=request.cluster.head_address
+    )
+    return links.findings_of(measured, left, by_rank)
+
+
+def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
+    """The nodes on which the processes of each component will run, by what is declared, else by what was found."""
+    topology = ClusterTopology.from_config(cluster)
+    if any(group.unit is None for group in topology.groups.values()):
+        nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]
+        try:
+            topology = ClusterTopology.from_nodes(nodes, cluster)
+        except PlacementError:
+            return {}  # what was found is not what is declared, which is told for itself
+    found: dict[str, list[int]] = {}
+    for name in cluster.component_placement:
+        alone = cluster.model_copy(update={"component_placement": {name: cluster.component_placement[name]}})
+        try:
+            placements = ComponentPlacement(alone, topology).get_strategy(name).get_placement(topology)
+        except PlacementError:
+            continue
+        found[name] = sorted({each.cluster_node_rank for each in placements})
+    return found
+
+
+def _with_found(node: NodeInfo, seen: Seen | None) -> NodeInfo:
+    said = seen.facts["accelerators"].get("found") if seen is not None else None
+    if said is None or node.num_accelerators is not None:
+        return node if node.num_accelerators is not None else node._replace(num_accelerators=0)
+    count = len(said["models"])
+    return node._replace(num_accelerators=count, accelerator_type=said["type"] if count else None)

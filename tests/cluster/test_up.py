@@ -1,0 +1,229 @@
+"""`rlinf up` and `rlinf down` over real ssh: five hosts in three groups, two of them with another interpreter."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster.hosts import Host, Hosts
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+
+FILE = """\
+cluster:
+  num_nodes: 5
+  ports: 21000-21199
+  node_groups:
+    - label: train
+      node_ranks: 0-1
+      hosts: trainer[0-1]
+      env_configs:
+        - {{node_ranks: 0-1, python_interpreter_path: {ours}, env_vars: [{{WHO: "a $(touch {made}) b"}}]}}
+    - label: "sim;$(touch>{made})"
+      node_ranks: 2-3
+      hosts: render[0-1]
+      env_configs:
+        - {{node_ranks: 2-3, python_interpreter_path: {theirs}, env_vars: [{{WHO: "`touch {made}`"}}]}}
+    - label: franka
+      node_ranks: 4
+      hosts: robot0
+      hardware: {{type: Franka, configs: [{{node_rank: 4, robot_ip: 127.0.0.9}}]}}
+"""
+# Run on the head: what a recipe does, in small.
+DRIVER = """\
+import json, os, sys
+from rlinf_core import Cluster, NodePlacementStrategy, Worker, load_job
+
+class Seer(Worker):
+    def see(self):
+        return self.worker_info.node_id, sys.executable, os.environ.get("WHO"), os.environ["RLINF_NODE_RANK"]
+
+if __name__ == "__main__":
+    job = load_job(sys.argv[1])
+    with Cluster(cluster_cfg=job.cluster) as cluster:
+        group = Seer.create_group().launch(cluster, NodePlacementStrategy(list(range(5))), name="seer")
+        print(json.dumps(group.see().wait()))
+    sys.exit(7)
+"""
+
+
+class Five:
+    """The cluster of `FILE`, from the control host."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.folder = hosts.folder / "five"
+        self.folder.mkdir()
+        self.made = self.folder / "made-by-a-shell"
+        self.theirs = hosts.interpreter("sim")
+        self.file = self.folder / "five.yaml"
+        self.file.write_text(FILE.format(ours=sys.executable, theirs=self.theirs, made=self.made))
+        self.state = self.folder / "state"
+        self.env = {"XDG_STATE_HOME": str(self.state)}
+
+    def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.hosts.control.rlinf(*arguments, env=self.env)
+
+    def up(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        done = self.rlinf("up", str(self.file), "--output", "json", "--timeout", "90", *arguments)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout), done.stderr
+
+    @property
+    def token(self) -> str:
+        return (self.state / "rlinf" / "clusters" / "five.token").read_text()
+
+
+@pytest.fixture(scope="module")
+def foreign(hosts: Hosts) -> Iterator[tuple[Host, str]]:
+    """A Ray that somebody else started on one of the hosts, by the ports that Ray likes best."""
+    host = hosts["trainer1"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=6379"]
+    command += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000", "--num-cpus=1"]
+    command += ["--temp-dir=/tmp/foreign"]
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = host.spawn(command, **quiet)
+    until(lambda: any("raylet" in args for args in host.processes().values()), "the foreign Ray")
+    yield host, "/tmp/foreign"
+    process.kill()
+    process.wait()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come in {seconds} s"
+        time.sleep(0.2)
+
+
+def of_ray(host: Host, folder: str) -> dict[int, str]:
+    return {pid: args for pid, args in host.processes().items() if folder in args}
+
+
+@pytest.fixture(scope="module")
+def five(hosts: Hosts, foreign: Any) -> Iterator[Five]:
+    made = Five(hosts)
+    code, report, said = made.up()
+    assert code == 0, said
+    assert report["ok"]
+    yield made
+    made.rlinf("down", "--force")
+
+
+def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
+    code, report, said = five.up()
+    assert code == 0, said
+    assert [(node["rank"], node["host"], node["up"], node["changed"]) for node in report["nodes"]] == [
+        (rank, host, True, False) for rank, host in enumerate(("trainer0", "trainer1", "render0", "render1", "robot0"))
+    ]
+    assert report["address"] == f"{five.hosts['trainer0'].address}:21000"
+    assert [node["address"] for node in report["nodes"]] == [host.address for host in five.hosts.hosts]
+
+
+def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) -> None:
+    script = five.folder / "driver.py"
+    script.write_text(DRIVER)
+    code = (
+        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "sys.exit(driver.run_on_head(state.recorded('five'), sys.argv[1:]))"
+    )
+    done = five.hosts.control.run([sys.executable, "-c", code, str(script), str(five.file)], env=five.env)
+    assert done.returncode == 7, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    ours, theirs = sys.executable, str(five.theirs)
+    assert [node for node, *_ in seen] == [0, 1, 2, 3, 4]
+    assert [python for _, python, *_ in seen] == [ours, ours, theirs, theirs, ours]
+    whos = [who for _, _, who, _ in seen]
+    assert (whos[0], whos[2]) == (f"a $(touch {five.made}) b", f"`touch {five.made}`")
+    assert [rank for *_, rank in seen] == ["0", "1", "2", "3", "4"]
+    assert not five.made.exists()
+
+
+def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
+    script = five.folder / "waits.py"
+    script.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    code = (
+        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "sys.exit(driver.run_on_head(state.recorded('five'), sys.argv[1:]))"
+    )
+    run = five.hosts.control.spawn(
+        [sys.executable, "-c", code, str(script)], env=five.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "waits\n"
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert "KeyboardInterrupt" in said
+    assert not any("waits.py" in args for args in five.hosts["trainer0"].processes().values())
+
+
+def test_the_token_is_in_no_process_list_and_no_log(five: Five) -> None:
+    token = five.token
+    for host in five.hosts.hosts:
+        assert not any(token in args for args in host.processes().values())
+        found = host.run(["grep", "-rl", token, "/tmp"], check=False).stdout.split()
+        assert [Path(path).name for path in found] == ["token"]
+        assert host.run(["stat", "-c", "%a", *found]).stdout.strip() == "600"
+    shown = five.rlinf("up", str(five.file), "--dry-run")
+    assert token not in shown.stdout + shown.stderr
+
+
+def test_a_client_without_the_token_is_refused(five: Five) -> None:
+    code = (
+        "from ray._raylet import GcsClient; import sys\n"
+        "try: print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    address = f"{five.hosts['trainer0'].address}:21000"
+    for env in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        variables = [f"{name}={value}" for name, value in env.items()]
+        said = five.hosts["robot0"].run(["env", *variables, sys.executable, "-c", code, address]).stdout
+        assert "5" not in said.split(), said
+        assert "auth" in said.lower(), said
+
+
+def test_what_contradicts_the_file_is_named_and_nothing_changes(five: Five) -> None:
+    before = [host.processes() for host in five.hosts.hosts]
+    done = five.rlinf("up", str(five.file), "cluster.ports=22000-22199")
+    assert done.returncode == 1
+    assert "`ports` is `21000-21199`, the file says `22000-22199`" in done.stderr
+    for host, processes in zip(five.hosts.hosts, before, strict=True):
+        assert set(of_ray(host, "up-")) <= set(processes)
+
+
+def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> None:
+    victim = five.hosts["render1"]
+    raylets = [pid for pid, args in victim.processes().items() if "/raylet/raylet" in args]
+    assert len(raylets) == 1
+    victim.run(["kill", "-9", str(raylets[0])])
+    until(lambda: not of_ray(victim, "up-"), "the end of the node's Ray")
+    code, report, said = five.up()
+    assert code == 0, said
+    assert [node["rank"] for node in report["nodes"] if node["changed"]] == [3]
+
+
+def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str]) -> None:
+    host, folder = foreign
+    theirs = of_ray(host, folder)
+    assert theirs
+    done = five.rlinf("down", "--output", "json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert all(node["found"] and not node["left"] for node in report["nodes"])
+    for each in five.hosts.hosts:
+        assert not of_ray(each, "up-"), each.name
+        assert "rlinf" not in each.run(["ls", "/tmp", "/dev/shm"]).stdout
+    assert of_ray(host, folder).keys() >= theirs.keys()
+    again = five.rlinf("down")
+    assert (again.returncode, again.stdout) == (0, "no cluster is up\n")
+    assert five.rlinf("down", str(five.file)).returncode == 0
