@@ -93,6 +93,9 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         raise RunError(
             "the learning curve cannot be written", where=str(folder), why=error.strerror or str(error)
         ) from error
+    except Exception as error:
+        # Of another version of matplotlib, say. The run is fine without its picture, so whoever asks can go on.
+        raise RunError("the learning curve cannot be drawn", why=f"{type(error).__name__}: {error}") from error
     return paths
 
 

@@ -89,6 +89,16 @@ def test_no_peak_is_lost() -> None:
     assert thinned == sorted(thinned)
 
 
+def test_whatever_fails_in_matplotlib_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("in a later version")
+
+    monkeypatch.setattr(curve, "_figure", fail)
+    with pytest.raises(RunError, match="cannot be drawn") as raised:
+        draw_curve(write(tmp_path, 3, {"env/return": 1}), tmp_path, "run")
+    assert "ZeroDivisionError: in a later version" in str(raised.value)
+
+
 def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "find_spec", lambda name: None)
     file = write(tmp_path, 3, {"env/return": 1})
