@@ -52,6 +52,8 @@ class Engine:
 _engine: Engine | None = None
 _ends: list[Callable[[], Sequence[Exception]]] = []
 _exits_with_failure = False
+# What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
+_own_token: str | None = None
 
 
 def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
@@ -191,12 +193,16 @@ def _start(namespace: str) -> Engine:
 def _set_up_authentication(folder: Path) -> None:
     """A token of our own. Ray reads the mode once, when it is imported: later it makes a token of its own, unless
     whoever imported it has chosen otherwise."""
-    if "ray" in sys.modules or "RAY_AUTH_MODE" in os.environ:
-        return
+    global _own_token
+    if _own_token is None:
+        if "ray" in sys.modules or "RAY_AUTH_MODE" in os.environ:
+            return
+        _own_token = secrets.token_hex(32)
+    # A second cluster of this process has another folder, and the token that Ray knows from the first.
     token = folder / "token"
     descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32))
+        file.write(_own_token)
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 

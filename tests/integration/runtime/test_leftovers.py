@@ -37,6 +37,11 @@ if how == "block":
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         raise
+elif how == "again":
+    cluster.shutdown()
+    cluster = Cluster(num_nodes=1)
+    group = W.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="w")
+    assert group.ring(b"x" * 1000).wait() == [1000] * 2
 elif how == "raise":
     group.fail().wait()
 elif how == "unseen":
@@ -112,6 +117,15 @@ def test_a_driver_that_returns_leaves_nothing(folder: Path) -> None:
     until_none_is_left(folder, 20)
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
     assert shared_memory() <= before
+
+
+def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
+    """As a run does that starts again after a worker died."""
+    process = start(folder, "again")
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    until_none_is_left(folder, 20)
+    assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
 def test_a_driver_that_is_killed_leaves_nothing_after_the_next_start(folder: Path) -> None:
