@@ -82,6 +82,40 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     return values or [*overrides(ctx, incomplete), *files(ctx, incomplete)]
 
 
+@_careful
+def training(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
+    from rlinf_core.job.registry import recipe_names
+
+    if _named(_words(ctx)) is not None:
+        return files_and_overrides(ctx, incomplete)
+    if ctx.params.get("arguments") or _words(ctx):
+        # Bash parts `recipe=NAME` into words, of which the last is the name so far.
+        return _starting(recipe_names(), incomplete) if "recipe" in _words(ctx) else overrides(ctx, incomplete)
+    names = [f"recipe={name}" for name in recipe_names()]
+    return [*_starting(names, incomplete), *files(ctx, incomplete)]
+
+
+@_careful
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The run folders, the youngest first."""
+    from rlinf_cli.runs import DEFAULT_LOG_PATH, all_runs
+
+    folders = all_runs(ctx.params.get("log_path") or DEFAULT_LOG_PATH)
+    names = [folder.path.name for folder in sorted(folders, key=lambda folder: -folder.state.created)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@_careful
+def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The components that the run has logs of."""
+    from rlinf_cli.log_files import log_files
+    from rlinf_cli.runs import DEFAULT_LOG_PATH, find_run
+
+    folder = find_run(ctx.params.get("run"), ctx.params.get("log_path") or DEFAULT_LOG_PATH)
+    return _starting({file.component for file in log_files(folder.logs)}, incomplete)
+
+
 def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
     """Values of the key before, where the shell has parted `key=value` into words.
 
@@ -127,14 +161,28 @@ def _words(ctx: typer.Context) -> list[str]:
 
 def _job(ctx: typer.Context) -> Job | None:
     """What is known of the file on the command line; None without one."""
-    from rlinf_cli.options import is_override
-
-    named = next((word for word in _words(ctx) if word != "-" and not is_override(word)), None)
+    named = _named(_words(ctx))
     if named is None:
         return None
     from rlinf_core.job.load import load_job
 
     return load_job(named)
+
+
+def _named(words: list[str]) -> str | None:
+    """The file among arguments, or the one that a recipe among them starts from."""
+    from rlinf_cli.options import is_override
+
+    named = next((word for word in words if word != "-" and not is_override(word)), None)
+    recipe = next((word.partition("=")[2] for word in words if word.startswith("recipe=")), None)
+    # Bash parts `recipe=NAME` into three words.
+    if recipe is None and words[:2] == ["recipe", "="] and len(words) > 2:
+        recipe = words[2]
+    if recipe:
+        from rlinf_core.job.registry import find_recipe
+
+        return find_recipe(recipe).default_config
+    return None if named == "recipe" else named
 
 
 def _paths(incomplete: str) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.config.diagnostics import Severity
     from rlinf_core.config.tree import Mapping, Path
     from rlinf_core.job.load import Job
     from rlinf_core.topology import ClusterTopology
@@ -56,16 +57,31 @@ def load_sound(name: str, overrides: Sequence[str] | None = None, assume: Sequen
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
     """
+    return sound(load(name, overrides, assume))
+
+
+def sound(job: Job) -> SoundJob:
+    """A job that has no errors, in parts that are all there.
+
+    Raises:
+        typer.Exit: it has errors, which are printed on standard error.
+    """
     from rlinf_core.job.load import ClusterFile
 
-    job = load(name, overrides, assume)
     if job.ok and job.tree is not None and job.cluster is not None and job.topology is not None:
         model = job.config or ClusterFile.model_construct(cluster=job.cluster)
         files = tuple(source.name for source in job.sources if source.kind == "file")
         return SoundJob(job.name, files, job.tree, job.secret, model, job.cluster, job.topology)
-    from rlinf_cli.render.findings import finding_blocks
     from rlinf_core.config.diagnostics import Severity
 
-    errors = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is Severity.ERROR]
-    console.error("\n\n".join(finding_blocks(errors, color=console.colored(sys.stderr))))
+    show_findings(job, Severity.ERROR)
     raise typer.Exit(ExitCode.INVALID)
+
+
+def show_findings(job: Job, severity: Severity) -> None:
+    """Prints what of one severity was found in a file, on standard error."""
+    from rlinf_cli.render.findings import finding_blocks
+
+    found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
+    if found:
+        console.error("\n\n".join(finding_blocks(found, color=console.colored(sys.stderr))))

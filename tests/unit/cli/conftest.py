@@ -121,3 +121,15 @@ def mixed(tmp_path: Path) -> Path:
     path = tmp_path / "mixed.yaml"
     path.write_text(MIXED, encoding="utf-8")
     return path
+
+
+PACKAGES = Path(__file__).parent / "packages"
+
+
+@pytest.fixture
+def fake_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The recipe `fake`, for `cli` and `rlinf` alike, in an empty working folder, which is returned."""
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

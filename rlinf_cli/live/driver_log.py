@@ -1,0 +1,50 @@
+"""What the driver of a run logs: to a file in the run folder, and what is grave to the person, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlinf_cli import console
+from rlinf_core import env_vars
+
+LOGGER = logging.getLogger("rlinf")
+# The name under which the run folder keeps it, beside those of the components.
+DRIVER = "driver"
+# The same for what a detached run and its workers print.
+PRINTED = "output"
+
+
+class _Screen(logging.Handler):
+    """Tells the person."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "red" if record.levelno >= logging.ERROR else "yellow"
+        console.message(f"{console.style(record.levelname.lower(), style)}: {record.getMessage()}")
+
+
+@contextmanager
+def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None, None]:
+    """Within the block, what this process logs goes to `file`, each line as those of workers are.
+
+    Args:
+        on_screen: whether warnings and errors are shown, too.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writer = logging.FileHandler(file, encoding="utf-8")
+    writer.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
+    handlers: list[logging.Handler] = [writer]
+    if on_screen:
+        screen = _Screen(logging.WARNING)
+        handlers.append(screen)
+    earlier = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
+    LOGGER.handlers[:] = handlers
+    LOGGER.setLevel(env_vars.LOG_LEVEL.get())
+    LOGGER.propagate = False
+    try:
+        yield LOGGER
+    finally:
+        LOGGER.handlers[:], LOGGER.level, LOGGER.propagate = earlier
+        writer.close()

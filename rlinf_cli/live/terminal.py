@@ -1,0 +1,139 @@
+"""The live view of a run on a terminal: a block of a few lines at its end, drawn again several times a second."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rlinf_cli.live import words
+from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.view import ENDING, View, line_of, processes, times
+from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
+
+_DRAWN_PER_SECOND = 4
+_BAR = 24
+# What stays above the block when it has moved on.
+_LASTING = (RunStarted, Evaluated, CheckpointSaved, RunRestarted)
+
+
+class TerminalView(View):
+    """The live view. What the program prints meanwhile, and events that last, scroll away above the block.
+
+    Args:
+        title: of the run, as in `embodied`.
+        place: its folder, as it is shown.
+    """
+
+    def __init__(self, progress: Progress, title: str, place: str) -> None:
+        super().__init__(progress)
+        self._title, self._place = title, place
+        screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False, legacy_windows=False)
+        self._live = Live(
+            get_renderable=self._render,
+            console=screen,
+            refresh_per_second=_DRAWN_PER_SECOND,
+            transient=True,
+            vertical_overflow="crop",
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, event: Event) -> None:
+        line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
+        if line is not None:
+            self._live.console.print(Text(line, style="yellow" if isinstance(event, RunRestarted) else ""))
+
+    def _render(self) -> Table:
+        with self.progress.lock:
+            return block(self.progress, self._title, self._place)
+
+
+def block(progress: Progress, title: str, place: str) -> Table:
+    """The lines of the live view: what is shown at this moment."""
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=False)
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    head = Text.assemble((place, ""))
+    if progress.started is not None and progress.started.components:
+        head.append(f"  {processes(progress.started)}", style="dim")
+    grid.add_row(Text(title, style="bold not dim"), head)
+    if progress.started is None:
+        grid.add_row("launch", _now(progress))
+        return grid
+    for label, text in _rows(progress):
+        grid.add_row(label, text)
+    return grid
+
+
+def _rows(progress: Progress) -> list[tuple[str, Text]]:
+    rows = [("step", _step(progress))]
+    headlines = words.headlines(progress.metrics, "env", "rollout")
+    if headlines:
+        rows.append(("train", _figures(headlines, "bold")))
+    losses = words.losses(progress.metrics)
+    if losses:
+        rows.append(("learn", _figures(losses)))
+    whole, shares = progress.shares()
+    if whole is not None:
+        spent = [(words.short_phase(name), f"{share:.0%}") for name, share in shares]
+        rows.append(("time", Text(f"{words.duration(whole)} a step: ", style="dim") + _figures(spent)))
+    if progress.evaluation is not None:
+        found = words.headlines(progress.evaluation.metrics, "eval")
+        rows.append(("eval", _figures(found, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
+    if progress.checkpoint is not None:
+        rows.append(("saved", Text(progress.checkpoint.path.name)))
+    if progress.restart is not None:
+        restart = progress.restart
+        text = f"{restart.restart} of {restart.max_restarts}: {restart.reason}"
+        rows.append(("restart", Text(text, style="yellow")))
+    rows.append(("now", _now(progress)))
+    return rows
+
+
+def _step(progress: Progress) -> Text:
+    total = progress.total
+    text = Text(f"{progress.step}" if total is None else f"{progress.step}/{total}", style="bold")
+    if total:
+        share = min(1.0, progress.step / total)
+        filled = round(_BAR * share)
+        text.append("  ")
+        text.append("━" * filled, style="cyan")
+        text.append("─" * (_BAR - filled), style="bright_black")
+        text.append(f" {share:.0%}", style="not bold")
+    if progress.steps_per_second is not None:
+        text.append(f"  {words.speed(progress.steps_per_second)}", style="not bold")
+    return text.append(f"  {times(progress)}", style="not bold dim")
+
+
+def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
+    """`success 0.72  return 12.3`, the figures in `style`."""
+    text = Text()
+    for index, (word, value) in enumerate(found):
+        text.append(f"{'  ' if index else ''}{word} ", style="dim")
+        text.append(value, style=style)
+    return text
+
+
+def _now(progress: Progress) -> Text:
+    if progress.ending:
+        return Text(ENDING, style="yellow")
+    waiting: Any = progress.waiting
+    if waiting is not None:
+        limit = f", at most {words.duration(waiting.seconds)}" if waiting.seconds is not None else ""
+        return Text(f"waiting for {waiting.what}: {words.clock(progress.waiting_seconds)}{limit}")
+    if not progress.phase:
+        return Text("running")
+    return Text(f"{words.phase_words(progress.phase)}, {words.clock(progress.phase_seconds)}")

@@ -1,0 +1,105 @@
+"""A view of a run: it is told every event, and shows what a person wants of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+from rlinf_cli.live import words
+from rlinf_cli.live.progress import Progress
+from rlinf_core.runners.events import (
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    RunRestarted,
+    RunStarted,
+    StepFinished,
+    Waiting,
+)
+
+ENDING = "ending; Ctrl-C again ends at once"
+
+
+class View(ABC):
+    """Shows a run from entering to leaving the block. Events come from one thread; views draw from others, too.
+
+    Args:
+        progress: of the run; whoever calls `show` has given it the event before.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    @abstractmethod
+    def show(self, event: Event) -> None:
+        """Shows what has changed by `event`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends what was drawn; the streams are as before."""
+        return
+
+
+def line_of(event: Event, progress: Progress) -> str | None:
+    """An event as one line that can stand alone; None where it is no news.
+
+    Args:
+        progress: with the event taken.
+    """
+    match event:
+        case RunStarted():
+            return _start_line(event, progress)
+        case Waiting():
+            limit = f", at most {words.duration(event.seconds)}" if event.seconds is not None else ""
+            return f"waiting for {event.what}{limit}"
+        case StepFinished():
+            return step_line(progress)
+        case Evaluated():
+            return f"evaluated at step {event.step}: {words.spelled(words.headlines(event.metrics, 'eval'))}"
+        case CheckpointSaved():
+            return f"saved {event.path.name}"
+        case RunRestarted():
+            back = f"back to step {event.step}" if event.step else "from the beginning, no checkpoint was written yet"
+            return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"
+        case _:
+            return None
+
+
+def step_line(progress: Progress) -> str:
+    """`step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
+    total = f"/{progress.total}" if progress.total is not None else ""
+    parts = [f"step {progress.step}{total}"]
+    headlines = words.headlines(progress.metrics, "env", "rollout")
+    if headlines:
+        parts.append(words.spelled(headlines))
+    if progress.steps_per_second is not None:
+        parts.append(words.speed(progress.steps_per_second))
+    parts.append(times(progress))
+    return "  ".join(parts)
+
+
+def times(progress: Progress) -> str:
+    """`0:02, 0:41 left`."""
+    left = progress.seconds_left
+    gone = words.clock(progress.train_seconds)
+    return gone if left is None else f"{gone}, {words.clock(left)} left"
+
+
+def processes(started: RunStarted) -> str:
+    """`actor 1, rollout 2, env 2`."""
+    return ", ".join(f"{name} {count}" for name, count in started.components.items())
+
+
+def _start_line(event: RunStarted, progress: Progress) -> str:
+    again = progress.restart is not None
+    text = "started again" if again else f"started in {words.duration(progress.launch_seconds)}"
+    if event.components:
+        text += f": {processes(event)}"
+    steps = f"steps {event.first_step} to {event.last_step}" if event.last_step else f"from step {event.first_step}"
+    text += f"; {steps}"
+    return f"{text}; continued from {event.resumed_from}" if event.resumed_from and not again else text

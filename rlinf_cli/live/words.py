@@ -1,0 +1,103 @@
+"""Figures and phases of a run in words, the same in the live view, in plain lines and in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlinf_core.runners import events
+
+_PHASES = {
+    events.LAUNCH: "starting the workers",
+    events.SYNC_WEIGHTS: "giving the rollout its new weights",
+    events.GENERATE_ROLLOUTS: "collecting rollouts",
+    events.ADVANTAGES: "computing advantages",
+    events.ACTOR_TRAINING: "training the actor",
+    events.EVALUATE: "evaluating",
+    events.SAVE_CHECKPOINT: "writing a checkpoint",
+}
+# What `time/` calls a phase, where there is little room.
+_SHORT = {
+    events.SYNC_WEIGHTS: "sync",
+    events.GENERATE_ROLLOUTS: "rollout",
+    events.ADVANTAGES: "advantages",
+    events.ACTOR_TRAINING: "training",
+}
+# What people look for first, by its name below `env/`, `eval/` or `rollout/`: the first that there is, is shown.
+_HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("success", ("success_at_end", "success_once")),
+    ("return", ("return",)),
+    ("reward", ("reward",)),
+    ("accuracy", ("accuracy",)),
+    ("length", ("episode_len",)),
+)
+_LOSSES: tuple[tuple[str, str], ...] = (
+    ("policy loss", "train/actor/policy_loss"),
+    ("value loss", "train/critic/value_loss"),
+    ("kl", "train/actor/approx_kl"),
+    ("clipped", "train/actor/clip_fraction"),
+    ("grad norm", "train/actor/grad_norm"),
+)
+
+
+def phase_words(phase: str) -> str:
+    """`collecting rollouts`; a phase that nobody knows is told by its name."""
+    return _PHASES.get(phase, phase.replace("_", " "))
+
+
+def short_phase(phase: str) -> str:
+    """`rollout`, `training`."""
+    return _SHORT.get(phase, phase.replace("_", " "))
+
+
+def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str, str]]:
+    """What people look for first: `[("success", "0.92"), ("return", "17.2")]`.
+
+    Args:
+        namespaces: where to look, as in `env`, `rollout`; the first that has a figure gives it.
+    """
+    found: list[tuple[str, str]] = []
+    for word, names in _HEADLINES:
+        value = _first(metrics, [f"{space}/{name}" for space in namespaces for name in names])
+        if value is not None:
+            found.append((word, figure(value)))
+    return found
+
+
+def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """How learning goes: losses, divergence, gradients."""
+    return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
+
+
+def spelled(figures: list[tuple[str, str]]) -> str:
+    """`success 0.92, return 17.2`."""
+    return ", ".join(f"{word} {text}" for word, text in figures)
+
+
+def figure(value: float) -> str:
+    """Three significant digits or all of a whole number: `0.923`, `17.2`, `475`."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """`0:42`, `12:07`, `3:04:05`."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def speed(per_second: float) -> str:
+    """`7.1 steps/s`; below one a second, how long a step takes: `12 s/step`."""
+    return f"{figure(per_second)} steps/s" if per_second >= 1 else f"{figure(1 / per_second)} s/step"
+
+
+def duration(seconds: float) -> str:
+    """`140 ms`, `3.2 s`."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{figure(seconds)} s"
+
+
+def _first(metrics: Mapping[str, float], names: list[str]) -> float | None:
+    return next((metrics[name] for name in names if name in metrics), None)

@@ -1,0 +1,142 @@
+"""The logs of a run: a file for each process, read together in the order of time, and followed as they grow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# How our own loggers begin a line; as text these sort as the moments do.
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
+_FILE = re.compile(r"rank_(\d+(?:_\d+)*)\.log")
+_BLOCK = 64 * 1024
+ALL = -1
+
+
+class LogFile(NamedTuple):
+    """The log of one process. `rank` is its rank; a child of it has that of its parent first, as in `0_1`."""
+
+    component: str
+    rank: str
+    path: Path
+
+
+class Entry(NamedTuple):
+    """One message: the line that began it, and those that belong to it."""
+
+    moment: str
+    lines: tuple[str, ...]
+
+
+def log_files(folder: Path) -> list[LogFile]:
+    """The logs in a run's `logs`, by component and rank."""
+    found: list[LogFile] = []
+    for path in folder.glob("*/rank_*.log"):
+        match = _FILE.fullmatch(path.name)
+        if match:
+            found.append(LogFile(path.parent.name, match[1], path))
+    return sorted(found, key=lambda file: (file.component, tuple(map(int, file.rank.split("_")))))
+
+
+def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) -> list[LogFile]:
+    """Those of one component, of one rank (with its children), or of both."""
+    return [
+        file
+        for file in files
+        if component in (None, file.component) and (rank is None or file.rank.split("_")[0] == str(rank))
+    ]
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last `count` lines of a text file, `ALL` for every one; nothing where it cannot be read."""
+    lines, rest, _ = tail(path, count)
+    if rest:
+        lines.append(rest)
+    return lines if count == ALL else lines[-count:] if count else []
+
+
+def tail(path: Path, count: int) -> tuple[list[str], str, int]:
+    """The last whole lines of a file, what stands behind the last of them, and the byte behind that line's end."""
+    blocks: list[bytes] = []
+    found = 0
+    try:
+        with path.open("rb") as file:
+            at = end = file.seek(0, 2)
+            while at > 0 and (count == ALL or found <= count):
+                start = max(0, at - _BLOCK)
+                file.seek(start)
+                blocks.append(file.read(at - start))
+                found += blocks[-1].count(b"\n")
+                at = start
+    except OSError:
+        return [], "", 0
+    *lines, rest = b"".join(reversed(blocks)).split(b"\n")
+    kept = lines if count == ALL else lines[-count:] if count else []
+    return [_text(line) for line in kept], _text(rest), end - len(rest)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").rstrip("\r")
+
+
+def entries(lines: Sequence[str], fallback: str = "") -> list[Entry]:
+    """Lines as messages: one without a moment belongs to the message before it.
+
+    Args:
+        fallback: the moment of lines before which there is none.
+    """
+    found: list[Entry] = []
+    moment, part = fallback, list[str]()
+    for line in lines:
+        match = _MOMENT.match(line)
+        if match and part:
+            found.append(Entry(moment, tuple(part)))
+            part = []
+        moment = match[0] if match else moment
+        part.append(line)
+    return [*found, Entry(moment, tuple(part))] if part else found
+
+
+def merged(parts: Iterable[Sequence[Entry]]) -> list[str]:
+    """The lines of several logs in the order of their moments; within a log they stay as they are."""
+    together = sorted((entry for part in parts for entry in part), key=lambda entry: entry.moment)
+    return [line for entry in together for line in entry.lines]
+
+
+def moment_of(path: Path) -> str:
+    """When a file was written last, as loggers write moments; empty where it is gone."""
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed)) + f",{int(changed % 1 * 1000):03} "
+
+
+class Follower:
+    """Reads what is appended to a file from now on, whole lines only.
+
+    Args:
+        at: the byte to begin with.
+    """
+
+    def __init__(self, path: Path, at: int) -> None:
+        self.path = path
+        self._at = at
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        """The lines that have been finished since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self._at:
+                    # It was begun anew.
+                    self._at, self._rest = 0, b""
+                file.seek(self._at)
+                data = file.read()
+        except OSError:
+            return []
+        self._at += len(data)
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [_text(line) for line in whole]

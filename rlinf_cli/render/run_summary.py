@@ -1,0 +1,89 @@
+"""How a run ended: a few lines for people, and the contract `rlinf.train/1`."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from rlinf_cli import console
+from rlinf_cli.live import words
+from rlinf_cli.live.progress import Progress
+
+SCHEMA = "rlinf.train/1"
+
+
+def summary_text(progress: Progress, folder: Path) -> str:
+    """The summary of a run that is finished."""
+    rows = [("steps", _steps(progress))]
+    if progress.evaluation is not None:
+        found = words.spelled(words.headlines(progress.evaluation.metrics, "eval"))
+        rows.append(("evaluation", f"{found} (step {progress.evaluation.step})"))
+    training = words.headlines(progress.metrics, "env", "rollout")
+    if training:
+        rows.append(("training", words.spelled(training)))
+    if progress.restart is not None:
+        rows.append(("restarts", f"{progress.restart.restart}, the last because {progress.restart.reason}"))
+    if progress.checkpoint is not None:
+        rows.append(("checkpoint", shown(progress.checkpoint.path)))
+    if progress.finished is not None and progress.finished.curve is not None:
+        rows.append(("curve", shown(progress.finished.curve)))
+    rows.append(("run folder", shown(folder)))
+    width = max(len(label) for label, _ in rows)
+    lines = [console.style("finished", "green")]
+    return "\n".join([*lines, *(f"  {label.ljust(width)}  {text}" for label, text in rows)])
+
+
+def summary_record(
+    status: str,
+    recipe: str,
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    reason: str = "",
+    pid: int | None = None,
+) -> dict[str, Any]:
+    """The contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
+    known = progress if progress is not None and progress.started is not None else None
+    evaluation = known.evaluation if known else None
+    finished = known.finished if known else None
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "reason": reason,
+        "recipe": recipe,
+        "folder": str(folder),
+        "pid": os.getpid() if pid is None else pid,
+        "step": known.step if known else 0,
+        "last_step": known.total if known else None,
+        "launch_seconds": round(progress.launch_seconds, 3) if progress else None,
+        "seconds": round(known.train_seconds, 3) if known else 0.0,
+        "metrics": _numbers(known.metrics) if known else {},
+        "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
+        "checkpoint": str(known.checkpoint.path) if known and known.checkpoint else None,
+        "curve": str(finished.curve) if finished and finished.curve else None,
+        "restarts": known.restart.restart if known and known.restart else 0,
+    }
+
+
+def shown(path: Path) -> str:
+    """A path as a person would type it here: relative to the working folder where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _steps(progress: Progress) -> str:
+    first = progress.started.first_step if progress.started else 1
+    done = progress.step - first + 1
+    seconds = progress.train_seconds
+    if done < 1:
+        return f"none, {words.clock(seconds)}"
+    again = f", {done} of them now" if first > 1 else ""
+    return f"{progress.step}{again}, in {words.clock(seconds)} ({words.speed(done / max(seconds, 1e-9))})"
+
+
+def _numbers(metrics: Any) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())}

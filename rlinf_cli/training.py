@@ -1,0 +1,233 @@
+"""A recipe's program, run from beginning to end: who is told what, and what the run leaves behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from rlinf_cli import console
+from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.interrupts import Interrupts
+from rlinf_cli.options import Output
+from rlinf_core.errors import RLinfError
+
+if TYPE_CHECKING:
+    import logging
+
+    from rlinf_cli.live.view import View
+    from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
+    from rlinf_core.runners.events import Event
+    from rlinf_core.runners.run_folder import RunFolder
+
+
+def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+    """Runs a sound job in this process, and shows how it goes.
+
+    Raises:
+        RLinfError: there is no run folder to be had.
+    """
+    return Training(job, recipe, make_folder(job, recipe), output).run()
+
+
+def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
+    """Runs a sound job in a process of its own, which outlives this one and its terminal.
+
+    Returns as soon as that process has its run folder, or has failed to get one.
+    """
+    from pathlib import Path
+
+    from rlinf_cli import detach
+    from rlinf_cli.render.run_summary import shown, summary_record
+
+    def work(settle: detach.Settle) -> int:
+        from rlinf_cli.main import guarded
+
+        return guarded(lambda: _run_settled(job, recipe, settle))
+
+    told, code = detach.start(work)
+    if told is None:
+        return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
+    folder, pid = Path(told["folder"]), int(told["pid"])
+    if output is Output.JSON:
+        console.result_json(summary_record("running", recipe.name, folder, pid=pid))
+    else:
+        console.result(f"{shown(folder)}, process {pid}")
+        console.message(f"  rlinf logs {shown(folder)} --follow\n  rlinf stop {shown(folder)}")
+    return ExitCode.OK
+
+
+def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
+    from rlinf_cli.live.driver_log import PRINTED
+
+    folder = make_folder(job, recipe)
+    output = folder.log_file(PRINTED, 0)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    settle({"folder": str(folder.path), "pid": os.getpid()}, output)
+    # The driver's log tells how it goes; this output is for what else is printed, and for how it ended.
+    console.verbosity.quiet = True
+    return Training(job, recipe, folder, Output.TEXT).run()
+
+
+def make_folder(job: Job, recipe: Recipe) -> RunFolder:
+    """The folder of a run that starts now.
+
+    Raises:
+        RLinfError: it cannot be made, or there is nothing to continue from.
+    """
+    from rlinf_core.config.fragments.runner import RunnerConfig
+    from rlinf_core.runners.run_folder import RunFolder
+
+    runner = getattr(job.config, "runner", None)
+    save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
+    # A user's recipe may have no `runner` section, or one of its own.
+    folder = RunFolder.create(runner if isinstance(runner, RunnerConfig) else RunnerConfig(), recipe.name, save_path)
+    folder.write_config(job)
+    return folder
+
+
+class Training:
+    """One run in its folder.
+
+    Args:
+        output: form of the summary on standard output.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
+        from rlinf_cli.live.progress import Progress
+
+        self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
+        self._progress = Progress()
+        self._interrupts = Interrupts(self._progress.end, self._before_hard_end)
+
+    def run(self) -> ExitCode:
+        """Runs the program to its end, and tells how it ended: on the streams, in the run's state, by the code."""
+        from rlinf_cli.live.driver_log import DRIVER, driver_log
+
+        failure: BaseException | None = None
+        with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
+            try:
+                self._run_program(log)
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
+                failure = error
+            unseen = _leave_cluster()
+            failure = failure or unseen
+            if self._interrupts.code is not None or isinstance(failure, KeyboardInterrupt):
+                return self._interrupted(log)
+            if failure is not None:
+                return self._failed(failure, log)
+            return self._finished(log)
+
+    def _run_program(self, log: logging.Logger) -> None:
+        with ExitStack() as stack:
+            views = [stack.enter_context(view) for view in self._views(log)]
+            # Standard output is for the summary: what the program and its workers print is not.
+            stack.enter_context(redirect_stdout(sys.stderr))
+
+            def listen(event: Event) -> None:
+                self._progress.take(event)
+                for view in views:
+                    view.show(event)
+
+            program = self._recipe.program_function()
+            if program is None:
+                raise RLinfError(f"recipe `{self._recipe.name}` has no program")
+            program(self._job, self._folder, listen)
+
+    def _views(self, log: logging.Logger) -> list[View]:
+        from rlinf_cli.live.plain import PlainView
+        from rlinf_cli.live.record import StateWriter
+        from rlinf_cli.render.run_summary import shown
+
+        place = shown(self._folder.path)
+        views: list[View] = [StateWriter(self._progress, self._folder), PlainView(self._progress, log.info)]
+        if console.verbosity.quiet:
+            return views
+        if console.colored(sys.stderr) and not console.verbosity.verbose:
+            from rlinf_cli.live.terminal import TerminalView
+
+            return [*views, TerminalView(self._progress, self._recipe.name, place)]
+        console.message(f"run folder: {place}")
+        return [*views, PlainView(self._progress)]
+
+    def _finished(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli.render.run_summary import summary_text
+        from rlinf_core.runners.run_folder import FINISHED
+
+        self._end(FINISHED)
+        log.info("finished after step %d", self._progress.step)
+        if self._output is Output.TEXT:
+            console.result(summary_text(self._progress, self._folder.path))
+        return self._told(FINISHED, ExitCode.OK)
+
+    def _interrupted(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli.render.run_summary import shown
+        from rlinf_core.runners.run_folder import INTERRUPTED
+
+        code = self._interrupts.code or ExitCode.INTERRUPTED
+        reason = _reason_of_end(code)
+        self._end(INTERRUPTED, reason)
+        log.info("%s after step %d", reason, self._progress.step)
+        console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
+        if self._folder.checkpoints.latest() is not None:
+            console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
+        return self._told(INTERRUPTED, code, reason)
+
+    def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
+        import traceback
+
+        from rlinf_cli.render.failure import failure_block, reason_of
+        from rlinf_cli.render.run_summary import shown
+        from rlinf_core.runners.run_folder import FAILED
+
+        reason = reason_of(error)
+        self._end(FAILED, reason)
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        # Not on the screen, too: the block says what a person wants to know first.
+        log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
+        if console.verbosity.verbose:
+            console.error(trace)
+        block = failure_block(error, self._folder.logs, shown(self._folder.path))
+        console.error_block(block.what, where=block.where, why=block.why, do=block.do)
+        return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
+
+    def _end(self, status: str, reason: str = "") -> None:
+        """Writes how the run ended, and after which step where one was done."""
+        if self._progress.started is not None:
+            self._folder.update(step=self._progress.step)
+        self._folder.end(status, reason)
+
+    def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
+        if self._output is Output.JSON:
+            from rlinf_cli.render.run_summary import summary_record
+
+            record = summary_record(status, self._recipe.name, self._folder.path, self._progress, reason=reason)
+            console.result_json(record)
+        return code
+
+    def _before_hard_end(self, code: ExitCode) -> None:
+        """The state tells the truth also where nothing else is waited for."""
+        from rlinf_core.runners.run_folder import INTERRUPTED
+
+        if sys.stderr.isatty():
+            # The live view hides the cursor.
+            os.write(2, b"\x1b[?25h")
+        try:
+            self._end(INTERRUPTED, _reason_of_end(code))
+        except RLinfError as error:
+            console.error_block(error.message, where=error.where, why=error.why)
+
+
+def _reason_of_end(code: ExitCode) -> str:
+    return "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
+
+
+def _leave_cluster() -> BaseException | None:
+    """Ends what the program may have left; the first failure of a call that nobody had waited for."""
+    engine: Any = sys.modules.get("rlinf_core.cluster.engine")
+    if engine is None or engine.current() is None:
+        return None
+    unseen = engine.disconnect()
+    return unseen[0] if unseen else None

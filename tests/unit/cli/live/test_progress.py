@@ -1,0 +1,112 @@
+"""What views are told of a run, from its events alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.live.progress import Progress
+from rlinf_core.runners import events
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Progress:
+    return Progress(clock)
+
+
+def started(first: int = 1, last: int | None = 10) -> events.RunStarted:
+    return events.RunStarted(Path("runs/x"), first, last, {"actor": 1, "env": 2})
+
+
+def step(number: int, **times: float) -> events.StepFinished:
+    return events.StepFinished(number, {"env/return": float(number), **{f"time/{k}": v for k, v in times.items()}})
+
+
+def test_before_the_workers_are_there(progress: Progress, clock: Clock) -> None:
+    clock.now += 3
+    progress.take(events.Waiting("Ray", 30.0))
+    clock.now += 2
+    assert (progress.phase, progress.started, progress.step) == (events.LAUNCH, None, 0)
+    assert (progress.launch_seconds, progress.waiting_seconds, progress.train_seconds) == (5.0, 2.0, 0.0)
+    assert progress.steps_per_second is None
+    assert progress.seconds_left is None
+
+
+def test_speed_and_what_is_left(progress: Progress, clock: Clock) -> None:
+    progress.take(started())
+    assert (progress.step, progress.total, progress.waiting) == (0, 10, None)
+    for number in range(1, 5):
+        clock.now += 0.5
+        progress.take(step(number))
+    assert progress.steps_per_second == pytest.approx(2.0)
+    assert progress.seconds_left == pytest.approx(3.0)
+    assert progress.train_seconds == pytest.approx(2.0)
+    assert progress.metrics["env/return"] == 4.0
+
+
+def test_speed_follows_the_last_steps(progress: Progress, clock: Clock) -> None:
+    progress.take(started(last=None))
+    for number in range(1, 100):
+        clock.now += 10.0 if number < 70 else 0.1
+        progress.take(step(number))
+    assert progress.steps_per_second == pytest.approx(10.0)
+    assert progress.seconds_left is None
+
+
+def test_a_resumed_run_counts_from_where_it_goes_on(progress: Progress) -> None:
+    progress.take(started(first=8))
+    assert progress.step == 7
+
+
+def test_a_restart_goes_back_and_does_not_spoil_the_speed(progress: Progress, clock: Clock) -> None:
+    progress.take(started())
+    for number in range(1, 7):
+        clock.now += 1
+        progress.take(step(number))
+    progress.take(events.RunRestarted(5, 1, 3, "rollout:0 died"))
+    assert (progress.step, progress.phase) == (5, events.LAUNCH)
+    clock.now += 60
+    assert progress.steps_per_second is None
+    for number in (6, 7):
+        clock.now += 1
+        progress.take(step(number))
+    assert progress.steps_per_second == pytest.approx(1.0)
+
+
+def test_where_the_time_goes(progress: Progress) -> None:
+    progress.take(started())
+    progress.take(step(1, step=0.2, generate_rollouts=0.05, actor_training=0.15))
+    progress.take(step(2, step=0.4, generate_rollouts=0.25, actor_training=0.15))
+    whole, shares = progress.shares()
+    assert whole == pytest.approx(0.3)
+    assert [name for name, _ in shares] == ["generate_rollouts", "actor_training"]
+    assert [share for _, share in shares] == pytest.approx([0.5, 0.5])
+
+
+def test_where_the_time_goes_when_nobody_tells(progress: Progress) -> None:
+    progress.take(started())
+    progress.take(events.StepFinished(1, {}))
+    assert progress.shares() == (None, [])
+
+
+def test_the_end_stops_the_clock(progress: Progress, clock: Clock) -> None:
+    progress.take(started())
+    clock.now += 4
+    progress.take(events.RunFinished(10, {"eval/return": 3.0}, 4.0))
+    clock.now += 4
+    assert progress.train_seconds == pytest.approx(4.0)
+    assert progress.metrics == {"eval/return": 3.0}

@@ -1,0 +1,215 @@
+"""What a person reads of a run: words, plain lines, and the block of the live view on 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.live import words
+from rlinf_cli.live.plain import PlainView
+from rlinf_cli.live.progress import Progress
+from rlinf_core.runners import events
+
+FOLDER = Path("runs/embodied-20260102-030405")
+STARTED = events.RunStarted(FOLDER, 1, 300, {"actor": 1, "rollout": 2, "env": 4})
+METRICS = {
+    "env/success_at_end": 0.7234,
+    "env/success_once": 0.9,
+    "env/return": 12.345,
+    "env/episode_len": 41.25,
+    "train/actor/policy_loss": -0.01234,
+    "train/actor/approx_kl": 0.00812,
+    "train/actor/grad_norm": 0.5,
+    "train/critic/value_loss": 1234.5,
+    "time/step": 0.14,
+    "time/actor_training": 0.1,
+    "time/generate_rollouts": 0.04,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Lines:
+    """A plain view whose clock is ours, and what it wrote."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.progress = Progress(self.clock)
+        self.written: list[str] = []
+        self.view = PlainView(self.progress, self.written.append)
+
+    def tell(self, event: events.Event) -> None:
+        self.progress.take(event)
+        self.view.show(event)
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1.0, "1"),
+        (0.92345, "0.923"),
+        (17.24, "17.2"),
+        (475.4, "475"),
+        (-0.01, "-0.01"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_figures(value: float, text: str) -> None:
+    assert words.figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (62, "1:02"), (3599, "59:59"), (3600, "1:00:00"), (90061, "25:01:01")]
+)
+def test_clocks(seconds: float, text: str) -> None:
+    assert words.clock(seconds) == text
+
+
+def test_a_slow_run_is_told_by_the_seconds_of_a_step() -> None:
+    assert words.speed(7.123) == "7.12 steps/s"
+    assert words.speed(0.05) == "20 s/step"
+
+
+def test_success_at_the_end_is_what_success_means() -> None:
+    assert words.spelled(words.headlines(METRICS, "env")) == "success 0.723, return 12.3, length 41.2"
+    assert words.headlines(METRICS, "eval") == []
+
+
+def test_plain_lines_of_steps_come_at_a_rate_that_can_be_read(lines: Lines) -> None:
+    lines.tell(STARTED)
+    for number in range(1, 201):
+        lines.clock.now += 0.125
+        lines.tell(events.StepFinished(number, METRICS))
+    steps = [line for line in lines.written if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["1/300", "41/300", "81/300", "121/300", "161/300"]
+    assert steps[1] == "step 41/300  success 0.723, return 12.3, length 41.2  8 steps/s  0:05, 0:32 left"
+
+
+def test_the_last_step_has_its_line(lines: Lines) -> None:
+    lines.tell(STARTED)
+    for number in (299, 300):
+        lines.tell(events.StepFinished(number, METRICS))
+    lines.tell(events.RunFinished(300, METRICS, 3.0))
+    assert [line.split()[1] for line in lines.written if line.startswith("step ")] == ["299/300", "300/300"]
+
+
+def test_what_happens_is_a_line_each(lines: Lines) -> None:
+    lines.tell(events.PhaseStarted(0, events.LAUNCH))
+    lines.tell(events.Waiting("actor: 1 process", 30.0))
+    lines.clock.now += 4.2
+    lines.tell(STARTED)
+    lines.tell(events.Evaluated(50, {"eval/success_at_end": 0.5}))
+    lines.tell(events.CheckpointSaved(100, FOLDER / "checkpoints" / "global_step_100"))
+    lines.tell(events.RunRestarted(100, 1, 3, "rollout:0 died"))
+    lines.tell(events.RunRestarted(0, 2, 3, "rollout:0 died"))
+    assert lines.written == [
+        "waiting for actor: 1 process, at most 30 s",
+        "started in 4.2 s: actor 1, rollout 2, env 4; steps 1 to 300",
+        "evaluated at step 50: success 0.5",
+        "saved global_step_100",
+        "restart 1 of 3, back to step 100: rollout:0 died",
+        "restart 2 of 3, from the beginning, no checkpoint was written yet: rollout:0 died",
+    ]
+
+
+def test_a_resumed_run_says_from_where(lines: Lines) -> None:
+    lines.tell(STARTED._replace(first_step=101, resumed_from=FOLDER / "checkpoints" / "global_step_100"))
+    (line,) = lines.written
+    assert line.endswith(f"env 4; steps 101 to 300; continued from {FOLDER}/checkpoints/global_step_100")
+
+
+def test_silence_is_broken(lines: Lines) -> None:
+    lines.tell(events.Waiting("rollout: 2 processes", 120.0))
+    lines.clock.now += 29
+    lines.view.break_silence()
+    assert len(lines.written) == 1
+    lines.clock.now += 2
+    lines.view.break_silence()
+    assert lines.written[1:] == ["still waiting for rollout: 2 processes: 31 s of at most 120 s"]
+    lines.tell(STARTED)
+    lines.tell(events.StepFinished(7, {}))
+    lines.tell(events.PhaseStarted(8, events.GENERATE_ROLLOUTS))
+    lines.clock.now += 31
+    lines.view.break_silence()
+    assert lines.written[-1] == "after step 7, collecting rollouts for 31 s"
+
+
+def test_an_end_that_takes_its_time_is_said_once(lines: Lines) -> None:
+    lines.progress.end()
+    lines.view.break_silence()
+    lines.view.break_silence()
+    assert lines.written == ["ending; Ctrl-C again ends at once"]
+
+
+def shown(progress: Progress) -> list[str]:
+    """The live view as it stands on a terminal of 80 columns."""
+    from rich.console import Console
+
+    from rlinf_cli.live.terminal import block
+
+    console = Console(width=80, color_system=None, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(block(progress, "embodied", str(FOLDER)))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_the_live_view_while_it_launches() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    progress.take(events.Waiting("rollout: 2 processes", 30.0))
+    clock.now += 4
+    assert shown(progress) == [
+        "embodied  runs/embodied-20260102-030405",
+        "launch    waiting for rollout: 2 processes: 0:04, at most 30 s",
+    ]
+
+
+def test_the_live_view_while_it_trains() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    progress.take(STARTED)
+    for number in range(1, 133):
+        clock.now += 0.125
+        progress.take(events.StepFinished(number, METRICS))
+    progress.take(events.Evaluated(100, {"eval/success_at_end": 0.81, "eval/return": 14.2}))
+    progress.take(events.CheckpointSaved(100, FOLDER / "checkpoints" / "global_step_100"))
+    progress.take(events.PhaseStarted(133, events.ACTOR_TRAINING))
+    assert shown(progress) == [
+        "embodied  runs/embodied-20260102-030405  actor 1, rollout 2, env 4",
+        "step      132/300  ━━━━━━━━━━━───────────── 44%  8 steps/s  0:16, 0:21 left",
+        "train     success 0.723  return 12.3  length 41.2",
+        "learn     policy loss -0.0123  value loss 1234  kl 0.00812  grad norm 0.5",
+        "time      140 ms a step: training 71%  rollout 29%",
+        "eval      success 0.81  return 14.2  at step 100",
+        "saved     global_step_100",
+        "now       training the actor, 0:00",
+    ]
+
+
+def test_the_live_view_is_never_wider_than_the_terminal() -> None:
+    progress = Progress(Clock())
+    progress.take(STARTED._replace(components={f"component{i}": 10 for i in range(9)}))
+    progress.take(events.RunRestarted(0, 1, 3, "rollout:0 on node 17 (10.20.30.40) died: " + "because " * 20))
+    lines = shown(progress)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 4
+
+
+def test_the_live_view_of_a_run_without_an_end() -> None:
+    progress = Progress(Clock())
+    progress.take(STARTED._replace(last_step=None))
+    progress.take(events.StepFinished(1, {}))
+    assert shown(progress)[1] == "step      1  0:00"

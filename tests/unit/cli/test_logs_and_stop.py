@@ -1,0 +1,249 @@
+"""`rlinf logs` and `rlinf stop`: of the running or the last run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.manager.folders import identity
+from rlinf_core.runners.run_folder import FINISHED, RunFolder
+
+Cli = Callable[..., Any]
+RLINF = Path(sys.executable).with_name("rlinf")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run that is finished, with logs of three processes."""
+    monkeypatch.chdir(tmp_path)
+    made = RunFolder.create(RunnerConfig(), "embodied")
+    write(made, "driver", 0, "10:00:00,000 INFO [driver] step 1", "10:00:04,000 INFO [driver] step 2")
+    write(
+        made,
+        "actor",
+        0,
+        "10:00:01,000 INFO [actor:0] a",
+        "10:00:03,000 ERROR [actor:0] b",
+        "Traceback (most recent call last):",
+    )
+    write(made, "env", 0, "10:00:02,500 INFO [env:0] c")
+    write(made, "env", 10, "10:00:02,000 INFO [env:10] d")
+    made.update(step=2)
+    made.end(FINISHED)
+    return made
+
+
+def write(run: RunFolder, component: str, rank: int, *lines: str) -> None:
+    file = run.log_file(component, rank)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"2026-01-02 {line}\n" if line[0].isdigit() else f"{line}\n" for line in lines)
+    with file.open("a") as opened:
+        opened.write(text)
+
+
+class TestLogs:
+    def test_all_in_the_order_of_time(self, cli: Cli, run: RunFolder) -> None:
+        ended = cli("logs")
+        assert ended.code == 0
+        assert ended.out.splitlines() == [
+            "2026-01-02 10:00:00,000 INFO [driver] step 1",
+            "2026-01-02 10:00:01,000 INFO [actor:0] a",
+            "2026-01-02 10:00:02,000 INFO [env:10] d",
+            "2026-01-02 10:00:02,500 INFO [env:0] c",
+            "2026-01-02 10:00:03,000 ERROR [actor:0] b",
+            "Traceback (most recent call last):",
+            "2026-01-02 10:00:04,000 INFO [driver] step 2",
+        ]
+        assert ended.err == f"runs/{run.path.name}: finished, step 2 done\n"
+
+    def test_of_a_component_and_a_rank(self, cli: Cli, run: RunFolder) -> None:
+        assert len(cli("logs", "--component", "env").out.splitlines()) == 2
+        assert cli("logs", "--component", "env", "--rank", "10").out.endswith("[env:10] d\n")
+        assert len(cli("logs", "--rank", "0").out.splitlines()) == 6
+
+    def test_the_last_lines(self, cli: Cli, run: RunFolder) -> None:
+        assert cli("logs", "--lines", "2").out.splitlines() == [
+            "Traceback (most recent call last):",
+            "2026-01-02 10:00:04,000 INFO [driver] step 2",
+        ]
+        assert cli("logs", "--lines", "0").out == ""
+        assert len(cli("logs", "--lines", "-1").out.splitlines()) == 7
+
+    def test_a_run_by_path_and_by_name(self, cli: Cli, run: RunFolder, tmp_path: Path) -> None:
+        for name in (run.path, run.path.name, f"runs/{run.path.name}"):
+            assert len(cli("logs", name).out.splitlines()) == 7
+        (tmp_path / "elsewhere").mkdir()
+        os.chdir(tmp_path / "elsewhere")
+        assert cli("logs").code == 1
+        assert len(cli("logs", "--log-path", tmp_path / "runs").out.splitlines()) == 7
+
+    @pytest.mark.parametrize(
+        ("arguments", "what", "do"),
+        [
+            (("embodide",), "there is no run `embodide`", "name the run folder"),
+            (("--component", "actr"), "this run has no log of `actr`", "did you mean `actor`?"),
+            (("--component", "reward"), "this run has no log of `reward`", "`actor`, `driver`, `env`"),
+            (("--component", "env", "--rank", "3"), "this run has no log of rank 3", "ranks 0, 10"),
+        ],
+    )
+    def test_what_is_not_there(self, cli: Cli, run: RunFolder, arguments: tuple[str, ...], what: str, do: str) -> None:
+        ended = cli("logs", *arguments)
+        assert (ended.code, ended.out) == (1, "")
+        assert f"error: {what}" in ended.err
+        assert do in ended.err
+
+    def test_where_nothing_ran(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        ended = cli("logs")
+        assert ended.code == 1
+        assert ended.err.startswith("error: there is no run\n  where: runs\n")
+
+    def test_the_running_one_comes_before_the_last(self, cli: Cli, run: RunFolder) -> None:
+        running = RunFolder.create(RunnerConfig(), "embodied")
+        write(running, "driver", 0, "10:00:00,000 INFO [driver] it runs")
+        RunFolder.create(RunnerConfig(), "embodied").end(FINISHED)
+        ended = cli("logs")
+        assert ended.out.endswith("it runs\n")
+        assert "running, no step done; `--follow` goes on" in ended.err
+
+    def test_following_until_the_end(self, run: RunFolder) -> None:
+        running = RunFolder.create(RunnerConfig(), "embodied")
+        write(running, "actor", 0, "10:00:00,000 INFO [actor:0] before")
+        with subprocess.Popen(
+            [RLINF, "logs", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline().endswith("before\n")
+            write(running, "actor", 0, "10:00:01,000 INFO [actor:0] more")
+            assert process.stdout.readline().endswith("more\n")
+            # A file that comes later is followed, too, and half a line waits for its other half.
+            write(running, "env", 0, "10:00:02,000 INFO [env:0] new")
+            assert process.stdout.readline().endswith("new\n")
+            with running.log_file("env", 0).open("a") as file:
+                file.write("2026-01-02 10:00:03,000 INFO [env:0] ha")
+                file.flush()
+                write(running, "actor", 0, "10:00:04,000 INFO [actor:0] last")
+                assert process.stdout.readline().endswith("last\n")
+                file.write("lf\n")
+            running.end(FINISHED)
+            assert process.stdout.read().endswith("half\n")
+            assert process.wait(timeout=30) == 0
+            assert f"runs/{running.path.name}: finished" in process.stderr.read()
+
+    def test_ctrl_c_ends_following(self, run: RunFolder) -> None:
+        running = RunFolder.create(RunnerConfig(), "embodied")
+        write(running, "actor", 0, "10:00:00,000 INFO [actor:0] before")
+        with subprocess.Popen(
+            [RLINF, "logs", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130
+            assert process.stderr.read() == ""
+
+
+class TestReading:
+    def test_the_end_of_a_large_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "log"
+        lines = [f"line {i} {'x' * (i % 300)}" for i in range(5000)]
+        file.write_text("\n".join(lines) + "\n")
+        for count in (0, 1, 7, 1000, 4999, 5000, 6000):
+            assert last_lines(file, count) == lines[len(lines) - min(count, 5000) :]
+        assert last_lines(file, ALL) == lines
+        assert tail(file, 3)[2] == file.stat().st_size
+
+    def test_a_last_line_without_an_end(self, tmp_path: Path) -> None:
+        file = tmp_path / "log"
+        file.write_bytes(b"one\ntwo\xff\nthr")
+        assert last_lines(file, 2) == ["two\ufffd", "thr"]
+        assert tail(file, 5) == (["one", "two\ufffd"], "thr", 9)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        assert last_lines(tmp_path / "none", 3) == []
+        assert Follower(tmp_path / "none", 0).read() == []
+
+    def test_a_file_that_begins_anew(self, tmp_path: Path) -> None:
+        file = tmp_path / "log"
+        file.write_text("a long first line\n")
+        follower = Follower(file, file.stat().st_size)
+        file.write_text("new\n")
+        assert follower.read() == ["new"]
+
+    def test_lines_without_a_moment_stay_where_they_are(self) -> None:
+        first = entries(["no moment", "2026-01-02 10:00:05,000 INFO a", "  more of a"], "2026-01-02 10:00:09,000 ")
+        second = entries(["2026-01-02 10:00:06,000 INFO b"])
+        assert merged([first, second]) == [
+            "2026-01-02 10:00:05,000 INFO a",
+            "  more of a",
+            "2026-01-02 10:00:06,000 INFO b",
+            "no moment",
+        ]
+
+
+class TestStop:
+    @pytest.fixture(autouse=True)
+    def _recipe(self, fake_recipe: Path) -> None:
+        return
+
+    def detached(self, rlinf: Cli, *arguments: str) -> RunFolder:
+        ended = rlinf("train", "recipe=fake", "--detach", "fake.seconds=0.1", "runner.max_steps=10000", *arguments)
+        assert ended.code == 0
+        return RunFolder.open(ended.out.partition(",")[0])
+
+    def test_it_ends_the_run(self, cli: Cli, rlinf: Cli) -> None:
+        run = self.detached(rlinf)
+        pid = run.state.pid
+        ended = cli("stop")
+        assert ended.code == 0
+        assert ended.out.startswith(f"runs/{run.path.name} is ended: process {pid}, after step ")
+        assert identity(pid) is None
+        assert (run.refresh().status, run.state.reason) == ("interrupted", "terminated")
+        again = cli("stop")
+        assert again.code == 1
+        assert (
+            f"error: no run is going on\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
+        )
+        named = cli("stop", run.path.name)
+        assert (named.code, named.err) == (0, f"runs/{run.path.name} is interrupted already\n")
+
+    def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
+        run = self.detached(rlinf, "fake.end=600")
+        ended = cli("stop", "--timeout", "0.3")
+        assert ended.code == 1
+        assert "error: the run did not end within 0.3 s" in ended.err
+        assert run.refresh().alive
+        ended = cli("stop", "--force")
+        assert ended.code == 0
+        assert (run.refresh().status, run.state.reason) == ("interrupted", "killed by `rlinf stop --force`")
+
+    def test_one_that_is_driven_elsewhere(self, cli: Cli) -> None:
+        run = RunFolder.create(RunnerConfig(), "embodied")
+        run.update(host="farm-7")
+        ended = cli("stop")
+        assert ended.code == 1
+        assert f"process {run.state.pid} on farm-7" in ended.err
+        assert socket.gethostname() != "farm-7"
+
+    def test_one_whose_process_is_gone(self, cli: Cli) -> None:
+        run = RunFolder.create(RunnerConfig(), "embodied")
+        run.update(start=f"{os.getpid()}:1")
+        ended = cli("stop", run.path.name)
+        assert (ended.code, ended.err) == (0, f"runs/{run.path.name} is failed already\n")
+
+
+def test_help_of_both(cli: Cli) -> None:
+    assert "RUN" in cli("logs", "--help").out
+    assert "--force" in cli("stop", "--help").out

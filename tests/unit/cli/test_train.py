@@ -1,0 +1,295 @@
+"""`rlinf train` with a recipe that starts nothing: what is said, where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.runners.run_folder import RunFolder, outcome
+
+Cli = Callable[..., Any]
+RLINF = Path(sys.executable).with_name("rlinf")
+
+
+@pytest.fixture(autouse=True)
+def folder(fake_recipe: Path) -> Path:
+    return fake_recipe
+
+
+def last_run() -> RunFolder:
+    found = RunFolder.latest("runs")
+    assert found is not None
+    return found
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """A run in a process of its own, as soon as its first step is done."""
+    process = subprocess.Popen(
+        [RLINF, "train", "recipe=fake", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 1/"):
+            return process
+    raise AssertionError("it ended before its first step")
+
+
+class TestARun:
+    def test_the_summary_is_the_result_and_the_rest_is_not(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake")
+        assert ended.code == 0
+        lines = ended.out.splitlines()
+        run = last_run()
+        assert lines[0] == "finished"
+        assert lines[1].startswith("  steps       12, in 0:00 (")
+        assert lines[2:] == [
+            "  evaluation  success 0.75, return 9 (step 10)",
+            "  training    success 0.9, return 12.5, length 40",
+            f"  checkpoint  runs/{run.path.name}/checkpoints/global_step_10",
+            f"  curve       runs/{run.path.name}/curve.png",
+            f"  run folder  runs/{run.path.name}",
+        ]
+        told = ended.err.splitlines()
+        assert "component  processes  group  nodes  units   per process" in told
+        assert f"run folder: runs/{run.path.name}" in told
+        assert "waiting for rollout: 2 processes, at most 30 s" in told
+        assert "a worker prints" in told
+        assert "warning: something is odd" in told
+        assert "evaluated at step 10: success 0.75, return 9" in told
+        assert "saved global_step_10" in told
+        assert "\x1b" not in ended.out + ended.err
+
+    def test_its_folder_tells_of_it(self, cli: Cli) -> None:
+        cli("train", "recipe=fake")
+        run = last_run()
+        state = run.state
+        assert (state.status, state.step, state.recipe, state.reason) == ("finished", 12, "fake", "")
+        assert "max_steps: 12" in run.config_file.read_text()
+        log = run.log_file("driver", 0).read_text()
+        assert "INFO [driver] evaluated at step 10: success 0.75, return 9\n" in log
+        assert "WARNING [driver] something is odd\n" in log
+
+    def test_quiet(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "--quiet")
+        assert ended.out.startswith("finished\n")
+        assert ended.err == "a worker prints\n"
+
+    def test_verbose_has_a_line_for_each_step(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "--verbose")
+        assert len([line for line in ended.err.splitlines() if line.startswith("step ")]) == 12
+
+    def test_json(self, cli: Cli, contract: Callable[[str, str], Any]) -> None:
+        data = contract("train", cli("train", "recipe=fake", "--output", "json").out)
+        assert (data["status"], data["step"], data["last_step"], data["restarts"]) == ("finished", 12, 12, 0)
+        assert data["metrics"]["env/success_at_end"] == 0.9
+        assert data["evaluation"] == {"step": 10, "metrics": {"eval/success_at_end": 0.75, "eval/return": 9.0}}
+        assert Path(data["folder"]) == last_run().path
+
+    def test_overrides_reach_the_program(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "runner.max_steps=3")
+        assert "  steps       3, in" in ended.out
+
+    def test_a_file_of_its_own_or_from_standard_input(self, cli: Cli, rlinf: Cli, folder: Path) -> None:
+        from fakerecipe import _HERE  # pyright: ignore - the package of the fixture
+
+        text = Path(_HERE).read_bytes()
+        (folder / "job.yaml").write_bytes(text)
+        assert cli("train", "job.yaml", "-q").code == 0
+        assert rlinf("train", "-", "-q", stdin=text).code == 0
+
+    def test_it_does_not_import_ray_or_torch(self, folder: Path) -> None:
+        code = (
+            "import sys; from rlinf_cli.main import main; code = main(['train', 'recipe=fake', '-q']);"
+            "print([name for name in ('ray', 'torch', 'rich.live') if name in sys.modules], file=sys.stderr);"
+            "sys.exit(code)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr.splitlines()[-1] == "[]"
+
+
+class TestADryRun:
+    def test_the_plan_and_the_config(self, cli: Cli, folder: Path) -> None:
+        ended = cli("train", "recipe=fake", "--dry-run", "runner.max_steps=7")
+        assert ended.code == 0
+        assert "actor + rollout share node 0" in ended.out
+        assert "  max_steps: 7" in ended.out
+        assert "keep_checkpoints: 3" in ended.out
+        assert ended.err == "\nnothing was started, and nothing written\n"
+        assert list(folder.iterdir()) == []
+
+    def test_json(self, cli: Cli, folder: Path) -> None:
+        data = json.loads(cli("train", "recipe=fake", "--dry-run", "--output", "json").out)
+        assert (data["schema"], data["recipe"]) == ("rlinf.plan/1", "fake")
+        assert data["placement"]["components"]["rollout"]["world_size"] == 2
+        assert data["config"]["config"]["runner"]["max_steps"] == 12
+        assert list(folder.iterdir()) == []
+
+    def test_accelerators_can_be_assumed(self, cli: Cli, folder: Path) -> None:
+        (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
+        ended = cli("train", "job.yaml", "--dry-run")
+        assert ended.code == 2
+        assert "the accelerators of the nodes are unknown" in ended.err
+        ended = cli("train", "job.yaml", "--dry-run", "--assume", "8")
+        assert ended.code == 0
+        assert "accelerators 0-7" in ended.out
+
+    def test_a_run_whose_file_does_not_tell_the_accelerators_goes_on_without_a_plan(
+        self, cli: Cli, folder: Path
+    ) -> None:
+        (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
+        ended = cli("train", "job.yaml", "runner.max_steps=2")
+        assert ended.code == 0
+        assert "the placement is known when the nodes have told their accelerators" in ended.err
+
+    def test_a_run_assumes_nothing(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "--assume", "8")
+        assert ended.code == 2
+        assert "it goes with --dry-run" in ended.err
+
+
+class TestMistakes:
+    def test_of_the_file_are_those_of_validate(self, cli: Cli, folder: Path) -> None:
+        ended = cli("train", "recipe=fake", "fake.secnds=3")
+        assert (ended.code, ended.out) == (2, "")
+        assert "error[unknown-key]: unknown key `secnds` in `fake`" in ended.err
+        assert list(folder.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("recipe=fak",), "there is no recipe `fak`"),
+            (("fake",), "`fake` is a recipe and no file: say `recipe=fake`"),
+            (("runner.max_steps=3",), "name a file or a recipe, as in `rlinf train recipe=embodied`"),
+            (("a.yaml", "b.yaml"), "one file at a time, not 2"),
+            (("hetero18",), "the file selects no recipe, so there is nothing to run"),
+            (("missing.yaml",), "missing.yaml"),
+        ],
+    )
+    def test_of_the_command_line(self, cli: Cli, folder: Path, arguments: tuple[str, ...], said: str) -> None:
+        ended = cli("train", *arguments)
+        assert (ended.code, ended.out) == (2, "")
+        assert said in " ".join(ended.err.split())
+        assert list(folder.iterdir()) == []
+
+    def test_a_recipe_without_a_program(self, cli: Cli, folder: Path) -> None:
+        ended = cli("train", "recipe=unprogrammed", "-q")
+        assert (ended.code, ended.out) == (1, "")
+        assert "recipe `unprogrammed` cannot be run yet" in ended.err
+        assert list(folder.iterdir()) == []
+
+    def test_a_folder_that_cannot_be_written(self, cli: Cli, folder: Path) -> None:
+        (folder / "runs").write_text("a file")
+        ended = cli("train", "recipe=fake", "-q")
+        assert ended.code == 1
+        assert "error: the run folder cannot be written" in ended.err
+        assert "a worker prints" not in ended.err
+
+
+class TestAFailure:
+    def test_of_a_worker(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "fake.fail=workers", "-q")
+        assert (ended.code, ended.out) == (1, "")
+        run = last_run()
+        _, first, where, *rest = ended.err.splitlines()
+        assert first == "error: `rollout:1` failed in `generate`: ValueError: bad action: nan"
+        assert where.startswith("  where: node 0 (127.0.0.1), pid 4711; ")
+        assert "         because of it also failed: rollout:0 (WorkerDiedError)" in rest
+        assert "           2026-01-01 10:00:04,000 INFO [rollout:1] line 4" in rest
+        assert "Traceback" not in ended.err
+        assert (run.state.status, run.state.step) == ("failed", 2)
+        assert run.state.reason == "`rollout:1` failed in `generate`: ValueError: bad action: nan"
+        assert "Traceback" in run.log_file("driver", 0).read_text()
+
+    def test_its_traceback_under_verbose(self, cli: Cli) -> None:
+        assert "Traceback" in cli("train", "recipe=fake", "fake.fail=workers", "--verbose").err
+
+    def test_of_the_cluster_is_3(self, cli: Cli) -> None:
+        ended = cli("train", "recipe=fake", "fake.fail=cluster", "-q")
+        assert ended.code == 3
+        assert "error: 2 of 3 nodes joined within 30 s\n  where: 10.0.0.1:6379\n" in ended.err
+
+    def test_of_the_program(self, cli: Cli, contract: Callable[[str, str], Any]) -> None:
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        assert ended.code == 1
+        assert "the driver failed: KeyError: 'surprise'" in ended.err
+        data = contract("train", ended.out)
+        assert (data["status"], data["step"]) == ("failed", 2)
+        assert data["reason"] == "the driver failed: KeyError: 'surprise'"
+
+
+class TestAnEndBeforeItsTime:
+    @pytest.mark.parametrize(
+        ("sent", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    )
+    def test_by_a_signal(self, sent: signal.Signals, code: int, word: str) -> None:
+        process = start("fake.seconds=0.2", "runner.max_steps=1000")
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out) == (code, "")
+        assert f"{word} after step 1; the run folder is runs/" in err
+        assert "Traceback" not in err
+        state = last_run().state
+        assert (state.status, state.reason, state.step) == ("interrupted", word, 1)
+
+    def test_by_two_signals_is_hard(self) -> None:
+        process = start("fake.seconds=0.2", "fake.end=500", "runner.max_steps=1000")
+        assert process.stderr is not None
+        process.send_signal(signal.SIGINT)
+        for line in process.stderr:
+            if line == "ending; Ctrl-C again ends at once\n":
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert last_run().state.status == "interrupted"
+
+    def test_by_kill_is_seen_from_outside(self) -> None:
+        process = start("fake.seconds=0.2", "runner.max_steps=1000")
+        assert last_run().state.alive
+        process.kill()
+        process.communicate(timeout=30)
+        state = last_run().state
+        assert state.status == "running"
+        assert not state.alive
+        assert outcome(state)[0] == "failed"
+
+
+class TestDetached:
+    def test_it_goes_on_when_the_command_has_returned(self, rlinf: Cli) -> None:
+        ended = rlinf("train", "recipe=fake", "--detach", "fake.seconds=0.01")
+        assert ended.code == 0
+        shown, _, pid = ended.out.strip().partition(", process ")
+        assert f"  rlinf logs {shown} --follow\n  rlinf stop {shown}\n" in ended.err
+        run = RunFolder.open(shown)
+        deadline = time.monotonic() + 30
+        while run.refresh().alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (run.state.status, run.state.pid) == ("finished", int(pid))
+        printed = run.log_file("output", 0).read_text()
+        assert "a worker prints\n" in printed
+        assert "  run folder  " in printed
+
+    def test_json(self, rlinf: Cli, contract: Callable[[str, str], Any]) -> None:
+        ended = rlinf("train", "recipe=fake", "--detach", "--output", "json")
+        data = contract("train", ended.out)
+        assert (data["status"], data["step"]) == ("running", 0)
+        assert RunFolder.open(data["folder"]).state.pid == data["pid"]
+
+    def test_what_keeps_it_from_starting_is_said_here(self, rlinf: Cli, folder: Path) -> None:
+        (folder / "runs").write_text("a file")
+        ended = rlinf("train", "recipe=fake", "--detach")
+        assert (ended.code, ended.out) == (1, "")
+        assert "error: the run folder cannot be written" in ended.err
