@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,21 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written") as raised:
         RunFolder.create(settings(tmp_path), "embodied")
     assert "runner.logger.log_path" in str(raised.value)
+
+
+def test_the_examples_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    page = Path(__file__).parents[3] / "docs" / "run-folder.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    run = tmp_path / "runs" / "embodied-20260314-101502"
+    run.mkdir(parents=True)
+    with MetricsWriter(run / "metrics.jsonl") as writer:
+        writer.log(12, {"env/success_at_end": 0.25})
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(block, {})  # noqa: S102 - our own page
+    assert capsys.readouterr().out == "12 0.25\n"
+    assert (run / "curve.svg").exists()
