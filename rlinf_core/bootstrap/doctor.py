@@ -42,6 +42,7 @@ class Request:
         fingerprint: of the code here.
         token: where the recorded cluster's token is, or None.
         link_seconds: that measuring may take; 0 to leave it.
+        links_at_once: how many are measured at a time.
     """
 
     cluster: ClusterConfig
@@ -50,6 +51,7 @@ class Request:
     fingerprint: str | None
     token: Path | None = None
     link_seconds: float = LINK_SECONDS
+    links_at_once: int = 64
 
 
 class Report(NamedTuple):
@@ -157,9 +159,7 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
         *room.disks(seen),
         *room.shared_memory(seen),
         *room.limits(seen),
-        *devices.accelerators(seen),
-        *devices.robots(seen),
-        *devices.cameras(seen),
+        *devices.judged(seen),
         *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
         *access.token(request.token),
     ]
@@ -171,7 +171,12 @@ async def _links(request: Request, seen: Sequence[Seen], transport: Transport, t
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
     tell(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
     measured, left = await links.measure(
-        usable, by_rank, transport, seconds=request.link_seconds, head_address=request.cluster.head_address
+        usable,
+        by_rank,
+        transport,
+        seconds=request.link_seconds,
+        head_address=request.cluster.head_address,
+        most=request.links_at_once,
     )
     return links.findings_of(measured, left, by_rank)
 

@@ -12,13 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap.agent import ask, command, script
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
-from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.transport import Transport
 
 # Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
 _PART_SECONDS: Final = 0.2
 _LINK_SECONDS: Final = 20.0
-_SERVE_SECONDS: Final = 20.0
 # A gigabit Ethernet carries 117 MB/s.
 _SLOW_BYTES: Final = 50e6
 _LOOPBACK: Final = ("127.", "::1")
@@ -80,13 +78,19 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Link
     return [Link(one, other, tuple(names)) for (one, other), names in uses.items()]
 
 
-def rounds_of(links: Sequence[Link]) -> list[list[Link]]:
-    """The same ways in rounds: none of a round shares a node with another, so that none disturbs another."""
+def rounds_of(links: Sequence[Link], most: int) -> list[list[Link]]:
+    """The same ways in rounds: none of a round shares a node with another, so that none disturbs another.
+
+    Args:
+        links: the ways.
+        most: how many a round may have.
+    """
     rounds: list[list[Link]] = []
     busy: list[set[int]] = []
     for link in links:
         ends = {link.one, link.other}
-        index = next((index for index, taken in enumerate(busy) if not taken & ends), len(rounds))
+        free = (index for index, taken in enumerate(busy) if not taken & ends and len(rounds[index]) < most)
+        index = next(free, len(rounds))
         if index == len(rounds):
             rounds.append([])
             busy.append(set())
@@ -97,7 +101,7 @@ def rounds_of(links: Sequence[Link]) -> list[list[Link]]:
 
 def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
     """Where the others reach a node: what the file says, where its Ray is, where ssh reached it, or its own idea."""
-    record = facts.get("record") or {}
+    record: Mapping[str, Any] = facts.get("record") or {}
     login = facts.get("address")
     if declared is not None:
         return declared
@@ -109,10 +113,9 @@ def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
 
 
 class _Server:
-    """A node that others connect to, as long as the block lasts."""
+    """A node that another one connects to, as long as the block lasts."""
 
-    def __init__(self, transport: Transport, seen: Seen, address: str, secret: str, seconds: float) -> None:
-        self.address = address
+    def __init__(self, transport: Transport, seen: Seen, address: str, secret: str) -> None:
         self._node = seen.node
         self._port: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         ports = seen.node.ports
@@ -121,13 +124,13 @@ class _Server:
             "secret": secret,
             "address": address,
             "ports": [ports.first_worker, ports.last_worker],
-            "deadline": seconds,
+            "deadline": _LINK_SECONDS,
         }
-        self._task = asyncio.ensure_future(self._run(transport, request, seconds + _SERVE_SECONDS))
+        self._task = asyncio.ensure_future(self._run(transport, request))
 
-    async def _run(self, transport: Transport, request: dict[str, Any], deadline: float) -> None:
+    async def _run(self, transport: Transport, request: dict[str, Any]) -> None:
         argv = command(self._node.interpreter)
-        await transport.run(self._node, argv, script(request), deadline=deadline, on_line=self._heard)
+        await transport.run(self._node, argv, script(request), deadline=2 * _LINK_SECONDS, on_line=self._heard)
         if not self._port.done():
             self._port.set_result(None)
 
@@ -139,14 +142,14 @@ class _Server:
         if isinstance(said, dict) and "port" in said and not self._port.done():
             self._port.set_result(int(said["port"]))  # pyright: ignore[reportUnknownArgumentType]
 
-    async def port(self) -> int | None:
-        """Where it listens; None when it does not."""
+    async def __aenter__(self) -> int | None:
+        """The port that it listens on; None when it does not."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._port), _SERVE_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(self._port), _LINK_SECONDS)
         except TimeoutError:
             return None
 
-    async def end(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -158,6 +161,7 @@ async def measure(
     *,
     seconds: float,
     head_address: str | None = None,
+    most: int = 64,
 ) -> tuple[list[Measured], list[Link]]:
     """How good each way is, and those that there was no time for.
 
@@ -165,47 +169,36 @@ async def measure(
         links: the ways, between nodes of `seen` only.
         seen: the nodes by rank.
         transport: the way from here to each of them.
-        seconds: that all of it may take.
+        seconds: after which no other round is begun.
         head_address: what the file says about the head.
+        most: how many are measured at a time; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds
-    secret = secrets.token_hex(32)
-    servers = {
-        rank: _Server(
-            transport,
-            seen[rank],
-            address_of(seen[rank].facts, head_address if rank == 0 else None),
-            secret,
-            seconds + _SERVE_SECONDS,
-        )
-        for rank in sorted({link.other for link in links})
-    }
     found: list[Measured] = []
     left: list[Link] = []
-    try:
-        for group in rounds_of(links):
-            if time.monotonic() > end:
-                left += group
-                continue
-            found += await asyncio.gather(
-                *(_measure(link, seen[link.one].node, servers[link.other], transport, secret) for link in group)
-            )
-    finally:
-        await asyncio.gather(*(server.end() for server in servers.values()))
+    for group in rounds_of(links, most):
+        if time.monotonic() > end:
+            left += group
+            continue
+        addresses = [address_of(seen[link.other].facts, head_address if link.other == 0 else None) for link in group]
+        found += await asyncio.gather(
+            *(_measure(link, seen, address, transport) for link, address in zip(group, addresses, strict=True))
+        )
     return found, left
 
 
-async def _measure(link: Link, node: NodeTarget, server: _Server, transport: Transport, secret: str) -> Measured:
-    port = await server.port()
-    if port is None:
-        return Measured(link, f"node {link.other} does not listen")
-    request = {"verb": "measure", "secret": secret, "peer": [server.address, port], "seconds": _PART_SECONDS}
-    answer = await ask(transport, node, request, deadline=_LINK_SECONDS)
+async def _measure(link: Link, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
+    secret = secrets.token_hex(32)
+    async with _Server(transport, seen[link.other], address, secret) as port:
+        if port is None:
+            return Measured(link, f"node {link.other} does not listen")
+        request = {"verb": "measure", "secret": secret, "peer": [address, port], "seconds": _PART_SECONDS}
+        answer = await ask(transport, seen[link.one].node, request, deadline=_LINK_SECONDS)
     if answer.data is None:
         return Measured(link, answer.message)
     fault = answer.data["fault"]
     if fault is not None:
-        return Measured(link, f"{fault} at {server.address}:{port}")
+        return Measured(link, f"{fault} at {address}:{port}")
     return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
 
 

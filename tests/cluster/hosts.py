@@ -47,7 +47,7 @@ mount --bind "$1/passwd" /etc/passwd
 mount --bind "$1/../hosts" /etc/hosts
 """
 _HOST = """
-mount -t tmpfs -o size=2g tmpfs /tmp
+mount -t tmpfs -o size=8g tmpfs /tmp
 chmod 1777 /tmp
 mount -t tmpfs -o size=16m tmpfs /run
 mkdir -p /run/sshd
@@ -260,7 +260,7 @@ class Host:
         try:
             yield
         finally:
-            self.sh("mount -o remount,size=2g /tmp")
+            self.sh("mount -o remount,size=8g /tmp")
 
     @contextlib.contextmanager
     def small_shm(self, mebibytes: int) -> Iterator[None]:

@@ -115,3 +115,8 @@ def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
             make = str(getattr(unit, "camera_type", "realsense"))
             found[make] = (*found.get(make, ()), *serials)
     return found
+
+
+def judged(seen: Sequence[Seen]) -> list[Finding]:
+    """All checks of devices."""
+    return [*accelerators(seen), *robots(seen), *cameras(seen)]

@@ -1,0 +1,44 @@
+"""`rlinf inspect hardware`: what the nodes have, beside what the file declares."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.options import Output, OutputOption, Overrides, Quiet, Verbose
+
+
+def hardware(
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", hidden=True, autocompletion=completion.files)] = None,
+    overrides: Overrides = None,
+    name: NameOption = None,
+    parallel: Parallel = 128,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show the accelerators, robots and cameras that the nodes have, declared against found.
+
+    Asks the machines of FILE, or those of the cluster that is up. The exit status is 1 where something declared is
+    missing, 3 where a node cannot be reached.
+    """
+    from rlinf_cli.looking import look_at_hardware
+    from rlinf_cli.render.hardware import hardware_record, hardware_text
+    from rlinf_core.bootstrap.checks.devices import judged
+    from rlinf_core.bootstrap.checks.finding import Verdict
+
+    nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
+    findings = [*look.findings, *judged(look.seen)]
+    if output is Output.JSON:
+        console.result_json(hardware_record(nodes, look.seen, findings))
+    else:
+        console.result(hardware_text(nodes, look.seen, findings))
+    verdicts = {each.verdict for each in findings}
+    if Verdict.UNREACHABLE in verdicts:
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if Verdict.FAULT in verdicts:
+        raise typer.Exit(ExitCode.FAILED)

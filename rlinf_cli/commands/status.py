@@ -1,0 +1,37 @@
+"""`rlinf status`: which nodes of the cluster are there, and which jobs run."""
+
+from __future__ import annotations
+
+import typer
+
+from rlinf_cli import console
+from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.lazy import command
+from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
+
+
+def status(
+    name: NameOption = None,
+    parallel: Parallel = 128,
+    output: OutputOption = Output.TEXT,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show which nodes of the cluster are up, their versions, and the jobs that run.
+
+    Each node is asked over ssh. The exit status is 3 while a node is missing.
+    """
+    from rlinf_cli.looking import ask_status
+    from rlinf_cli.render.status import status_record, status_text
+
+    report = ask_status(name, parallel=parallel)
+    if output is Output.JSON:
+        console.result_json(status_record(report))
+    else:
+        console.result(status_text(report))
+    if not report.whole:
+        raise typer.Exit(ExitCode.UNREACHABLE)
+
+
+app = command(status)

@@ -1,0 +1,127 @@
+"""From what `doctor`, `status` and `inspect hardware` were asked to the nodes that they ask."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlinf_cli import console
+
+if TYPE_CHECKING:
+    from rlinf_core.bootstrap import doctor, status
+    from rlinf_core.bootstrap.inventory import NodeTarget
+    from rlinf_core.bootstrap.state import ClusterRecord
+    from rlinf_core.config.cluster import ClusterConfig
+
+
+class _File(NamedTuple):
+    cluster: ClusterConfig
+    name: str
+    nodes: tuple[NodeTarget, ...]
+
+
+def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
+    """The machines of a file.
+
+    Raises:
+        ConfigError: it has several nodes, and nothing says how to reach them.
+    """
+    from rlinf_cli.files import load_sound
+    from rlinf_core.bootstrap import state
+    from rlinf_core.bootstrap.inventory import targets
+    from rlinf_core.errors import ConfigError
+
+    cluster = load_sound(file, overrides).cluster
+    nodes = targets(cluster)
+    if len(nodes) > 1 and nodes[0].host is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="nothing says how to reach them",
+            help="give `hosts` in its node groups, or `cluster.hosts`",
+        )
+    return _File(cluster, state.cluster_name(file, name), nodes)
+
+
+def examine(
+    file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
+) -> doctor.Report:
+    """The preflight of a file's machines."""
+    from rlinf_core.bootstrap import doctor, node_facts, state
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+
+    asked = _read(file, overrides, name)
+    recorded = state.load(asked.name)
+    request = doctor.Request(
+        cluster=asked.cluster,
+        nodes=asked.nodes,
+        cluster_id=state.cluster_id(asked.name),
+        fingerprint=node_facts.software(dict(os.environ))["fingerprint"],
+        token=recorded.token_path if recorded else None,
+        link_seconds=link_seconds,
+        links_at_once=max(1, parallel // 2),
+    )
+
+    async def work() -> doctor.Report:
+        # A link is measured from both of its ends at once.
+        return await doctor.examine(request, Routes(parallel=max(2, parallel)), console.message)
+
+    return run(work())
+
+
+def look_at_hardware(
+    file: str | None, overrides: list[str] | None, name: str | None, *, parallel: int
+) -> tuple[Sequence[NodeTarget], doctor.Look]:
+    """What the nodes of a file have, or those of the cluster that is up.
+
+    Raises:
+        ClusterError: no file is given, and no cluster is up.
+    """
+    from rlinf_core.bootstrap import doctor, state
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+
+    if file is not None:
+        asked = _read(file, overrides, name)
+        cluster, nodes = asked.name, asked.nodes
+    else:
+        record = recorded_cluster(name)
+        cluster, nodes = record.name, record.targets()
+
+    async def work() -> doctor.Look:
+        return await doctor.look_at(nodes, state.cluster_id(cluster), Routes(parallel=parallel), console.message)
+
+    return nodes, run(work())
+
+
+def recorded_cluster(name: str | None) -> ClusterRecord:
+    """The cluster that is up, or the one of that name.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    from rlinf_core.bootstrap import state
+    from rlinf_core.errors import ClusterError
+
+    record = state.recorded(name)
+    if record is not None:
+        return record
+    known = state.names()
+    what = f"no cluster `{name}` is recorded here" if name else "no cluster is recorded here"
+    others = f"recorded are {', '.join(f'`{each}`' for each in known)}" if known else ""
+    raise ClusterError(what, why=others or None, help="bring one up by `rlinf up FILE`")
+
+
+def ask_status(name: str | None, *, parallel: int) -> status.Report:
+    """How the nodes of the recorded cluster are."""
+    from rlinf_core.bootstrap import status
+    from rlinf_core.bootstrap.loop import run
+    from rlinf_core.bootstrap.routes import Routes
+
+    record = recorded_cluster(name)
+
+    async def work() -> status.Report:
+        return await status.ask_all(record, Routes(parallel=parallel), console.message)
+
+    return run(work())

@@ -1,0 +1,88 @@
+"""How the nodes and jobs of the recorded cluster are, as text and as data."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rlinf_cli import console
+from rlinf_core.bootstrap.down import RunningJob
+from rlinf_core.bootstrap.status import NodeStatus, Report, State
+
+SCHEMA = "rlinf.status/1"
+
+
+def status_text(report: Report) -> str:
+    """The nodes, then what is in the way of those that are not up, then the jobs."""
+    cluster = report.cluster
+    ups = sum(node.state is State.UP for node in report.nodes)
+    title = f"cluster {cluster.name}: {ups} of {len(report.nodes)} nodes are up"
+    title += f", head {cluster.address}" if cluster.address else ""
+    title += "" if cluster.authenticated else ", no authentication"
+    rows = [_row(node) for node in report.nodes]
+    headers = ("node", "group", "host", "state", "address", "python", "ray", "rlinf")
+    blocks = [title, console.table(headers, rows, right=(0,))]
+    troubles = [_trouble(node) for node in report.nodes if node.state is not State.UP]
+    if troubles:
+        blocks.append("\n".join(troubles))
+    blocks.append(_jobs(report.jobs))
+    return "\n\n".join(blocks)
+
+
+def _row(node: NodeStatus) -> tuple[str, ...]:
+    host = node.host or "this machine"
+    versions = tuple(each or "-" for each in (node.python, node.ray, node.rlinf))
+    return (str(node.rank), ", ".join(node.groups) or "-", host, str(node.state), node.address or "-", *versions)
+
+
+def _trouble(node: NodeStatus) -> str:
+    line = f"node {node.rank} ({node.host or 'this machine'}): {node.detail}"
+    return f"{line}\n  do: {node.help}" if node.help else line
+
+
+def _jobs(jobs: tuple[RunningJob, ...] | None) -> str:
+    if jobs is None:
+        return "jobs: unknown, the head could not be asked"
+    if not jobs:
+        return "jobs: none"
+    rows = [(str(job.pid), job.address, _since(job.since), job.command) for job in jobs]
+    return "jobs\n" + console.table(("pid", "node", "since", "command"), rows, right=(0,))
+
+
+def _since(started: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
+
+
+def status_record(report: Report) -> dict[str, Any]:
+    """The same as data."""
+    cluster = report.cluster
+    return {
+        "schema": SCHEMA,
+        "cluster": cluster.name,
+        "whole": report.whole,
+        "file": cluster.file,
+        "address": cluster.address or None,
+        "authenticated": cluster.authenticated,
+        "seconds": round(report.seconds, 3),
+        "nodes": [
+            {
+                "rank": node.rank,
+                "groups": list(node.groups),
+                "host": node.host,
+                "state": str(node.state),
+                "address": node.address,
+                "python": node.python,
+                "ray": node.ray,
+                "rlinf": node.rlinf,
+                "detail": node.detail or None,
+                "help": node.help or None,
+            }
+            for node in report.nodes
+        ],
+        "jobs": None
+        if report.jobs is None
+        else [
+            {"pid": job.pid, "address": job.address, "started": job.since, "command": job.command}
+            for job in report.jobs
+        ],
+    }

@@ -1,0 +1,165 @@
+"""How the recorded cluster is: asked of each node, and of the head who has joined and which jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.down import RunningJob
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
+from rlinf_core.bootstrap.state import ClusterRecord
+from rlinf_core.bootstrap.transport import Kind, Transport
+
+PROBE_SECONDS: Final = 30.0
+_MEMBERS_SECONDS: Final = 3.0
+_MEMBERS_MARGIN_SECONDS: Final = 25.0
+
+Tell = Callable[[str], None]
+
+
+class State(StrEnum):
+    """How a node is."""
+
+    UP = "up"
+    """Its Ray runs, and the head lists it."""
+    NOT_JOINED = "not joined"
+    """Its Ray runs, and the head does not list it as alive."""
+    UNCERTAIN = "runs"
+    """Its Ray runs; the head could not be asked."""
+    DIED = "died"
+    """It was started, and its Ray has ended."""
+    ABSENT = "not started"
+    UNREACHABLE = "unreachable"
+    BROKEN = "cannot answer"
+    """It is reached, and its interpreter does not run."""
+
+
+class NodeStatus(NamedTuple):
+    """One node.
+
+    Attributes:
+        address: by which the others reach it, or None.
+        python, ray, rlinf: versions, or None where nobody could tell.
+        detail: why it is not up; empty when it is.
+        help: what to do; may be empty.
+    """
+
+    rank: int
+    groups: tuple[str, ...]
+    host: str | None
+    state: State
+    address: str | None = None
+    python: str | None = None
+    ray: str | None = None
+    rlinf: str | None = None
+    detail: str = ""
+    help: str = ""
+
+
+class Report(NamedTuple):
+    """The cluster.
+
+    Attributes:
+        jobs: drivers that are connected, or None when the head could not be asked.
+        seconds: that asking took.
+    """
+
+    cluster: ClusterRecord
+    nodes: tuple[NodeStatus, ...]
+    jobs: tuple[RunningJob, ...] | None
+    seconds: float
+
+    @property
+    def whole(self) -> bool:
+        return all(node.state is State.UP for node in self.nodes)
+
+
+async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> Report:
+    """How every node is; none keeps the others waiting beyond its deadline.
+
+    Args:
+        cluster: as `up` recorded it.
+        transport: the way to its nodes.
+        tell: is told what is waited for.
+    """
+    begun = time.monotonic()
+    nodes = cluster.targets()
+    connect = max(map(_connect, nodes))
+    tell(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
+    head = next((node for node in nodes if node.is_head), None)
+    joined = asyncio.ensure_future(_members(cluster, head, transport))
+    answers = await asyncio.gather(*(_probe(cluster, node, transport) for node in nodes))
+    members = await joined
+    known = None if members is None else {str(each["rank"]): each for each in members["nodes"]}
+    statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
+    jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
+    return Report(cluster, statuses, jobs, time.monotonic() - begun)
+
+
+def _connect(node: NodeTarget) -> float:
+    return (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
+
+
+async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer:
+    request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
+    return await ask(transport, node, request, deadline=_connect(node) + PROBE_SECONDS)
+
+
+async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: Transport) -> Mapping[str, Any] | None:
+    """What the head says about the nodes and jobs, or None when it cannot be asked."""
+    if head is None:
+        return None
+    ranks = [node.rank for node in cluster.nodes]
+    # A node that died a moment ago is listed until its beats are missed; none is waited for that is not there.
+    request = {"verb": "members", "cluster": cluster.id, "wanted": ranks, "deadline": _MEMBERS_SECONDS}
+    deadline = _connect(head) + _MEMBERS_SECONDS + _MEMBERS_MARGIN_SECONDS
+    answer = await ask(transport, head, request, deadline=deadline)
+    return answer.data if answer.data is not None and answer.data["fault"] is None else None
+
+
+def _status(node: NodeTarget, answer: Answer, known: Mapping[str, Any] | None) -> NodeStatus:
+    if answer.data is None:
+        state = State.BROKEN if answer.result.kind is Kind.DONE else State.UNREACHABLE
+        why = f": {answer.why}" if answer.why and answer.why not in answer.message else ""
+        status = NodeStatus(node.rank, node.groups, node.host, state)
+        return status._replace(detail=f"{answer.message}{why}", help=answer.help)
+    facts, record = answer.data, answer.data["record"]
+    state, detail, help = _state(node, record, known)
+    return NodeStatus(
+        node.rank,
+        node.groups,
+        node.host,
+        state,
+        record["address"] if record else None,
+        ".".join(map(str, facts["python"])),
+        facts["ray"],
+        facts["rlinf"],
+        detail,
+        help,
+    )
+
+
+def _state(
+    node: NodeTarget, record: Mapping[str, Any] | None, known: Mapping[str, Any] | None
+) -> tuple[State, str, str]:
+    again = "`rlinf up` again repairs it"
+    if record is None:
+        return State.ABSENT, "nothing of the cluster runs there", again
+    if not record["alive"]:
+        return State.DIED, f"its Ray has ended; see {record['folder']}/up.log there", again
+    if known is None:
+        return State.UNCERTAIN, "the head could not be asked whether it has joined", ""
+    member = known.get(str(node.rank))
+    if member is None or not member["alive"]:
+        reason = f": {member['reason']}" if member and member.get("reason") else ""
+        return State.NOT_JOINED, f"the head does not list it{reason}", again
+    return State.UP, "", ""
+
+
+def _job(job: Mapping[str, Any]) -> RunningJob:
+    return RunningJob(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
