@@ -20,7 +20,20 @@ from rlinf_core.errors import RLinfError
 
 class _Commands(LazyGroup):
     package = "rlinf_cli.commands"
-    names = ("train", "logs", "stop", "validate", "inspect", "up", "down", "explain", "schema", "recipes")
+    names = (
+        "train",
+        "logs",
+        "stop",
+        "validate",
+        "inspect",
+        "up",
+        "doctor",
+        "status",
+        "down",
+        "explain",
+        "schema",
+        "recipes",
+    )
 
 
 # Plain help: it is there at once, and reads the same in a terminal, a pipe and a log.
