@@ -25,7 +25,7 @@ from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_policy_loss
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 
 
 class EmbodiedFSDPActor(Worker):
@@ -35,7 +35,8 @@ class EmbodiedFSDPActor(Worker):
         super().__init__()
         self._config = config
         self._version = 0
-        self._metrics: dict[str, float] = {}
+        self._copy: FlatWeights | None = None
+        self._sending: list[Any] = []
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Makes the policy and the optimizer; every rank begins with the same weights."""
@@ -58,18 +59,31 @@ class EmbodiedFSDPActor(Worker):
     def sync_model_to_rollout(self) -> int:
         """Sends the weights to the rollout workers; each actor serves its share of them.
 
+        Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
+        the weights on its way.
+
         Returns:
             Their version.
         """
         weights, group = self._gathered(), self._config.rollout.group_name
-        mine = range(self._rank, self._layout.rollouts, self._world_size)
-        sent: list[Any] = []
-        for rollout in mine:
-            sent.append(self.send(self._version, group, rollout, async_op=True))
-            sent += [self.send_tensor(buffer, group, rollout, async_op=True) for buffer in weights.buffers]
-        for work in sent:
-            work.wait()
+        self._finish_sending()
+        if self._config.runner.max_staleness:
+            if self._copy is None:
+                self._copy = FlatWeights(weights.views)
+            for mine, current in zip(self._copy.buffers, weights.buffers, strict=True):
+                mine.copy_(current)
+            weights = self._copy
+        for rollout in range(self._rank, self._layout.rollouts, self._world_size):
+            self._sending.append(self.send(self._version, group, rollout, async_op=True))
+            self._sending += [self.send_tensor(buffer, group, rollout, async_op=True) for buffer in weights.buffers]
+        if weights is not self._copy:
+            self._finish_sending()
         return self._version
+
+    def _finish_sending(self) -> None:
+        for work in self._sending:
+            work.wait()
+        self._sending = []
 
     def _gathered(self) -> FlatWeights:
         """The weights as they are now, whole. Without shards they are where the policy computes with them."""
@@ -81,12 +95,18 @@ class EmbodiedFSDPActor(Worker):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int) -> None:
-        """Takes this actor's share of a rollout out of the channel: all passes of all its environments."""
-        passes = self._config.env.train.rollout_epoch
-        expected = passes * self._routes.total // self._world_size
-        pieces: list[Trajectories] = self._channel.get_batch(expected, key=str(self._rank))
+    def recv_rollout_batch(self, step: int) -> int:
+        """Takes this actor's share of a rollout out of the channel: all passes of all its environments.
+
+        Returns:
+            How many versions older than the weights here those are that acted.
+        """
+        config = self._config
+        expected = config.env.train.rollout_epoch * self._routes.total // self._world_size
+        key = trajectory_key(self._rank, step, config.runner.max_staleness)
+        pieces: list[Trajectories] = self._channel.get_batch(expected, key=key)
         self._trajectories = joined(pieces)
+        return self._version - self._trajectories.version
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Makes samples of the trajectories.

@@ -8,10 +8,10 @@ from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_worker import EnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from rlinf_core import Cluster, HybridComponentPlacement
+from rlinf_core import Cluster, HybridComponentPlacement, PlacementStrategy
 from rlinf_core.job.load import Job
 from rlinf_core.runners.embodied_runner import EmbodiedRunner
-from rlinf_core.runners.events import Listener
+from rlinf_core.runners.events import Listener, Waiting
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import with_recovery
 from rlinf_core.runners.run_folder import RunFolder
@@ -32,19 +32,35 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 
 
 def train(config: EmbodiedConfig, record: RunRecord) -> None:
-    """Launches the workers, and trains from where `record` stands to the end."""
+    """Runs from where `record` stands to the end, on a cluster of its own."""
+    record.tell(Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
-        placement = HybridComponentPlacement(config, cluster)
-        actor = EmbodiedFSDPActor.create_group(config).launch(
-            cluster, placement.get_strategy("actor"), name=config.actor.group_name
-        )
-        rollout = MultiStepRolloutWorker.create_group(config).launch(
-            cluster, placement.get_strategy("rollout"), name=config.rollout.group_name
-        )
-        env = EnvWorker.create_group(config).launch(cluster, placement.get_strategy("env"), name=config.env.group_name)
-        runner = EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
-        runner.init_workers()
-        runner.run()
+        names = {config.actor.group_name: "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
+        cluster.record(record.folder.logs, log_names=names, trace=record.traced)
+        launch(config, cluster, record).run()
+
+
+def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> EmbodiedRunner:
+    """Places and starts the workers, ready to `run`."""
+    placement = HybridComponentPlacement(config, cluster)
+
+    def next_group(component: str) -> PlacementStrategy:
+        count = placement.get_world_size(component)
+        record.tell(Waiting(f"{component}: {count} process{'es' if count > 1 else ''}"))
+        return placement.get_strategy(component)
+
+    actor = EmbodiedFSDPActor.create_group(config).launch(
+        cluster, placement_strategy=next_group("actor"), name=config.actor.group_name
+    )
+    rollout = MultiStepRolloutWorker.create_group(config).launch(
+        cluster, placement_strategy=next_group("rollout"), name=config.rollout.group_name
+    )
+    env = EnvWorker.create_group(config).launch(
+        cluster, placement_strategy=next_group("env"), name=config.env.group_name
+    )
+    runner = EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
+    runner.init_workers()
+    return runner
 
 
 def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:

@@ -19,7 +19,7 @@ from recipes.embodied.trajectory import Recorder, Trajectories, stacked
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.config.fragments.env import EnvironmentConfig
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 
 
 class MultiStepRolloutWorker(Worker):
@@ -72,7 +72,8 @@ class MultiStepRolloutWorker(Worker):
                 for piece in routes.pieces(self._rank, stage):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
-                    self._channel.put(part, weight=part.batch, key=str(piece.actor))
+                    key = trajectory_key(piece.actor, step, self._config.runner.max_staleness)
+                    self._channel.put(part, weight=part.batch, key=key)
 
     def evaluate(self) -> None:
         """Acts greedily for `EnvWorker.evaluate`."""

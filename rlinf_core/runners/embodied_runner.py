@@ -27,13 +27,18 @@ class Layout(NamedTuple):
         actors: processes of the actor.
         rollouts: processes of the rollout.
         envs: processes of the env.
-        trajectories: name of the channel from rollout to actor; its keys are the actors' ranks.
+        trajectories: name of the channel from rollout to actor; its keys are those of `trajectory_key`.
     """
 
     actors: int
     rollouts: int
     envs: int
     trajectories: str
+
+
+def trajectory_key(actor: int, step: int, max_staleness: int) -> str:
+    """Under which key of the channel an actor finds the rollout of a step, while at most k others are on their way."""
+    return f"{actor}:{step % (max_staleness + 1)}"
 
 
 class HasRunner(Protocol):
@@ -44,10 +49,15 @@ class HasRunner(Protocol):
 
 
 class EmbodiedRunner:
-    """Runs actor, rollout and env workers in turns until the run is over.
+    """Runs actor, rollout and env workers until the run is over.
 
     The groups have the methods of `EmbodiedFSDPActor`, `MultiStepRolloutWorker` and `EnvWorker` in recipes/embodied.
     Env and rollout workers send to each other; a rollout worker puts what it has seen into a channel for the actors.
+
+    With `runner.max_staleness: 0` a step is sync, rollout, advantages, training, one after the other. With k the
+    rollouts of the next k steps are asked for before the step is trained, and each acts with the weights that are there
+    when it is asked for. Which weights act in which step is so decided here, by numbers of steps and not by who is
+    faster, and a sample is never learned from by weights more than k versions newer than those that made it.
 
     Args:
         cfg: the configuration of the job.
@@ -71,8 +81,12 @@ class EmbodiedRunner:
         self.env = env
         self.record = record
         self._times: dict[str, float] = {}
+        # How often the weights have changed, and which of them the rollout has.
         self._version = 0
         self._synced: int | None = None
+        self._syncing: tuple[WorkerGroupHandle[Any], ...] = ()
+        # Rollouts that were asked for, by step: the calls on env and rollout.
+        self._rollouts: dict[int, tuple[WorkerGroupHandle[Any], WorkerGroupHandle[Any]]] = {}
 
     @property
     def world_sizes(self) -> dict[str, int]:
@@ -82,6 +96,10 @@ class EmbodiedRunner:
             "rollout": self.rollout.world_size,
             "env": self.env.world_size,
         }
+
+    @property
+    def _groups(self) -> tuple[WorkerGroup[Any], ...]:
+        return self.env, self.rollout, self.actor
 
     @property
     def last_step(self) -> int | None:
@@ -103,12 +121,11 @@ class EmbodiedRunner:
 
     def run(self) -> None:
         """Trains to the end, or evaluates once with `only_eval`."""
-        record = self.record
+        record, last = self.record, self.last_step
         if self.config.only_eval:
             record.started(record.step, self.world_sizes)
             self.evaluate(record.step)
             return
-        last = self.last_step
         record.started(last, self.world_sizes)
         for step in itertools.count(record.step + 1):
             if last is not None and step > last:
@@ -118,6 +135,7 @@ class EmbodiedRunner:
                 self.evaluate(step)
             if self._is_due(self.config.save_interval, step):
                 self.save_checkpoint(step)
+            record.collect(*self._groups, last=step == last)
 
     def _is_due(self, interval: int, step: int) -> bool:
         return interval != NEVER and (step % interval == 0 or step == self.last_step)
@@ -138,20 +156,37 @@ class EmbodiedRunner:
         self.record.step_finished(step, {**metrics, **self._times})
 
     def update_rollout_weights(self, step: int) -> None:
-        """Gives the rollout workers the weights of the actor, unless they have them."""
+        """Gives the rollout workers the weights of the actor, unless they have them.
+
+        They take them between two rollouts. Where rollouts go on while the actor trains nobody waits for that.
+        """
         if self._synced == self._version:
             return
         with self._phase(step, events.SYNC_WEIGHTS):
-            wait_together(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
+            self._finish_sync()
+            self._syncing = (self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
+            if not self._rollouts:
+                self._finish_sync()
         self._synced = self._version
 
+    def _finish_sync(self) -> None:
+        wait_together(*self._syncing)
+        self._syncing = ()
+
     def generate_rollouts(self, step: int) -> dict[str, float]:
-        """The policy acts in the environments while the actors receive what happens."""
+        """The policy acts in the environments while the actors receive what happens.
+
+        Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
+        """
         with self._phase(step, events.GENERATE_ROLLOUTS):
-            env, rollout = self.env.interact(step), self.rollout.generate(step)
-            episodes, *_ = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
+            newest = step + self.config.max_staleness
+            for ahead in range(max(self._rollouts, default=step - 1) + 1, newest + 1):
+                if self.last_step is None or ahead <= self.last_step:
+                    self._rollouts[ahead] = (self.env.interact(ahead), self.rollout.generate(ahead))
+            env, rollout = self._rollouts.pop(step)
+            episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
         self._spent(env, rollout)
-        return _episode_means("env", episodes)
+        return {**_episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
 
     def evaluate(self, step: int) -> None:
         """The policy acts greedily in environments that it is not trained in."""
@@ -164,14 +199,12 @@ class EmbodiedRunner:
 
     def save_checkpoint(self, step: int) -> None:
         """Keeps everything that training after `step` depends on."""
-        began = time.perf_counter()
         self.record.save(
             step,
             lambda path: self.actor.save_checkpoint(str(path)).wait(),
             weight_version=self._version,
             world_sizes=self.world_sizes,
         )
-        self._times["time/save_checkpoint"] = time.perf_counter() - began
 
     @contextmanager
     def _phase(self, step: int, name: str) -> Generator[None, None, None]:
@@ -185,6 +218,12 @@ class EmbodiedRunner:
         for handle in handles:
             for tag, seconds in handle.consume_durations().items():
                 self._times[f"time/{tag}"] = seconds
+
+    def shutdown(self) -> None:
+        """Ends the workers. Leaving the cluster does the same."""
+        for group in self._groups:
+            group.shutdown()
+        self._channel.close()
 
 
 def _means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,16 +11,23 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
+from rlinf_core.errors import RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
+from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.trace import TraceWriter
+
+LOGGER = logging.getLogger("rlinf")
 
 if TYPE_CHECKING:
+    from rlinf_core.cluster.cluster import Cluster
     from rlinf_core.config.fragments.runner import RunnerConfig
     from rlinf_core.job.load import Job
+    from rlinf_core.worker.worker_group import WorkerGroup
 
 
 class RunRecord:
@@ -31,6 +39,7 @@ class RunRecord:
         listener: is told what happens.
         config_hash: of the resolved configuration.
         facts: what a run must agree in to continue from a checkpoint of this one (`Manifest.facts`).
+        trace: its `trace.json`, where the run is traced. Closed with this record, as `metrics` is.
 
     Attributes:
         step: the last step that is done.
@@ -46,9 +55,11 @@ class RunRecord:
         *,
         config_hash: str = "",
         facts: Mapping[str, Fact] | None = None,
+        trace: TraceWriter | None = None,
     ) -> None:
         self.folder = folder
-        self.tell = listener
+        self.tell = listener if trace is None else trace.listening(listener)
+        self._trace = trace
         self._metrics = metrics
         self._config_hash = config_hash
         self._facts = dict(facts or {})
@@ -80,7 +91,8 @@ class RunRecord:
         )
         metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
         try:
-            return cls(folder, metrics, listener, config_hash=digest, facts=facts)
+            trace = TraceWriter(folder.trace_file) if runner.trace else None
+            return cls(folder, metrics, listener, config_hash=digest, facts=facts, trace=trace)
         except BaseException:
             metrics.close()
             raise
@@ -92,6 +104,24 @@ class RunRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._metrics.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
+        """Has the groups that are launched from now on write their logs into the run folder, and record their trace.
+
+        Args:
+            cluster: where they are launched.
+            components: what the folder of a group's logs is called, by the group's name.
+        """
+        cluster.record(self.folder.logs, log_names=components, trace=self._trace is not None)
+        if self._trace is not None:
+            self._trace.forget()
+
+    def collect_trace(self, *groups: WorkerGroup[Any], last: bool = False) -> None:
+        """Takes what these groups recorded, where the run is traced; `last` waits for those that are busy."""
+        if self._trace is not None:
+            self._trace.collect(groups, last=last)
 
     def _go_to(self, source: Checkpoint | None) -> None:
         """The run is where it was when `source` was written."""
@@ -106,6 +136,8 @@ class RunRecord:
         Returns:
             The last step that counts.
         """
+        if self._trace is not None:
+            self._trace.forget()
         self._go_to(self.folder.checkpoints.latest() or self.source)
         return self.step
 
@@ -152,7 +184,14 @@ class RunRecord:
         self.folder.update(step=step)
         self.tell(events.CheckpointSaved(step, path))
 
-    def finished(self, curve: Path | None = None) -> None:
-        """The run is over, as it was meant to be."""
+    def finished(self) -> None:
+        """The run is over, as it was meant to be: draws the learning curve, and tells."""
         seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        curve: Path | None = None
+        try:
+            drawn = draw_curve(self.folder.metrics_file, self.folder.path, self.folder.path.name)
+            curve = drawn[0] if drawn else None
+        except RunError as error:
+            # The run is fine without its picture.
+            LOGGER.warning("%s", error)
         self.tell(events.RunFinished(self.step, self.newest, seconds, curve))
