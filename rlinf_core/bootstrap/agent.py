@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -107,7 +108,7 @@ async def ask(
         transport: the way to it.
         node: who is asked.
         request: a verb of the agent's and what it needs, as data of JSON.
-        deadline: seconds after which the node counts as silent.
+        deadline: seconds after which the node counts as silent, from when it is its turn.
         interpreter: another one than the node's own.
         on_hello: called once the agent runs.
     """
@@ -117,7 +118,9 @@ async def ask(
             on_hello()
 
     path = interpreter or node.interpreter
-    result = await transport.run(node, command(path), script(request), deadline=deadline, on_line=line)
+    # The script is made when it is this node's turn: a thousand of them at once would fill the memory.
+    async with transport.turns or nullcontext():
+        result = await transport.run(node, command(path), script(request), deadline=deadline, on_line=line)
     return _understood(node, path, result, deadline)
 
 

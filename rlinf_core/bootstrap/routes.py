@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from rlinf_core.bootstrap.inventory import NodeTarget
@@ -20,7 +21,7 @@ class Routes(Transport):
     def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:
         self._local = LocalTransport()
         self._ssh: SshTransport | None = None
-        self._parallel = parallel
+        self.turns = asyncio.Semaphore(parallel)
 
     async def run(
         self,
@@ -33,5 +34,5 @@ class Routes(Transport):
     ) -> Result:
         way: Transport = self._local
         if node.host is not None:
-            way = self._ssh = self._ssh or SshTransport(parallel=self._parallel)
+            way = self._ssh = self._ssh or SshTransport()
         return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)

@@ -58,14 +58,13 @@ class SshTransport(Transport):
     """Runs commands by `ssh`. Runs on the same node share one connection for as long as half a minute lies between.
 
     Args:
-        parallel: how many runs there are at most at a time; others wait for their turn, which is not counted against
-            their deadlines.
+        parallel: how many runs there are to be at most at a time; see `turns`.
         program: the client; found on PATH.
     """
 
     def __init__(self, *, parallel: int = DEFAULT_PARALLEL, program: str = "ssh") -> None:
         self._program = program
-        self._turns = asyncio.Semaphore(parallel)
+        self.turns = asyncio.Semaphore(parallel)
         self._folder = _control_folder()
 
     async def run(
@@ -78,17 +77,11 @@ class SshTransport(Transport):
         on_line: OnLine | None = None,
     ) -> Result:
         command = [self._program, *self.arguments(node), shlex.join(argv)]
-        async with self._turns:
-            try:
-                result = await run_process(command, stdin, deadline, on_line, environment())
-            except OSError as error:
-                return Result(
-                    -1,
-                    b"",
-                    str(error.strerror).encode(),
-                    Kind.NO_CLIENT,
-                    "install OpenSSH's client, and have `ssh` on PATH",
-                )
+        try:
+            result = await run_process(command, stdin, deadline, on_line, environment())
+        except OSError as error:
+            hint = "install OpenSSH's client, and have `ssh` on PATH"
+            return Result(-1, b"", str(error.strerror).encode(), Kind.NO_CLIENT, hint)
         kind = classify(result)
         return Result(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
 

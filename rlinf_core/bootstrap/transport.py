@@ -70,7 +70,13 @@ OnLine = Callable[[bytes], None]
 
 
 class Transport(ABC):
-    """Runs commands on nodes."""
+    """Runs commands on nodes.
+
+    Attributes:
+        turns: how many runs there may be at a time, for whoever starts many; None for any number.
+    """
+
+    turns: asyncio.Semaphore | None = None
 
     @abstractmethod
     async def run(

@@ -197,7 +197,8 @@ def test_a_host_that_dies_while_it_joins(site: Site) -> None:
     [
         ("import sys; sys.version_info = (3, 12, 1, 'final', 0)", "is Python 3.12.1, the head runs"),
         (
-            "import importlib.metadata as m; v = m.version; m.version = lambda n: '2.59.0' if n == 'ray' else v(n)",
+            "import importlib.metadata as m\n"
+            "m.version = (lambda v: lambda n: '2.59.0' if n == 'ray' else v(n))(m.version)",
             "has ray 2.59.0, the head runs",
         ),
     ],
@@ -225,7 +226,7 @@ def test_a_full_disk(site: Site) -> None:
 
 @pytest.mark.nightly
 def test_ray_that_fails_to_start_tells_its_exit_code_and_last_lines(site: Site) -> None:
-    breaks = "import sys\nif 'ray.scripts.scripts' in sys.orig_argv: sys.stderr.write('last words'); sys.exit(9)"
+    breaks = "import os, sys\nif 'ray.scripts.scripts' in sys.orig_argv: os.write(2, b'last words'); os._exit(9)"
     failure, said = site.fails(site.file("render0", interpreter=site.hosts.interpreter("breaks", first_line=breaks)))
     assert (failure["phase"], failure["exit_code"]) == ("start head", 9)
     assert "last words" in said
