@@ -36,7 +36,7 @@ def train(config: EmbodiedConfig, record: RunRecord) -> None:
     record.tell(Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         names = {config.actor.group_name: "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
-        cluster.record(record.folder.logs, log_names=names, trace=record.traced)
+        record.watch(cluster, names)
         launch(config, cluster, record).run()
 
 

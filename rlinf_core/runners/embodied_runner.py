@@ -135,7 +135,7 @@ class EmbodiedRunner:
                 self.evaluate(step)
             if self._is_due(self.config.save_interval, step):
                 self.save_checkpoint(step)
-            record.collect(*self._groups, last=step == last)
+            record.collect_trace(*self._groups, last=step == last)
 
     def _is_due(self, interval: int, step: int) -> bool:
         return interval != NEVER and (step % interval == 0 or step == self.last_step)
