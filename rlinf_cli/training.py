@@ -131,6 +131,9 @@ class Training:
                 for view in views:
                     view.show(event)
 
+            if not console.colored(sys.stderr):
+                # Ray colours the names before what workers print, wherever it goes.
+                os.environ.setdefault("RAY_COLOR_PREFIX", "0")
             program = self._recipe.program_function()
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")

@@ -11,7 +11,7 @@ from rlinf_cli import console
 from rlinf_cli.live import words
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.live.view import ENDING, View, line_of, step_line
-from rlinf_core.runners.events import Event, RunFinished, StepFinished
+from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
 
 # Seconds between two lines of steps; the first and the last step have theirs anyway.
 _STEPS_EVERY = 5.0
@@ -52,8 +52,9 @@ class PlainView(View):
         if isinstance(event, StepFinished) and not self._is_due():
             self._unsaid = event.step
             return
-        if isinstance(event, RunFinished) and self._unsaid is not None:
+        if isinstance(event, RunFinished | Evaluated) and self._unsaid is not None:
             self._line(step_line(self.progress))
+            self._unsaid, self._last_step_line = None, self._clock()
         line = line_of(event, self.progress)
         if line is not None:
             self._line(line)

@@ -165,15 +165,32 @@ class Progress:
             The mean seconds of a step, None where nobody has told, and the phases with their shares of it, from 0 to 1,
             the greatest first. Phases that overlap add up to more than 1.
         """
-        if not self._times:
-            return None, []
-        sums: dict[str, float] = {}
-        for times in self._times:
-            for name, seconds in times.items():
-                sums[name] = sums.get(name, 0.0) + seconds
+        sums = self._spent()
         phases = {name.removeprefix(_TIME): seconds for name, seconds in sums.items() if name.count("/") == 1}
         whole = phases.pop(_WHOLE_STEP.removeprefix(_TIME), None) or sum(phases.values())
         if whole <= 0:
             return None, []
         ordered = sorted(phases.items(), key=lambda item: -item[1])
         return whole / len(self._times), [(name, seconds / whole) for name, seconds in ordered]
+
+    def shares_of_components(self) -> dict[str, list[tuple[str, float]]]:
+        """What the processes of each component did in the last steps: the shares of a step's time, by component.
+
+        Components work at the same time, so the shares of all of them add up to more than 1.
+        """
+        whole, _ = self.shares()
+        found: dict[str, list[tuple[str, float]]] = {}
+        if whole is None:
+            return found
+        for name, seconds in self._spent().items():
+            component, slash, work = name.removeprefix(_TIME).partition("/")
+            if slash and "/" not in work:
+                found.setdefault(component, []).append((work, seconds / len(self._times) / whole))
+        return found
+
+    def _spent(self) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for times in self._times:
+            for name, seconds in times.items():
+                sums[name] = sums.get(name, 0.0) + seconds
+        return sums

@@ -90,6 +90,9 @@ def _rows(progress: Progress) -> list[tuple[str, Text]]:
     if whole is not None:
         spent = [(words.short_phase(name), f"{share:.0%}") for name, share in shares]
         rows.append(("time", Text(f"{words.duration(whole)} a step: ", style="dim") + _figures(spent)))
+    work = progress.shares_of_components()
+    if work:
+        rows.append(("work", _work(work)))
     if progress.evaluation is not None:
         found = words.headlines(progress.evaluation.metrics, "eval")
         rows.append(("eval", _figures(found, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
@@ -124,6 +127,15 @@ def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
     for index, (word, value) in enumerate(found):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")
         text.append(value, style=style)
+    return text
+
+
+def _work(components: dict[str, list[tuple[str, float]]]) -> Text:
+    """`env: step 4%, wait 10%  rollout: policy 6%, wait 8%`."""
+    text = Text()
+    for index, (name, shares) in enumerate(components.items()):
+        text.append(f"{'  ' if index else ''}{name}: ", style="dim")
+        text.append(", ".join(f"{word} {share:.0%}" for word, share in shares))
     return text
 
 

@@ -25,6 +25,9 @@ METRICS = {
     "time/step": 0.14,
     "time/actor_training": 0.1,
     "time/generate_rollouts": 0.04,
+    "time/env/step": 0.0056,
+    "time/env/wait": 0.014,
+    "time/rollout/policy": 0.0084,
 }
 
 
@@ -104,6 +107,24 @@ def test_the_last_step_has_its_line(lines: Lines) -> None:
         lines.tell(events.StepFinished(number, METRICS))
     lines.tell(events.RunFinished(300, METRICS, 3.0))
     assert [line.split()[1] for line in lines.written if line.startswith("step ")] == ["299/300", "300/300"]
+
+
+def test_the_step_of_an_evaluation_comes_before_it(lines: Lines) -> None:
+    lines.tell(STARTED)
+    for number in (1, 2):
+        lines.tell(events.StepFinished(number, METRICS))
+    lines.tell(events.Evaluated(2, {"eval/success_at_end": 0.5}))
+    lines.tell(events.RunFinished(2, METRICS, 3.0))
+    assert [line.split()[:2] for line in lines.written[1:]] == [
+        ["step", "1/300"],
+        ["step", "2/300"],
+        ["evaluated", "at"],
+    ]
+
+
+def test_the_reward_is_told_where_there_is_no_return() -> None:
+    assert words.headlines({"rollout/reward": 0.5}, "env", "rollout") == [("reward", "0.5")]
+    assert words.headlines({"rollout/reward": 0.5, "env/return": 2.0}, "env", "rollout") == [("return", "2")]
 
 
 def test_what_happens_is_a_line_each(lines: Lines) -> None:
@@ -193,6 +214,7 @@ def test_the_live_view_while_it_trains() -> None:
         "train     success 0.723  return 12.3  length 41.2",
         "learn     policy loss -0.0123  value loss 1234  kl 0.00812  grad norm 0.5",
         "time      140 ms a step: training 71%  rollout 29%",
+        "work      env: step 4%, wait 10%  rollout: policy 6%",
         "eval      success 0.81  return 14.2  at step 100",
         "saved     global_step_100",
         "now       training the actor, 0:00",
