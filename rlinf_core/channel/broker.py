@@ -91,6 +91,7 @@ class Broker:
         self._clients: dict[str, Client] = {}
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=_REMEMBERED)
         self._losses: deque[Loss] = deque(maxlen=_REMEMBERED)
+        self._farewell: bytes | None = None
         self._asks: dict[int, Callable[[Client, Request, Delivery], None]] = {
             Ask.HELLO: self._hello,
             Ask.PUT: self._put,
@@ -139,6 +140,8 @@ class Broker:
     def _hello(self, client: Client, request: Request, delivery: Delivery) -> None:
         client.receipts = Receipts(delivery.parcel) if delivery.parcel.lease is not None else None
         self._answer(client, Say.WELCOME, request.ticket, wire.Facts(self._queue.maxsize))
+        if self._farewell is not None:
+            self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
 
     def _put(self, client: Client, request: Request, delivery: Delivery) -> None:
         client.produces = True
@@ -318,6 +321,22 @@ class Broker:
                 loss.key,
                 loss.producer,
             )
+
+    # The end
+
+    def say_farewell(self) -> bool:
+        """Tells all clients that the channel has come to its end, if it has, and whether it has.
+
+        It has when it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that
+        is given back by this process if its user dies.
+        """
+        with self._lock:
+            if not self._queue.drained or self._endpoint.answers_for_memory():
+                return False
+            self._farewell = pickle.dumps(wire.Farewell(self._queue.statistics(), list(self._losses)))
+            for client in self._clients.values():
+                self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
+            return True
 
     # Memory
 

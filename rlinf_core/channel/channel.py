@@ -45,10 +45,10 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, local: bool = False) -> Channel:
-        """A new channel. It lives until the job ends, whoever created it.
+        """A new channel. It lives until the job ends, or until it is closed and drained, whoever created it.
 
         Args:
-            name: what others connect to; no running group or channel of the job may have it.
+            name: what others connect to; no running group, and no channel before it, may have it.
             maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
             node_rank: the node of its process: what is put moves there once.
             local: whether it stays within this process, for its threads and tasks; items are then handed over as they

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.lane import Lane, Outgoing
 from rlinf_core.channel.pending import AnyRequest, Pending
 from rlinf_core.channel.receipts import SIZE, ReceiptPage
@@ -19,6 +21,8 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.payload import Encoded
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
+from rlinf_core.errors import ChannelClosed, WorkerDiedError
+from rlinf_core.manager.registry import CLOSED
 from rlinf_core.waiting import OperationKind
 
 # From this size on a put is announced, so that it is known to be lost if its producer dies before it is there.
@@ -62,8 +66,12 @@ class ChannelClient(Backend):
             if self._is_greeted():
                 return
             hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
-            self._greet(hello)
-            self._facts = cast("wire.Facts", hello.wait())
+            try:
+                self._greet(hello)
+                self._facts = cast("wire.Facts", hello.wait())
+            except (WorkerDiedError, ChannelClosed) as error:
+                if not self._ended(error):
+                    raise
             self._greeted = self.link.outgoing.connection
 
     def _greet(self, hello: AnyRequest) -> None:
@@ -79,7 +87,9 @@ class ChannelClient(Backend):
 
     def _is_greeted(self) -> bool:
         connection = self.link.outgoing.connection
-        return connection is not None and self._greeted is connection and not connection.closed
+        if connection is not None and self._greeted is connection and not connection.closed:
+            return True
+        return self._farewell is not None
 
     # Operations
 
@@ -89,7 +99,9 @@ class ChannelClient(Backend):
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
         request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached)
-        if detached:
+        if self._farewell is not None:
+            self._fail(request, None)
+        elif detached:
             self._put_in_lane(request, encoded, weight, key)
         else:
             lane = self._lanes.get(key)
@@ -119,13 +131,18 @@ class ChannelClient(Backend):
         shape = Shape.LIST if question is Question.PEEK else Shape.ANSWER
         request = self._request(OperationKind.GET, key, timeout, shape, detached=False)
         self._ask(Ask.QUESTION, request, question)
-        return request.wait()
+        try:
+            return request.wait()
+        except ChannelClosed:
+            return self._last_answer(question)
 
     def close(self, timeout: float | None = None) -> None:
         self.connect(timeout)
         request = self._request(OperationKind.PUT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
         self._ask(Ask.CLOSE, request)
-        request.wait()
+        # It was closed before, and has ended since.
+        with suppress(ChannelClosed):
+            request.wait()
 
     # Ends
 
@@ -134,14 +151,52 @@ class ChannelClient(Backend):
         for lane in list(self._lanes.values()):
             lane.drop()
         requests = self._pending.take_all(self.name)
-        if requests:
+        if self._farewell is not None:
+            for request in requests:
+                self._fail(request, None)
+        elif requests:
             # Not in this thread, which reads for everybody: the explanation may take a moment.
             threading.Thread(target=self._mourn, args=(reason, requests), name="rlinf-lost", daemon=True).start()
 
     def _mourn(self, reason: str, requests: list[AnyRequest]) -> None:
         error = self._endpoint.explain(self.link, reason)
         for request in requests:
-            request.fail(error)
+            self._fail(request, error)
+
+    @property
+    def _farewell(self) -> wire.Farewell | None:
+        return self._pending.farewells.get(self.link)
+
+    def _ended(self, error: BaseException | None) -> bool:
+        """Whether the channel's process is gone because the channel is closed and drained."""
+        if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
+            # Who was not connected then does not know what went through it.
+            self._pending.farewells.setdefault(self.link, wire.Farewell({}, []))
+        return self._farewell is not None
+
+    def _fail(self, request: AnyRequest, error: BaseException | None) -> bool:
+        """Ends a request that nobody will answer, and tells whether that is because the channel has ended."""
+        if not self._ended(error):
+            request.fail(cast("BaseException", error))
+            return False
+        self._pending.forget(request)
+        request.refuse(Reason.CLOSED, "")
+        return True
+
+    def _last_answer(self, question: Question) -> Any:
+        """What is still known of a channel that has ended."""
+        farewell = self._farewell
+        match question:
+            case Question.DEPTH:
+                return 0
+            case Question.FULL:
+                return False
+            case Question.PEEK:
+                return []
+            case Question.STATISTICS:
+                return {} if farewell is None else farewell.statistics
+            case Question.LOSSES:
+                return [] if farewell is None else farewell.losses
 
     def _withdraw(self, request: Request[object]) -> None:
         if self._pending.withdraw(request):
@@ -171,6 +226,9 @@ class ChannelClient(Backend):
         return request
 
     def _ask(self, ask: Ask, request: AnyRequest, weight: float = 0.0, *, wait: bool = True) -> None:
+        if self._farewell is not None:
+            self._fail(request, None)
+            return
         key = (request.key or wire.DEFAULT_KEY).encode()
         words = wire.pack_request(ask, request.ticket, key, wait)
         if not self._endpoint.post(self.link, wire.REQUESTS, words, b"", weight):
@@ -204,8 +262,8 @@ class ChannelClient(Backend):
         try:
             self._endpoint.send(self.link, message, work)
         except BaseException as error:
-            request.fail(error)
-            raise
+            if not self._fail(request, error):
+                raise
 
     def _send_in_background(self, request: AnyRequest, message: Message) -> None:
         """As `_send`; a failure is that of the request."""
@@ -219,7 +277,7 @@ class ChannelClient(Backend):
                 self._under_way -= 1
             error = work.exception()
             if error is not None:
-                request.fail(error)
+                self._fail(request, error)
 
         work.add_done_callback(sent)
         self._endpoint.send_async(self.link, message, work)

@@ -12,7 +12,7 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.lane import Lane
 from rlinf_core.channel.receipts import NO_SLOT, ReceiptPage
 from rlinf_core.channel.request import Request
-from rlinf_core.channel.wire import Ask, Reply, Say
+from rlinf_core.channel.wire import Ask, Farewell, Reply, Say
 from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
@@ -36,6 +36,8 @@ class Pending:
         self._withdrawn: dict[int, AnyRequest] = {}
         # Where to sign for what comes through a link.
         self.pages: dict[Link, ReceiptPage] = {}
+        # The last words of channels that have ended.
+        self.farewells: dict[Link, Farewell] = {}
         self._watching = False
         self._lock = threading.Lock()
         endpoint.serve(wire.REPLIES, self._reply)
@@ -87,6 +89,8 @@ class Pending:
             self._some(delivery, reply, [delivery.parcel])
         elif say == Say.ITEMS:
             self._some(delivery, reply, wire.unpack_items(head))
+        elif say == Say.ENDED:
+            self.farewells[delivery.link] = cast("Farewell", pickle.loads(head))  # noqa: S301 - the peer is authenticated
         else:
             request = self._take(ticket)
             if request is not None:

@@ -8,19 +8,25 @@ from dataclasses import replace
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker
 from rlinf_core.cluster.job import advertised
+from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.registry import CLOSED
 
 # How long it looks for the next message before it sleeps: it does nothing else, and being woken takes longer.
 _SPIN_SECONDS = 50e-6
 # How often it looks for what no message tells of.
 _HOUSEKEEPING_SECONDS = 1.0
+# How long its last words may take to leave.
+_LINGER_SECONDS = 5.0
 
 
 class ChannelProcess:
     """One process for each channel. Ray creates and ends it, and carries no message of it.
+
+    It ends with the job, or before when the channel is closed and drained.
 
     Args:
         session: the job.
@@ -62,3 +68,13 @@ class ChannelProcess:
         pause = threading.Event()
         while not pause.wait(_HOUSEKEEPING_SECONDS):
             self._broker.keep_house()
+            if self._broker.say_farewell():
+                self._end()
+                return
+
+    def _end(self) -> None:
+        self._client.say_last_words(CLOSED)
+        self._client.close(linger=_LINGER_SECONDS)
+        ray = ray_api()
+        # As if whoever started it did so: an end by itself would be told to the user as an accident.
+        ray.kill(ray.get_runtime_context().current_actor)

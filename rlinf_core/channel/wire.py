@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.receipts import NO_SLOT
+from rlinf_core.channel.statistics import KeyStatistics
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.payload import Part
 
@@ -60,6 +61,7 @@ class Say(IntEnum):
     REFUSED = 6  # place: the reason, head: why
     ANSWER = 7  # head: a pickled answer
     FAILED = 8  # head: a pickled exception
+    ENDED = 9  # head: a pickled `Farewell`
 
 
 class Question(IntEnum):
@@ -81,6 +83,19 @@ class Facts:
     """
 
     maxsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The last word of a channel that is closed and drained, whose process ends.
+
+    Attributes:
+        statistics: of each key.
+        losses: items that were on their way into it when their producer died.
+    """
+
+    statistics: dict[str, KeyStatistics]
+    losses: list[object]
 
 
 class Request(NamedTuple):

@@ -308,6 +308,10 @@ class Endpoint:
                     connection.passed.discard(identity)
                     connection.post(Frame(Kind.FORGET, sequence=identity).pack())
 
+    def answers_for_memory(self) -> bool:
+        """Whether somebody still uses memory that was passed on here, and whose return this process looks after."""
+        return self._courier.forwards.outstanding()
+
     def explain(self, link: Link, reason: str) -> Exception:
         """The error for operations with a peer that was lost."""
         return self._explain_loss(link.peer, reason)

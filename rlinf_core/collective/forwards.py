@@ -61,6 +61,12 @@ class Forwards:
             self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
             self._departed = (self._departed & left) - dead
 
+    def outstanding(self) -> bool:
+        """Whether somebody still holds what was passed on."""
+        with self._lock:
+            self._sweep()
+            return bool(self._held)
+
     def _sweep(self) -> None:
         self._held = {key: held for key, held in self._held.items() if held[0].forwarded_by(self.mark)}
         self._sweep_at = 2 * len(self._held) + _SWEEP_AT

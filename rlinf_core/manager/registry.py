@@ -14,6 +14,10 @@ from rlinf_core.suggest import did_you_mean
 C = TypeVar("C")
 
 
+# The last words of a channel's process that is needed no more.
+CLOSED = "the channel was closed, and nothing was left in it"
+
+
 class Life(StrEnum):
     """How far a worker has come."""
 
@@ -60,6 +64,10 @@ class _Group(Generic[C]):
     def alive(self) -> bool:
         return any(worker.life is not Life.DEAD for worker in self.workers.values())
 
+    @property
+    def closed(self) -> bool:
+        return self.channel and any(worker.cause == CLOSED for worker in self.workers.values())
+
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
@@ -103,10 +111,13 @@ class Registry(Generic[C]):
             The incarnation that its workers carry.
 
         Raises:
-            InvalidNameError: the name cannot be one, or a group or channel of this name lives.
+            InvalidNameError: the name cannot be one, a group or channel of this name lives, or a channel of this name
+                was closed: who still holds it must not meet another one.
         """
         address = WorkerAddress.from_name(name)
         existing = self._groups.get(name)
+        if existing is not None and existing.closed:
+            raise InvalidNameError(f"there was a channel named `{name}`, which is closed", help="choose another name")
         if existing is not None and existing.alive:
             if existing.channel:
                 raise InvalidNameError(

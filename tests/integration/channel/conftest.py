@@ -72,7 +72,9 @@ def players(cluster: Cluster) -> Iterator[Troupe]:
 def end(cluster: Cluster, name: str) -> None:
     """Ends a channel's process: those of hundreds of tests would not fit."""
     ray = ray_api()
-    ray.kill(ray.get_actor(f"{name}:0", namespace=cluster.session.job))
+    # One that was closed may have ended by itself.
+    with suppress(ValueError):
+        ray.kill(ray.get_actor(f"{name}:0", namespace=cluster.session.job))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rlinf_core.address import WorkerAddress
@@ -18,7 +19,7 @@ from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
-from rlinf_core.errors import ChannelFull, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.errors import ChannelClosed, ChannelFull, CommunicationTimeoutError, WorkerDiedError
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
 
@@ -172,3 +173,42 @@ def test_who_has_too_little_time_to_connect_is_told_that_and_not_that_the_channe
         client.put("too soon", timeout=0.0)
     client.put("in time")
     assert client.get() == "in time"
+
+
+def test_a_channel_has_come_to_its_end_when_it_is_closed_and_drained(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=True)
+    producer.put("left")
+    assert not stage.broker.say_farewell(), "it is open"
+    consumer.close()
+    assert not stage.broker.say_farewell(), "an item is left"
+    assert consumer.get() == "left"
+    until(stage.broker.say_farewell)
+    # It is said to those who come between the farewell and the end of the process, too.
+    late = stage.client("l:0")
+    for each in (producer, consumer, late):
+        until(lambda each=each: each.statistics())
+        with pytest.raises(ChannelClosed, match="the item was not accepted"):
+            each.put(1)
+        with pytest.raises(ChannelClosed, match="nothing is left in it"):
+            each.get()
+    stage.endpoints["c:0"].close()
+    for each in (producer, consumer, late):
+        assert each.statistics()["default"].gets == 1
+        assert (each.qsize(), each.full(), each.peek_all(), each.losses()) == (0, False, [], [])
+        with pytest.raises(ChannelClosed):
+            each.get_batch(1, async_op=True).wait()
+        with pytest.raises(ChannelClosed):
+            each.put(1, async_op=True).wait()
+        each.close()
+
+
+def test_memory_that_was_passed_on_keeps_a_drained_channel(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put(np.ones(4 << 20, np.uint8))
+    item = consumer.get()
+    consumer.close()
+    assert consumer.qsize() == 0
+    assert not stage.broker.say_farewell(), "its return, should the consumer die, is the channel's business"
+    assert len(item) == 4 << 20
+    del item
+    until(stage.broker.say_farewell)

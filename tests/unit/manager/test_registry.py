@@ -4,7 +4,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError, PeerNotFoundError, UnknownGroupError, WorkerDiedError
-from rlinf_core.manager.registry import Life, NotYet, Registry, WorkerRecord
+from rlinf_core.manager.registry import CLOSED, Life, NotYet, Registry, WorkerRecord
 
 ACTOR_0 = WorkerAddress("actor", 0)
 ACTOR_1 = WorkerAddress("actor", 1)
@@ -86,6 +86,16 @@ def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: Registry[s
         registry.open_group("replay", 1)
     with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
         registry.open_group("actor", 1, channel=True)
+
+
+def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: Registry[str]) -> None:
+    registry.open_group("replay", 1, channel=True)
+    registry.died(WorkerAddress("replay", 0), 1, now=1.0, cause=CLOSED)
+    with pytest.raises(InvalidNameError, match="there was a channel named `replay`, which is closed"):
+        registry.open_group("replay", 1, channel=True)
+    registry.open_group("inbox", 1, channel=True)
+    registry.died(WorkerAddress("inbox", 0), 1, now=1.0, cause="it was killed")
+    assert registry.open_group("inbox", 1, channel=True) == 2
 
 
 def test_a_group_can_be_launched_again_under_its_name(registry: Registry[str]) -> None:
