@@ -141,8 +141,10 @@ class Cluster:
         return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
 
     def _with_facts(self, joined: list[Member], driver_id: str) -> list[Member]:
-        """Asks every node once: the driver's own here, the others each by a task on it."""
-        pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != driver_id}
+        """Asks every node once: one whose Ray this process started, or that started this process, here; the others
+        each by a task on it, for the environment that counts is that of their Ray."""
+        here = driver_id if self._engine.embedded or self.session.member is not None else None
+        pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
         return [
             replace(member, facts=self._answer(pending[member.ray_id], member) if member.ray_id in pending else probe())
             for member in joined

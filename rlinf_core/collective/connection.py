@@ -7,6 +7,7 @@ would cost more than the message. While nobody waits, the endpoint's own thread 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
@@ -31,6 +32,9 @@ _SLICE = 0.1
 _BUFFERS_PER_CALL = 512
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 Bytes = bytes | bytearray | memoryview
+# How the reason begins for which a connection is lost whose host has vanished, or the way to it.
+NO_ANSWER = "its host no longer answers"
+_VANISHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
 class ConnectionLostError(RuntimeFailure):
@@ -197,7 +201,7 @@ class Connection:
         except EOFError:
             self._watcher.lost(self, "it closed the connection")
         except OSError as error:
-            self._watcher.lost(self, f"the connection broke: {error.strerror or error}")
+            self._watcher.lost(self, _broken(error))
         except RuntimeFailure as error:
             self._watcher.lost(self, str(error))
         return False
@@ -329,7 +333,7 @@ class Connection:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise ConnectionLostError(f"the connection broke: {error.strerror or error}") from error
+            raise ConnectionLostError(_broken(error)) from error
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
         """Waits until the socket takes more. Half a frame cannot be taken back: giving up then ends the connection."""
@@ -383,6 +387,11 @@ class Connection:
         if self._kick >= 0:
             os.close(self._kick)
             self._kick = -1
+
+
+def _broken(error: OSError) -> str:
+    said = error.strerror or str(error)
+    return f"{NO_ANSWER}: {said}" if error.errno in _VANISHED else f"the connection broke: {said}"
 
 
 def _not_watched(connection: Connection, reading: bool, writing: bool) -> None:

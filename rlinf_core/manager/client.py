@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import cast
@@ -15,6 +15,7 @@ from typing import cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.codec import FallbackDumps
+from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.connector import Connector, FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
@@ -27,6 +28,7 @@ from rlinf_core.errors import (
     CommunicationTimeoutError,
     DeadlockError,
     PeerNotFoundError,
+    RLinfError,
     RuntimeFailure,
     WorkerDiedError,
 )
@@ -170,13 +172,13 @@ class ManagerClient(Connector):
         """How many workers a group has, once it is being launched."""
         return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
 
-    def group_members(self, name: str, timeout: float) -> tuple[str, ...]:
-        """The node of each worker of a group, in words, by rank.
+    def group_life(self, name: str, timeout: float) -> m.GroupLife:
+        """Which life of a group is the present one, and where its workers run.
 
         Raises:
             UnknownGroupError: no such group is there.
         """
-        return cast("tuple[str, ...]", self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name))
+        return expect(self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name), m.GroupLife)
 
     def open_group(self, name: str, size: int, timeout: float, *, channel: bool = False) -> int:
         """Registers a group, or a channel, that is about to be launched; returns its incarnation."""
@@ -280,18 +282,53 @@ class ManagerClient(Connector):
         """Why a peer was lost; waits for what the manager finds out."""
         if peer == m.MANAGER or self._closed:
             return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
-        died = self._await_death(peer)
-        return self._death(died) if died is not None else WorkerDiedError(peer, where=self._name)
+        if reason.startswith(NO_ANSWER):
+            # The manager has a connection of its own to that host, and may notice later.
+            return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
+        # Which life of it that was: there may be news of an earlier one.
+        endpoints = {link.incarnation for link in self.endpoint.links() if link.peer == peer}
+        died = self._await_death(peer, endpoints=endpoints - {None})
+        if died is not None:
+            return self._death(died)
+        return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
 
-    def cause_of_death(self, peer: str) -> str | None:
-        """Why a worker that is known to have died did so; waits a moment for what the manager finds out."""
-        died = self._await_death(peer)
+    def _node_of(self, peer: str) -> str | None:
+        """Where a worker runs or ran, in words, as far as the manager tells."""
+        address = WorkerAddress.from_name(peer)
+        try:
+            life = self.group_life(str(address.get_parent_address()), _CAUSE_SECONDS)
+            return life.nodes[address.rank] or None
+        except (RLinfError, IndexError):
+            return None
+
+    def cause_of_death(self, peer: str, incarnation: int) -> str | None:
+        """Why a worker that is known to have died did so; waits a moment for what the manager finds out.
+
+        Args:
+            peer: its address.
+            incarnation: of which life of its group it was.
+        """
+        died = self._await_death(peer, incarnation)
         return died.cause if died is not None else None
 
-    def _await_death(self, peer: str) -> m.Died | None:
+    def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
+        """The error for a worker whose whole host is gone, as far as is known by now."""
+        died = self._death_of(peer, incarnation)
+        return WorkerDiedError(peer, node=died.node, cause=died.cause) if died is not None and died.vanished else None
+
+    def _await_death(self, peer: str, incarnation: int = 0, endpoints: Collection[str | None] = ()) -> m.Died | None:
+        def look() -> m.Died | None:
+            died = self._death_of(peer, incarnation)
+            return died if died is not None and (not endpoints or died.endpoint in endpoints) else None
+
         with self._news:
-            self._news.wait_for(lambda: peer in self._deaths or self._closed, _CAUSE_SECONDS)
-            return self._deaths.get(peer)
+            self._news.wait_for(lambda: self._closed or look() is not None, _CAUSE_SECONDS)
+            return look()
+
+    def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
+        """The news of a death in this life of a group or a later one: what came before it does not count."""
+        died = self._deaths.get(peer)
+        return died if died is not None and died.incarnation >= incarnation else None
 
     def _death(self, died: m.Died) -> WorkerDiedError:
         return WorkerDiedError(died.address, node=died.node, cause=died.cause, where=self._name)

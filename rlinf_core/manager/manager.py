@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.errors import RLinfError
@@ -159,8 +160,9 @@ class Manager:
             elif isinstance(body, m.GroupSize):
                 self._try_pending(_Pending(link, request.serial, body.name, sizes_only=True), first=True)
             elif isinstance(body, m.GroupMembers):
-                nodes = tuple(worker.node or "" for worker in self._registry.workers(body.name))
-                self._reply(link, request.serial, nodes)
+                workers = self._registry.workers(body.name)
+                nodes = tuple(worker.node or "" for worker in workers)
+                self._reply(link, request.serial, m.GroupLife(workers[0].incarnation, nodes))
             elif isinstance(body, m.LastWords):
                 self._reply(link, request.serial, self._last_words(link, body))
             elif isinstance(body, m.Explain):
@@ -243,18 +245,21 @@ class Manager:
         for resource in self._ownership.gone(lost.peer):
             if resource.kind is Kind.GROUP:
                 self._end_group(resource.name)
-        self._find_cause(party)
+        self._find_cause(party, lost.reason)
 
-    def _find_cause(self, party: Party) -> None:
+    def _find_cause(self, party: Party, reason: str) -> None:
         hello = party.hello
+        if reason.startswith(NO_ANSWER):
+            self._conclude(party, reason, vanished=True)
+            return
         if party.last_words is not None:
             self._conclude(party, party.last_words)
             return
-        if self._is_here(hello):
+        if _same_place(hello.card, self._card):
             self._conclude(party, evidence.describe_end(hello.log, hello.memory_kills))
             return
         self._deaths[party.name] = _Death(party, time.monotonic() + _AUTOPSY_SECONDS)
-        neighbour = next((one for one in self._parties.values() if one.hello.card.host == hello.card.host), None)
+        neighbour = next((one for one in self._parties.values() if _same_place(one.hello.card, hello.card)), None)
         if neighbour is not None:
             self._post.send(neighbour.link, m.AutopsyQuestion(party.name, hello))
 
@@ -264,19 +269,17 @@ class Manager:
         if death is not None:
             self._conclude(death.party, autopsy.cause)
 
-    def _conclude(self, party: Party, cause: str | None) -> None:
+    def _conclude(self, party: Party, cause: str | None, *, vanished: bool = False) -> None:
         self._registry.died(WorkerAddress.from_name(party.name), party.hello.incarnation, time.monotonic(), cause=cause)
-        self._tell(party, cause)
+        self._tell(party, cause, vanished=vanished)
         # Who looks for it now hears that it is dead.
         self._retry_pending()
 
-    def _tell(self, party: Party, cause: str | None) -> None:
-        died = m.Died(party.name, party.hello.node, cause)
+    def _tell(self, party: Party, cause: str | None, *, vanished: bool = False) -> None:
+        hello = party.hello
+        died = m.Died(party.name, hello.incarnation, hello.card.incarnation, hello.node, cause, vanished)
         for name in {*party.acquaintances, m.DRIVER}:
             self._send(name, died)
-
-    def _is_here(self, hello: m.Hello) -> bool:
-        return self._card.host == hello.card.host
 
     # Who waits for whom
 
@@ -337,6 +340,11 @@ class _Lost:
 
     peer: str
     reason: str
+
+
+def _same_place(one: AddressCard, other: AddressCard) -> bool:
+    """Whether what one process leaves behind can be found by the other: containers share a machine, and no files."""
+    return (one.host, one.network) == (other.host, other.network)
 
 
 def _only_looks(name: str) -> bool:

@@ -102,9 +102,22 @@ class GroupSize:
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """Answered at once with the node of each worker of a group, in words, by rank."""
+    """Answered at once with a `GroupLife`."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLife:
+    """The present life of a group.
+
+    Attributes:
+        incarnation: which one it is.
+        nodes: where each worker runs, in words, by rank; empty where that is not known.
+    """
+
+    incarnation: int
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +239,23 @@ class Autopsy:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A worker that you have to do with is gone."""
+    """A worker that you have to do with is gone.
+
+    Attributes:
+        address: its address.
+        incarnation: which life of its group it belonged to.
+        endpoint: the incarnation of its endpoint.
+        node: where it ran, in words.
+        cause: why it died, as far as is known.
+        vanished: whether its whole host is gone, or the way to it, so that Ray cannot tell of it soon.
+    """
 
     address: str
+    incarnation: int
+    endpoint: str
     node: str | None
     cause: str | None
+    vanished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from rlinf_core.manager.client import current_client
 _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 
-def describe_death(error: BaseException, address: str, node: str) -> WorkerDiedError:
+def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
     """The error for a worker that Ray says has died; waits a moment for what the manager finds out."""
     said = _ray_says(str(error))
     client = current_client()
-    told = client.cause_of_death(address) if client is not None else None
+    told = client.cause_of_death(address, incarnation) if client is not None else None
     cause = "; ".join(part for part in (said, told) if part) or None
     return WorkerDiedError(address, node=node, cause=cause)
 

@@ -35,11 +35,13 @@ _FIRST_WORD_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as its group knows it; its pid is known once it is constructed."""
+    """A worker as its group knows it; `incarnation` counts the lives of the group, and its pid is known once it is
+    constructed."""
 
     address: WorkerAddress
     actor: Any
     node: str
+    incarnation: int
     pid: int | None = None
 
     @property
@@ -109,10 +111,9 @@ class WorkerGroupHandle(Generic[T]):
             try:
                 self._settle(ray.get(self._references, timeout=deadline.sooner(_SLICE_SECONDS).remaining()))
             except ray.exceptions.GetTimeoutError:
-                failure = client.failure(serial) if client else None
-                if failure is not None:
-                    raise failure from None
-                check_call()
+                self._look_up(client, serial)
+                if self._settled:
+                    return
                 if deadline.expired:
                     raise self._timeout(deadline.seconds, client, serial) from None
                 waited = time.monotonic() - started
@@ -123,18 +124,45 @@ class WorkerGroupHandle(Generic[T]):
             except ray.exceptions.RayError:
                 self._fail()
 
+    def _look_up(self, client: ManagerClient | None, serial: int) -> None:
+        """Between two slices of a wait: raises why it must end, and settles the call where Ray will not do so soon."""
+        failure = client.failure(serial) if client else None
+        if failure is not None:
+            raise failure from None
+        check_call()
+        if self._vanished():
+            self._fail()
+
     async def async_wait(self) -> list[T]:
-        """As `wait` without a timeout, for asyncio."""
+        """As `wait` with the default timeout, for asyncio."""
+        if not self._settled:
+            client = current_client()
+            board = client.board if client else OperationBoard()
+            serial = board.begin(self._kind, self._title, peers=self._names, strand=task_strand())
+            answers = asyncio.gather(*(_future(each) for each in self._references))
+            try:
+                await self._async_wait(answers, client, serial)
+            finally:
+                board.end(serial)
+                answers.cancel()
+        return self._answer()
+
+    async def _async_wait(self, answers: asyncio.Future[list[Any]], client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
 
-        if not self._settled:
-            board = client.board if (client := current_client()) else OperationBoard()
-            with board.during(self._kind, self._title, peers=self._names, strand=task_strand()):
+        deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
+        while not self._settled:
+            done, _ = await asyncio.wait([answers], timeout=deadline.sooner(_SLICE_SECONDS).remaining())
+            if done:
                 try:
-                    self._settle(list(await asyncio.gather(*(_future(each) for each in self._references))))
+                    self._settle(answers.result())
                 except ray.exceptions.RayError:
-                    await asyncio.get_running_loop().run_in_executor(None, self._fail)
-        return self._answer()
+                    await asyncio.to_thread(self._fail)
+                continue
+            # It may wait for Ray or the manager for a moment, which the loop must not.
+            await asyncio.to_thread(self._look_up, client, serial)
+            if deadline.expired and not self._settled:
+                raise await asyncio.to_thread(self._timeout, deadline.seconds, client, serial)
 
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self.async_wait().__await__()
@@ -232,7 +260,15 @@ class WorkerGroupHandle(Generic[T]):
                     ray.get(reference)
                 except ray.exceptions.RayError as error:
                     failures[member.address.rank] = self._translate(member, error)
-        return failures
+        return {**self._vanished(), **failures}
+
+    def _vanished(self) -> dict[int, Exception]:
+        """The ranks whose hosts are gone. Ray takes much longer to see that than the manager does."""
+        client = current_client()
+        if client is None or self._settled:
+            return {}
+        found = {each.address.rank: client.vanished(str(each.address), each.incarnation) for each in self._members}
+        return {rank: error for rank, error in found.items() if error is not None}
 
     def _translate(self, member: Member, error: Exception) -> Exception:
         ray = ray_api()
@@ -243,7 +279,7 @@ class WorkerGroupHandle(Generic[T]):
         if isinstance(error, ray.exceptions.TaskCancelledError):
             return CancelledOperationError(f"`{self._title}` was cancelled", where=str(member.address))
         if isinstance(error, ray.exceptions.RayActorError):
-            return describe_death(error, str(member.address), member.node)
+            return describe_death(error, str(member.address), member.node, member.incarnation)
         return cause if isinstance(cause, Exception) else error
 
     def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:

@@ -147,14 +147,20 @@ class WorkerGroup(Generic[W]):
         placements = strategy.get_placement(cluster, isolate_accelerator)
         actors = _allocate(cluster, base, placements, max_concurrency)
         try:
-            births = self._construct(cluster, base, placements, actors)
+            births, incarnation = self._construct(cluster, base, placements, actors)
         except BaseException:
             _close_group(str(base))
             _kill(actors)
             raise
         self._name = str(base)
         self._members = tuple(
-            Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", birth.pid)
+            Member(
+                base.get_child_address(rank),
+                actor,
+                f"node {birth.node_rank} ({birth.node_ip})",
+                incarnation,
+                birth.pid,
+            )
             for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
         )
         _running.add(self)
@@ -172,7 +178,8 @@ class WorkerGroup(Generic[W]):
 
     def _construct(
         self, cluster: Cluster, base: WorkerAddress, placements: list[Placement], actors: list[Any]
-    ) -> list[Birth]:
+    ) -> tuple[list[Birth], int]:
+        """What each worker says of itself, and the group's incarnation."""
         pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
         client = cluster.client
         client.in_flight = unanswered.in_flight
@@ -202,9 +209,11 @@ class WorkerGroup(Generic[W]):
                 incarnation=incarnation,
             )
             references.append(actor.construct.remote(context, client.card, pickled, master_port))
-            members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})"))
+            members.append(
+                Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
+            )
         handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
-        return handle.wait()
+        return handle.wait(), incarnation
 
     @classmethod
     def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
@@ -222,13 +231,14 @@ class WorkerGroup(Generic[W]):
             raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
         base = WorkerAddress.from_name(name)
         members: list[Member] = []
-        for rank, node in enumerate(client.group_members(name, env_vars.CONNECT_TIMEOUT.get())):
+        life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
+        for rank, node in enumerate(life.nodes):
             address = base.get_child_address(rank)
             try:
                 actor = ray.get_actor(str(address), namespace=session.job)
             except ValueError:
                 raise WorkerDiedError(str(address), node=node or None) from None
-            members.append(Member(address, actor, node))
+            members.append(Member(address, actor, node, life.incarnation))
         group._name, group._members = name, tuple(members)
         return group
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +59,7 @@ class RayHosts:
             env: of its Ray.
         """
         is_head = host is self.hosts[0]
-        place = (
-            ["--head", f"--port={PORT}", "--include-dashboard=false"] if is_head else [f"--address={self.address}"]
-        )
+        place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if is_head else [f"--address={self.address}"]
         labels = [] if label is None else ["--labels", f"rlinf.io/rank={label}"]
         log = (self.folder / f"{host.name}.log").open("w")
         with log:
@@ -153,7 +151,7 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driver(ray: RayHosts, host: Host, script: Path, *arguments: str) -> Iterator[Driver]:
+def driver(ray: RayHosts, host: Host, script: Path, *arguments: str) -> Generator[Driver]:
     """A driver on a host, from a script that ends with `serve(globals())`."""
     log = ray.folder / "driver.log"
     env = {**ray.environment, "RLINF_ADDRESS": ray.address, "PYTHONPATH": os.pathsep.join(sys.path[:1])}

@@ -70,7 +70,7 @@ def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
     looking.join(10)
     assert found == [worker.endpoint.card.incarnation]
     assert driver.group_size("actor", 5) == 1
-    assert driver.group_members("actor", 5) == ("node 0 (127.0.0.1)",)
+    assert driver.group_life("actor", 5).nodes == ("node 0 (127.0.0.1)",)
 
 
 def test_what_cannot_be_found(join: Join) -> None:
@@ -105,7 +105,7 @@ def test_a_death_is_told_with_its_cause(join: Join) -> None:
     driver.lookup(WorkerAddress("actor", 0), 5)
     worker.say_last_words("it called `sys.exit(4)`")
     die(worker)
-    assert driver.cause_of_death("actor:0") == "it called `sys.exit(4)`"
+    assert driver.cause_of_death("actor:0", 1) == "it called `sys.exit(4)`"
     with pytest.raises(WorkerDiedError, match=r"sys\.exit\(4\)"):
         driver.lookup(WorkerAddress("actor", 0), 5)
 
@@ -142,7 +142,7 @@ def test_the_picture_of_a_job(join: Join) -> None:
     gone = join("actor:1", incarnation)
     driver.lookup(WorkerAddress("actor", 1), 5)
     die(gone)
-    assert driver.cause_of_death("actor:1") is None
+    assert driver.cause_of_death("actor:1", incarnation) is None
     serial = worker.board.begin(OperationKind.RECV, "actor:1", strand="a task")
     visitor = join("inspect-1")
     picture = visitor.request(Inspect(), 5)

@@ -1,0 +1,94 @@
+"""The driver of `test_runtime_netns.py`: it runs on one of the hosts, and does what the test asks for on its input."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from typing import Any
+
+from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerDiedError, WorkerGroup, WorkerGroupError
+
+
+class Peer(Worker):
+    def place(self) -> tuple[str, int, str]:
+        return socket.gethostname(), os.getpid(), sys.executable
+
+    def exchange(self, peer: int, sizes: list[int]) -> list[float]:
+        """Sends tensors to a peer and receives as many from it."""
+        import torch
+
+        sums: list[float] = []
+        for size in sizes:
+            self.send({"size": size, "tensor": torch.full((size,), 0.5)}, "peer", peer)
+            got = self.recv("peer", peer)
+            assert got["size"] == size
+            sums.append(float(got["tensor"].sum()))
+        return sums
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def take(self, rank: int) -> Any:
+        return self.recv("peer", rank)
+
+
+cluster: Cluster
+group: WorkerGroup[Peer]
+
+
+def join(num_nodes: int) -> list[list[Any]]:
+    """The rank, address and name of each node."""
+    global cluster
+    cluster = Cluster(num_nodes=num_nodes)
+    return [[node.rank, node.ip, node.hostname] for node in cluster.topology.nodes]
+
+
+def launch(nodes: list[int]) -> list[Any]:
+    """The host's name, pid and interpreter of each worker."""
+    global group
+    group = Peer.create_group().launch(cluster, NodePlacementStrategy(nodes), name="peer")
+    return group.place().wait()
+
+
+def exchange(one: int, other: int, sizes: list[int]) -> list[Any]:
+    return group.execute_on(one, other).exchange.scatter([other, one], [sizes, sizes]).wait(timeout=100)
+
+
+def say(rank: int, text: str) -> None:
+    group.execute_on(rank).say(text).wait()
+
+
+def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
+    """What a worker is told that waits for another one that dies, and what the driver is that has called that one."""
+    told: list[dict[str, Any]] = []
+    waiting, dying = group.execute_on(waiter).take(mortal), group.execute_on(mortal).take(waiter)
+    for handle in (waiting, dying):
+        try:
+            handle.wait(timeout=100)
+        except WorkerGroupError as caught:
+            (error,) = caught.exceptions
+            if not isinstance(error, WorkerDiedError):
+                raise
+            told.append({"address": error.address, "node": error.node, "cause": error.cause, "where": error.where})
+    return told
+
+
+def main() -> None:
+    """Does steps, one for each line of input, until that ends."""
+    out = os.fdopen(os.dup(1), "w")
+    # Ray forwards what workers print to this process's output.
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        step, *args = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"value": globals()[step](*args)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

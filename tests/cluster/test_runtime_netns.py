@@ -1,0 +1,116 @@
+"""A job over two hosts, each with a Ray started by hand: ranks, messages, deaths, and a look from outside."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster.hosts import Host, Hosts
+    from tests.cluster.ray_hosts import Driver, RayHosts
+
+pytestmark = pytest.mark.netns
+_SCRIPT = Path(__file__).with_name("netns_driver.py")
+
+
+def _load(name: str) -> Any:
+    # Tests are imported by path, so a module beside them is loaded by its path, too.
+    spec = importlib.util.spec_from_file_location(f"rlinf_test_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ray_hosts = _load("ray_hosts")
+
+
+@pytest.fixture(scope="module")
+def pair(hosts: Hosts) -> Iterator[RayHosts]:
+    """Ray on two hosts. The driver's, the head, has the higher rank: ranks are given, not guessed."""
+    made = ray_hosts.RayHosts(hosts.folder / "ray-by-hand", hosts["trainer0"], hosts["trainer1"])
+    try:
+        made.begin(hosts["trainer0"], env={"RLINF_NODE_RANK": "1"})
+        made.wait_for_head()
+        made.begin(hosts["trainer1"], env={"RLINF_NODE_RANK": "0"})
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def job(pair: RayHosts, hosts: Hosts) -> Iterator[Driver]:
+    """A driver on the head, with workers 0 on its host and 1 and 2 on the other one."""
+    with ray_hosts.driver(pair, hosts["trainer0"], _SCRIPT) as made:
+        made.nodes = made.call("join", 2)
+        made.places = made.call("launch", [1, 0, 0])
+        yield made
+
+
+def inspect(pair: RayHosts, host: Host, *arguments: str) -> dict[str, dict[str, Any]]:
+    """The workers that `rlinf inspect workers` shows on a host, by name."""
+    argv = [sys.executable, "-m", "rlinf_cli", "inspect", "workers", "--output", "json", *arguments]
+    done = host.run(ray_hosts.with_env(pair.environment, argv), check=False)
+    assert done.returncode == 0, done.stderr
+    return {worker["name"]: worker for worker in json.loads(done.stdout)["workers"]}
+
+
+def until_it_waits(pair: RayHosts, host: Host, name: str) -> None:
+    deadline = time.monotonic() + 60
+    while not inspect(pair, host)[name]["waits_for"]:
+        assert time.monotonic() < deadline, f"{name} does not wait"
+
+
+def test_nodes_have_the_ranks_of_their_environment(job: Any, hosts: Hosts) -> None:
+    assert job.nodes == [
+        [0, hosts["trainer1"].address, "trainer1"],
+        [1, hosts["trainer0"].address, "trainer0"],
+    ]
+    assert [name for name, _, _ in job.places] == ["trainer0", "trainer1", "trainer1"]
+
+
+def test_tensors_pass_between_the_hosts(job: Any) -> None:
+    sizes = [0, 10, 100_000, 5_000_000]
+    assert job.call("exchange", 0, 1, sizes) == [[size / 2 for size in sizes]] * 2
+
+
+def test_the_workers_of_all_hosts_are_shown_where_the_driver_runs(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+    shown = inspect(pair, hosts["trainer0"])
+    assert list(shown) == ["driver", "peer:0", "peer:1", "peer:2"]
+    assert [shown[name]["pid"] for name in list(shown)[1:]] == [pid for _, pid, _ in job.places]
+    assert shown["peer:1"]["node"] == f"node 0 ({hosts['trainer1'].address})"
+
+
+def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+    job.call("say", 2, "the last thing that it said")
+    job.begin("death", 0, 2)
+    until_it_waits(pair, hosts["trainer0"], "peer:0")
+    began = time.monotonic()
+    hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
+    told = job.result()
+    assert time.monotonic() - began < 2
+    assert [one["address"] for one in told] == ["peer:2"] * 2
+    assert [one["where"] for one in told] == ["peer:0", None]
+    for one in told:
+        assert one["node"] == f"node 0 ({hosts['trainer1'].address})"
+        assert "the last thing that it said" in one["cause"]
+
+
+def test_a_host_that_vanishes_is_told_within_fifteen_seconds(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+    job.begin("death", 0, 1)
+    until_it_waits(pair, hosts["trainer0"], "peer:0")
+    began = time.monotonic()
+    with hosts["trainer1"].unplugged():
+        told = job.result()
+        assert time.monotonic() - began < 15
+    for one in told:
+        assert (one["address"], one["node"]) == ("peer:1", f"node 0 ({hosts['trainer1'].address})")
+        assert "its host no longer answers" in one["cause"]
