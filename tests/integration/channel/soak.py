@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -240,6 +241,13 @@ def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) 
     }
 
 
+def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Until it holds, or for so long: the report tells then that it did not."""
+    deadline = time.time() + seconds
+    while not condition() and time.time() < deadline:
+        time.sleep(0.1)
+
+
 def figures(channels: list[Channel]) -> list[KeyStatistics]:
     return [one for channel in channels for one in channel.statistics().values()]
 
@@ -262,7 +270,16 @@ def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
             actors.launch(name, roles[name], dice.getrandbits(32))
             samples.append((max(map(memory, brokers)), max(map(descriptors, brokers))))
         actors.finish()
-        rest = []
+        # What belonged to the killed is given back by housekeeping.
+        wait_for(lambda: max(map(descriptors, brokers)) <= 60)
+        report: dict[str, Any] = {
+            "kills": actors.kills,
+            "memory": [one for one, _ in samples],
+            "memory at the end": max(map(memory, brokers)),
+            "descriptors": [one for _, one in samples],
+            "descriptors at the end": max(map(descriptors, brokers)),
+        }
+        rest: list[str] = []
         for channel in channels:
             channel.close()
             for key in KEYS:
@@ -272,21 +289,12 @@ def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
                     except ChannelClosed:
                         break
         # What was taken is counted by the next message of whoever took it, or by housekeeping.
-        until = time.time() + 10
-        while time.time() < until and any(one.puts != one.gets for one in figures(channels)):
-            time.sleep(0.1)
-        report = settle_books(folder, rest, figures(channels))
-        deadline = time.time() + 10
-        # What belonged to the killed is given back by housekeeping.
-        while time.time() < deadline and max(map(descriptors, brokers)) > 60:
-            time.sleep(0.2)
+        wait_for(lambda: all(one.puts == one.gets for one in figures(channels)))
+        wait_for(lambda: not channel_pids())
+        report |= settle_books(folder, rest, figures(channels))
         report |= {
-            "kills": actors.kills,
             "losses": sum(len(channel.losses()) for channel in channels),
-            "memory": [one for one, _ in samples],
-            "memory at the end": max(map(memory, brokers)),
-            "descriptors": [one for _, one in samples],
-            "descriptors at the end": max(map(descriptors, brokers)),
+            "processes of channels": len(channel_pids()),
             "shared memory held here": cluster.client.endpoint.shared_memory().used,
             "threads here": sorted(thread.name for thread in threading.enumerate()),
         }
