@@ -5,6 +5,7 @@ Every rank writes its shards. Any number of ranks reads them again, because what
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +23,14 @@ FOLDER: Final = "actor"
 def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int) -> None:
     """Writes `folder/actor`; all ranks call it."""
     model, state = get_state_dict(policy, optimizer)
-    dcp.save(
-        {"model": model, "optimizer": state, "version": version},
-        checkpoint_id=folder / FOLDER,
-        no_dist=not dist.is_initialized(),
-    )
+    with warnings.catch_warnings():
+        # One rank needs no process group, and that is said on purpose.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(
+            {"model": model, "optimizer": state, "version": version},
+            checkpoint_id=folder / FOLDER,
+            no_dist=not dist.is_initialized(),
+        )
 
 
 def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -42,7 +46,9 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> i
     model, state = get_state_dict(policy, optimizer, options=options)
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
     try:
-        dcp.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
     except Exception as error:
         raise CheckpointError(
             "the weights of the checkpoint cannot be read",

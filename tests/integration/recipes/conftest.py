@@ -1,36 +1,110 @@
-"""Simulated arms' controllers, each a process of its own."""
+"""Runs of the embodied recipe on the session's Ray, small enough for every commit."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
 
-from rlinf_core.hardware.robots.franka import Franka
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.program import facts, launch
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.embodied_runner import EmbodiedRunner
+from rlinf_core.runners.events import Event
+from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import with_recovery
+from rlinf_core.runners.run_folder import RunFolder
 
-StartArm = Callable[..., tuple[Franka, subprocess.Popen[str]]]
+# Reach, so small that a step takes milliseconds.
+SMALL = (
+    "env.train.task=reach",
+    "env.train.total_num_envs=8",
+    "env.train.max_episode_steps=10",
+    "env.train.max_steps_per_rollout_epoch=10",
+    "actor.global_batch_size=40",
+    "actor.model.hidden_dim=16",
+    "algorithm.update_epoch=2",
+    "runner.val_check_interval=-1",
+    "runner.max_steps=3",
+)
+
+
+@dataclass
+class Run:
+    """A run that was made, and what it left."""
+
+    folder: RunFolder
+    config: EmbodiedConfig
+    events: list[Event] = field(default_factory=list[Event])
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        return read_metrics(self.folder.metrics_file)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Those of the newest checkpoint, whole."""
+        newest = self.folder.checkpoints.latest()
+        assert newest is not None
+        return read_weights(newest.path)
+
+
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    reader = dcp.FileSystemReader(checkpoint / "actor")
+    names = reader.read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(meta.size, dtype=meta.properties.dtype)
+        for name, meta in names.items()
+        if name.startswith("model.") and isinstance(meta, dcp.metadata.TensorStorageMetadata)
+    }
+    dcp.load(cast("dict[str, Any]", state), storage_reader=reader, no_dist=True)
+    return state
+
+
+Train = Callable[..., Run]
 
 
 @pytest.fixture
-def start_arm() -> Iterator[StartArm]:
-    """Starts the controller of an arm: what the configuration would say of it, and its process."""
-    started: list[subprocess.Popen[str]] = []
+def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
+    """Trains to the end with overrides; `during(event, runner)` is told everything as it happens."""
+    running: list[EmbodiedRunner] = []
 
-    def start(host: str = "127.0.0.1", speed: float = 1.0, port: int = 0) -> tuple[Franka, subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--host", host]
-        words: Any = [*command, "--port", str(port), "--speed", str(speed)]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline().strip()
-        assert line.startswith("listening on "), (line, process.communicate())
-        taken = int(line.rpartition(":")[2])
-        return Franka(node_rank=0, robot_ip=host, robot_port=taken), process
+    def train(*overrides: str, during: Callable[[Event, EmbodiedRunner | None], None] | None = None) -> Run:
+        log_path = f"runner.logger.log_path={tmp_path / 'runs'}"
+        job = load_job("laptop", (*SMALL, log_path, *overrides), environ={})
+        job.raise_if_bad()
+        config = cast("EmbodiedConfig", job.config)
+        made = Run(RunFolder.create(config.runner, "embodied"), config)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        def listen(event: Event) -> None:
+            made.events.append(event)
+            if during is not None:
+                during(event, running[-1] if running else None)
+
+        def attempt() -> None:
+            runner = launch(config, cluster, record)
+            running.append(runner)
+            try:
+                runner.run()
+            finally:
+                running.pop().shutdown()
+
+        with RunRecord.open(job, made.folder, listen, config.runner, facts(config)) as record:
+            with_recovery(attempt, record, config.runner.max_restarts)
+            record.finished()
+        made.folder.end("finished")
+        return made
+
+    yield train
+    for runner in running:
+        runner.shutdown()

@@ -1,0 +1,84 @@
+"""The embodied recipe on workers: it trains, keeps what it promises, and repeats itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlinf_core.runners.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepFinished
+from tests.integration.recipes.conftest import Run, Train
+
+NAMES = {
+    "env/return",
+    "env/episode_len",
+    "env/success_once",
+    "env/success_at_end",
+    "train/actor/policy_loss",
+    "train/actor/approx_kl",
+    "train/actor/clip_fraction",
+    "train/actor/grad_norm",
+    "train/actor/lr",
+    "train/critic/value_loss",
+    "train/critic/explained_variance",
+    "time/step",
+    "time/sync_weights",
+    "time/generate_rollouts",
+    "time/cal_adv_and_returns",
+    "time/actor_training",
+    "rollout/reward",
+    "rollout/advantages_mean",
+}
+
+
+def learned(run: Run) -> list[dict[str, float]]:
+    """What does not depend on the clock, step by step."""
+    return [{n: v for n, v in each.metrics.items() if not n.startswith("time/")} for each in run.metrics]
+
+
+def same_weights(one: Run, other: Run) -> bool:
+    mine, theirs = one.weights(), other.weights()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_run_tells_and_keeps_what_it_promises(train: Train) -> None:
+    run = train("runner.val_check_interval=2", "runner.save_interval=2")
+    started, finished = run.of(RunStarted)[0], run.of(RunFinished)[0]
+    assert (started.first_step, started.last_step, started.components) == (1, 3, {"actor": 1, "rollout": 1, "env": 1})
+    assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
+    assert [each.step for each in run.of(Evaluated)] == [2, 3]
+    assert [each.step for each in run.of(CheckpointSaved)] == [2, 3]
+    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert run.metrics[0].metrics.keys() >= NAMES
+    assert {"eval/return", "eval/success_at_end"} <= finished.metrics.keys()
+    assert finished.step == 3
+    assert 0 < run.metrics[0].metrics["env/episode_len"] <= 10
+    assert {(each.metrics["rollout/staleness"]) for each in run.metrics} == {0}
+
+
+def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> None:
+    whole = train("runner.max_steps=4", "runner.logger.experiment_name=whole")
+    half = train("runner.max_steps=2", "runner.logger.experiment_name=halves")
+    rest = train("runner.max_steps=4", "runner.logger.experiment_name=halves", "runner.resume_dir=auto")
+    assert rest.folder.path == half.folder.path
+    assert rest.of(RunStarted)[0].first_step == 3
+    assert same_weights(whole, rest)
+    assert learned(rest) == learned(whole)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("rollout.pipeline_stage_num=2",),
+        ("env.train.rollout_epoch=2", "actor.micro_batch_size=20", "env.train.auto_reset=false"),
+        ("actor.model.num_action_chunks=2", "actor.global_batch_size=20", "algorithm.entropy_bonus=0.01"),
+        ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4", "actor.optim.lr=3e-4"),
+        ("runner.max_staleness=1",),
+    ],
+    ids=["stages", "passes", "chunks", "grpo", "asynchronous"],
+)
+def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
+    run = train(*overrides)
+    metrics = run.metrics
+    assert [each.step for each in metrics] == [1, 2, 3]
+    assert all(value == value for each in metrics for value in each.metrics.values())
+    assert metrics[-1].metrics["train/actor/grad_norm"] > 0
