@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from rlinf_core.config.dump import to_yaml
 from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.resolved import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.manager.folders import identity
@@ -277,7 +277,9 @@ class RunFolder:
         self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time())
 
     def write_config(self, job: Job) -> str:
-        """Keeps the resolved configuration, secrets masked. An earlier one that says something else gets a number.
+        """Keeps the resolved configuration, defaults included and secrets masked.
+
+        An earlier one that says something else gets a number.
 
         Returns:
             Its `config_hash`, for manifests.
@@ -287,7 +289,7 @@ class RunFolder:
         """
         if job.tree is None:
             raise ValueError("a job that could not be read has no configuration to keep")
-        text = to_yaml(mask(job.tree, job.secret))
+        text = resolved_text(mask(job.tree, job.secret), job.config)
         try:
             if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
                 number = 1

@@ -26,8 +26,9 @@ def config(
     `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.files import load_sound
-    from rlinf_cli.render.config_view import config_record, config_text, says_something
+    from rlinf_cli.render.config_view import config_record, config_text
     from rlinf_core.config.origins import origins
+    from rlinf_core.config.resolved import says_something
     from rlinf_core.config.secrets import mask
 
     job = load_sound(file, overrides)
