@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_core.config.fragments.checks import Report, blame
+from rlinf_core.config.fragments.checks import Report, blame, is_given
 from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.config.tree import Path
 
@@ -39,6 +39,14 @@ def check_kind(
     """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
     at: Path = ("env", section, "env_type")
     kind = environments.env_type
+    video: Path = ("env", section, "video_cfg", "save_video")
+    if environments.video_cfg.save_video and is_given(config, video):
+        report(
+            video,
+            "not-available",
+            "no environment of this version makes videos",
+            "remove it; `eval/success_once` and the learning curve say how a policy does",
+        )
     if kind in NO_ADAPTER:
         message, help = no_adapter(kind)
         report(at, "missing-extra", message, help)

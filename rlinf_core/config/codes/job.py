@@ -92,6 +92,14 @@ _CHOICES = (
         f"{_WHOLE}env:\n  train:\n    env_type: franka_kin\n",
     ),
     _error(
+        "not-available",
+        "this version does not have what the key asks for",
+        "The key is one that users of this field know, and what it stands for is not there yet. It is refused "
+        "rather than left without effect in silence.",
+        f"{_WHOLE}env:\n  train:\n    video_cfg:\n      save_video: «true»\n",
+        f"{_WHOLE}env:\n  train:\n    video_cfg:\n      save_video: false\n",
+    ),
+    _error(
         "conflicting-settings",
         "two settings contradict each other",
         "Each is right by itself, and together they ask for something that does not exist: values from a model without "

@@ -173,6 +173,12 @@ class TestKinds:
         assert [(each[0], each[1]) for each in found] == [("missing-extra", name)]
         assert "VectorEnv" in found[0][3]
 
+    def test_videos_are_refused_rather_than_not_made(self, findings: Any) -> None:
+        for section in ("train", "eval"):
+            text = LAPTOP + f"env:\n  {section}:\n    video_cfg:\n      save_video: "
+            assert findings(text + "true\n") == [("not-available", "true")]
+            assert findings(text + "false\n") == []
+
 
 ARMS = """\
 recipe: embodied
