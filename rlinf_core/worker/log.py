@@ -6,7 +6,9 @@ The file also has what the worker's code prints, as it is. It is on the node tha
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +32,7 @@ def set_up_logging(context: WorkerContext) -> None:
             problem = error
         else:
             handlers.append(logging.StreamHandler(file))
+            file.write(f"{_moment()} INFO [{context.address}] {_birth(context)}\n")
             sys.stdout = cast("TextIO", Tee(sys.stdout, file))
             sys.stderr = cast("TextIO", Tee(sys.stderr, file))
     for handler in handlers:
@@ -49,6 +52,21 @@ def _open(folder: Path, context: WorkerContext) -> TextIO:
     folder.mkdir(parents=True, exist_ok=True)
     name = "_".join(map(str, context.address.ranks))
     return open(folder / f"rank_{name}.log", "a", encoding="utf-8", errors="backslashreplace", buffering=1)
+
+
+def _moment() -> str:
+    """Now, as loggers write it."""
+    seconds = time.time()
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
+
+
+def _birth(context: WorkerContext) -> str:
+    """The first line of a worker's file: a worker that has nothing to say was there, too."""
+    placement = context.placement
+    return (
+        f"process {os.getpid()} is rank {placement.rank} of {placement.world_size} on node"
+        f" {placement.cluster_node_rank} ({context.node_ip})"
+    )
 
 
 class Tee:

@@ -42,8 +42,10 @@ def test_each_worker_has_a_file(recorded: Cluster, tmp_path: Path) -> None:
     for rank in range(2):
         lines = (tmp_path / "logs" / "talk" / f"rank_{rank}.log").read_text().splitlines()
         logged = [line for line in lines if f"INFO [TalkGroup:{rank}] logged" in line]
-        assert logged == [lines[0], lines[3]]
-        assert [line for line in lines if line not in logged] == [
+        assert logged == [lines[1], lines[5]]
+        births = [line for line in lines if f"is rank {rank} of 2 on node 0" in line]
+        assert births == [lines[0], lines[4]]
+        assert [line for line in lines if line not in logged + births] == [
             "printed first",
             "complained first",
             "printed second",
