@@ -30,13 +30,18 @@ def status_text(report: Report) -> str:
 
 
 def _row(node: NodeStatus) -> tuple[str, ...]:
-    host = node.host or "this machine"
+    host = _host(node)
     versions = tuple(each or "-" for each in (node.python, node.ray, node.rlinf))
     return (str(node.rank), ", ".join(node.groups) or "-", host, str(node.state), node.address or "-", *versions)
 
 
+def _host(node: NodeStatus) -> str:
+    # Without a host a node was started on its own machine; only the head's is this one.
+    return node.host or ("this machine" if node.rank == 0 else "started there")
+
+
 def _trouble(node: NodeStatus) -> str:
-    line = f"node {node.rank} ({node.host or 'this machine'}): {node.detail}"
+    line = f"node {node.rank} ({_host(node)}): {node.detail}"
     return f"{line}\n  do: {node.help}" if node.help else line
 
 

@@ -105,7 +105,10 @@ def _connect(node: NodeTarget) -> float:
     return (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
 
 
-async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer:
+async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer | None:
+    """What a node says; None of one that was started on its own machine, to which there is no way from here."""
+    if node.host is None and not node.is_head:
+        return None
     request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
     return await ask(transport, node, request, deadline=_connect(node) + PROBE_SECONDS)
 
@@ -122,7 +125,12 @@ async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: T
     return answer.data if answer.data is not None and answer.data["fault"] is None else None
 
 
-def _status(node: NodeTarget, answer: Answer, known: Mapping[str, Any] | None) -> NodeStatus:
+def _status(node: NodeTarget, answer: Answer | None, known: Mapping[str, Any] | None) -> NodeStatus:
+    if answer is None:
+        member = (known or {}).get(str(node.rank))
+        state, detail, help = _state(node, {"alive": True}, known)
+        address = str(member["address"]) if member else None
+        return NodeStatus(node.rank, node.groups, node.host, state, address, detail=detail, help=help)
     if answer.data is None:
         state = State.BROKEN if answer.result.kind is Kind.DONE else State.UNREACHABLE
         why = f": {answer.why}" if answer.why and answer.why not in answer.message else ""
@@ -157,7 +165,7 @@ def _state(
     member = known.get(str(node.rank))
     if member is None or not member["alive"]:
         reason = f": {member['reason']}" if member and member.get("reason") else ""
-        return State.NOT_JOINED, f"the head does not list it{reason}", again
+        return State.NOT_JOINED, f"the head does not list it{reason}", again if node.host or node.is_head else ""
     return State.UP, "", ""
 
 
