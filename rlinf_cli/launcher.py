@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import Any
 
 _INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, before anything is imported that Ctrl-C could cut short
 # Importing makes many objects and no garbage: looking through them, by default every 700, only costs. A check of a file
@@ -22,8 +23,9 @@ def launch() -> int:
         code = main()
     except KeyboardInterrupt:
         code = _INTERRUPTED
-    # Taking the interpreter apart takes longer than many a command. What needs an orderly end is Ray's.
-    if "ray" not in sys.modules:
+    # Taking the interpreter apart takes longer than many a command. What needs an orderly end is Ray's, while it is on.
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

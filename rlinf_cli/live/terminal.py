@@ -63,17 +63,16 @@ class TerminalView(View):
 
 def block(progress: Progress, title: str, place: str) -> Table:
     """The lines of the live view: what is shown at this moment."""
+    rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     grid = Table.grid(padding=(0, 2, 0, 0), expand=False)
-    grid.add_column(no_wrap=True, style="dim")
+    # Of a line that is too long the end is cut, never the name in front of it.
+    grid.add_column(no_wrap=True, style="dim", min_width=max(len(title), *(len(label) for label, _ in rows)))
     grid.add_column(no_wrap=True, overflow="ellipsis")
     head = Text.assemble((place, ""))
     if progress.started is not None and progress.started.components:
         head.append(f"  {processes(progress.started)}", style="dim")
     grid.add_row(Text(title, style="bold not dim"), head)
-    if progress.started is None:
-        grid.add_row("launch", _now(progress))
-        return grid
-    for label, text in _rows(progress):
+    for label, text in rows:
         grid.add_row(label, text)
     return grid
 
