@@ -1,0 +1,180 @@
+"""The preflight as a whole: who was reached, what was found, how it is told, and the status it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlinf_cli.render.doctor import doctor_record, doctor_text
+from rlinf_core.bootstrap import doctor
+from rlinf_core.bootstrap.checks.finding import Verdict
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport
+from rlinf_core.job.load import load_job
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+FILE = """\
+cluster:
+  num_nodes: 3
+  component_placement:
+    actor: {node_group: gpu, placement: 0-3}
+    env: {node_group: sim, placement: 0}
+  node_groups:
+    - {label: gpu, node_ranks: 0-1, hosts: "h[0-1]"}
+    - {label: sim, node_ranks: 2, hosts: h2, ignore_hardware: true}
+"""
+
+
+class Machines(Transport):
+    """Three machines with two accelerators each; what a test changes is what is wrong with one."""
+
+    def __init__(self) -> None:
+        self.facts: dict[int, dict[str, Any]] = {0: {}, 1: {}, 2: {}}
+        self.results: dict[int, Result] = {}
+        self.asked: list[tuple[int, str]] = []
+
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        size, _, rest = stdin.partition(b"\n")
+        request = json.loads(rest[int(size) :])
+        self.asked.append((node.rank, request["verb"]))
+        await asyncio.sleep(0)
+        if node.rank in self.results:
+            return self.results[node.rank]
+        answer = getattr(self, f"_{request['verb']}")(node, request)
+        line = json.dumps(answer).encode()
+        if on_line is not None:
+            on_line(line)
+        if request["verb"] == "serve":
+            await asyncio.sleep(60)
+        return Result(0, line + b"\n", b"")
+
+    def _inspect(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        import time
+
+        devices = {"found": {"type": "NVIDIA", "models": ["A800"] * 2}}
+        software = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de"}
+        room = {"folder": "/tmp/x", "disk_free": 1 << 40, "shm_free": 1 << 34, "taken": [], "ephemeral": [32768, 60999]}
+        return {
+            "event": "result",
+            "machine": f"m{node.rank}",
+            "address": f"10.0.0.{node.rank + 1}",
+            "primary": "10.0.0.9",
+            "record": None,
+            "places": {"rlinf_core": "/a", "recipes": "/b"},
+            "time": time.time(),
+            "accelerators": devices,
+            "cameras": {},
+            "robots": [],
+            "files_soft": 4096,
+            "files_hard": 1 << 20,
+            **software,
+            **room,
+            **self.facts[node.rank],
+        }
+
+    def _serve(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        assert request["address"] == f"10.0.0.{node.rank + 1}"
+        return {"event": "listening", "port": 20016}
+
+    def _measure(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        return {"event": "result", "fault": None, "latency": 1e-4, "bandwidth": 1e9}
+
+
+@pytest.fixture
+def machines() -> Machines:
+    return Machines()
+
+
+@pytest.fixture
+def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.Report]:
+    def run(**changes: Any) -> doctor.Report:
+        cluster = load_job("-", stdin=FILE.encode()).cluster
+        assert cluster is not None
+        request = doctor.Request(cluster, make_nodes(text=FILE), "id", "c0de", **changes)
+        return asyncio.run(doctor.examine(request, machines, lambda _: None))
+
+    return run
+
+
+Examine = Callable[..., doctor.Report]
+
+
+def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machines) -> None:
+    report = examine()
+    assert report.ok
+    assert {each.verdict for each in report.findings} == {Verdict.OK}
+    text = doctor_text(report)
+    assert "3 of 3 nodes asked: nothing is wrong" in text
+    assert "nodes 0-2" in text
+    # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
+    assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]
+
+
+def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:
+    uses = {tuple(each.data["uses"]) for each in examine().findings if each.check == "link"}
+    assert uses == {("Ray", "actor"), ("Ray", "actor-env"), ("actor-env",)}
+
+
+def test_without_time_for_links_none_is_measured(examine: Examine, machines: Machines) -> None:
+    assert not [each for each in examine(link_seconds=0).findings if each.check == "link"]
+    assert {verb for _, verb in machines.asked} == {"inspect"}
+
+
+def test_a_node_that_is_not_reached_is_told_and_the_others_are_judged(examine: Examine, machines: Machines) -> None:
+    machines.results[1] = Result(255, b"", b"refused", Kind.UNREACHABLE, "check that it is on")
+    machines.facts[2] = {"ray": None}
+    report = examine()
+    assert (report.reached, report.ok, report.num_reached) == (False, False, 2)
+    lost = next(each for each in report.findings if each.verdict is Verdict.UNREACHABLE)
+    assert (lost.rank, lost.what, lost.help) == (1, "unreachable: refused", "check that it is on")
+    assert [each.rank for each in report.findings if each.verdict is Verdict.FAULT] == [2]
+
+
+def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
+    machines.results[2] = Result(127, b"", b"sh: no such file", Kind.DONE)
+    report = examine()
+    assert (report.reached, report.ok, report.num_reached) == (True, False, 3)
+    fault = next(each for each in report.findings if each.verdict is Verdict.FAULT)
+    assert (fault.check, fault.rank) == ("interpreter", 2)
+    assert "`/opt/python` does not exist" in fault.what
+
+
+def test_no_node_at_all_is_told_of_each(examine: Examine, machines: Machines) -> None:
+    for rank in range(3):
+        machines.results[rank] = Result(-1, b"", b"", Kind.TIMEOUT, "see to it")
+    report = examine()
+    assert (report.num_reached, len(report.findings)) == (0, 3)
+
+
+def test_data_says_what_the_text_says(examine: Examine, machines: Machines) -> None:
+    machines.facts[1] = {"disk_free": 0}
+    report = examine()
+    data = json.loads(json.dumps(doctor_record(report)))
+    assert (data["schema"], data["ok"], data["nodes"], data["reached"]) == ("rlinf.doctor/1", False, 3, 3)
+    (fault,) = [each for each in data["findings"] if each["verdict"] == "fault"]
+    assert fault["check"] == "disk"
+    assert fault["what"] in doctor_text(report)
+    assert fault["help"] in doctor_text(report)
+    assert {tuple(sorted(each)) for each in data["findings"]} == {
+        ("check", "data", "help", "rank", "verdict", "what", "where")
+    }
+
+
+def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
+    report = examine()
+    fine = [each for each in report.findings if each.check == "link"]
+    many = report._replace(findings=tuple(fine[0]._replace(where=str(index)) for index in range(20)))
+    assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
+    assert doctor_text(many, every_node=True).count("0.1 ms") == 20
