@@ -133,7 +133,9 @@ class Manager:
         return incarnation
 
     def _close_group(self, link: Link, message: object) -> None:
-        self._end_group(expect(message, m.CloseGroup).name)
+        closed = expect(message, m.CloseGroup)
+        if closed.incarnation in (None, self._registry.incarnation(closed.name)):
+            self._end_group(closed.name)
 
     def _end_group(self, name: str) -> None:
         for address in self._registry.close_group(name):
@@ -226,8 +228,11 @@ class Manager:
             self._send(name, m.Cancelled(calls))
 
     def _dismiss(self, link: Link, message: object) -> None:
-        for name in expect(message, m.Dismiss).workers:
-            self._send(name, m.Cancelled(None))
+        dismissed = expect(message, m.Dismiss)
+        for name in dismissed.workers:
+            party = self._parties.get(name)
+            if party is not None and party.hello.incarnation == dismissed.incarnation:
+                self._post.send(party.link, m.Cancelled(None))
 
     # Who died
 

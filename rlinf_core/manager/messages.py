@@ -67,9 +67,13 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True)
 class CloseGroup:
-    """A group is shut down: its processes end now, and nobody shall take that for an accident."""
+    """A group is shut down: its processes end now, and nobody shall take that for an accident.
+
+    With an `incarnation` only this life of the group is meant: somebody may have launched another one under its name.
+    """
 
     name: str
+    incarnation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +157,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The workers of a group shall stop what they wait in: the group is shut down."""
+    """The workers of this life of a group shall stop what they wait in: the group is shut down."""
 
     workers: tuple[str, ...]
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

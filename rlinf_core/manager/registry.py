@@ -141,6 +141,11 @@ class Registry(Generic[C]):
         group = self._groups.pop(name, None)
         return tuple(worker.address for worker in group.workers.values()) if group else ()
 
+    def incarnation(self, name: str) -> int | None:
+        """Which life of a group is the present one; None where there is no such group."""
+        group = self._groups.get(name)
+        return group.incarnation if group else None
+
     def groups(self) -> dict[str, int]:
         """The sizes of the groups that exist, by name."""
         return {name: group.size for name, group in self._groups.items()}

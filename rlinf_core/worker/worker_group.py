@@ -146,10 +146,14 @@ class WorkerGroup(Generic[W]):
         strategy = placement_strategy or default_strategy(cluster.topology)
         placements = strategy.get_placement(cluster, isolate_accelerator)
         actors = _allocate(cluster, base, placements, max_concurrency)
+        incarnation: int | None = None
         try:
-            births, incarnation = self._construct(cluster, base, placements, actors)
+            incarnation = cluster.client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
+            births = self._construct(cluster, base, incarnation, placements, actors)
         except BaseException:
-            _close_group(str(base))
+            if incarnation is not None:
+                # Not before it was opened: there may be another group of the name.
+                _close_group(str(base), incarnation)
             _kill(actors)
             raise
         self._name = str(base)
@@ -177,13 +181,16 @@ class WorkerGroup(Generic[W]):
         return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
 
     def _construct(
-        self, cluster: Cluster, base: WorkerAddress, placements: list[Placement], actors: list[Any]
-    ) -> tuple[list[Birth], int]:
-        """What each worker says of itself, and the group's incarnation."""
+        self,
+        cluster: Cluster,
+        base: WorkerAddress,
+        incarnation: int,
+        placements: list[Placement],
+        actors: list[Any],
+    ) -> list[Birth]:
         pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
         client = cluster.client
         client.in_flight = unanswered.in_flight
-        incarnation = client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
         # Taken now and not at the start: scripts and test runners extend their path as they go.
         session = replace(cluster.session, import_path=own_import_path())
         master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
@@ -213,7 +220,7 @@ class WorkerGroup(Generic[W]):
                 Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
             )
         handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
-        return handle.wait(), incarnation
+        return handle.wait()
 
     @classmethod
     def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
@@ -330,8 +337,8 @@ class WorkerGroup(Generic[W]):
         unseen = [each for each in calls if each.failed]
         client = current_client()
         if client is not None:
-            client.tell(Dismiss(tuple(str(member.address) for member in members)))
-        _close_group(name)
+            client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))
+        _close_group(name, members[0].incarnation)
         closing = [member.actor.close.remote() for member in members]
         ray.wait(closing, num_returns=len(closing), timeout=seconds)
         _kill([member.actor for member in members])
@@ -392,10 +399,10 @@ def _allocate(
     return actors
 
 
-def _close_group(name: str) -> None:
+def _close_group(name: str, incarnation: int) -> None:
     client = current_client()
     if client is not None:
-        client.tell(CloseGroup(name))
+        client.tell(CloseGroup(name, incarnation))
 
 
 def _kill(actors: Sequence[Any]) -> None:

@@ -163,8 +163,36 @@ def test_who_is_dismissed_is_told(join: Join) -> None:
     told: list[object] = []
     worker.on_cancel = told.append
     driver.lookup(WorkerAddress("actor", 0), 5)
-    driver.tell(Dismiss(("actor:0",)))
+    driver.tell(Dismiss(("actor:0",), 1))
     assert _eventually(lambda: told == [None])
+
+
+def test_whoever_shuts_down_a_life_that_is_over_leaves_the_next_one_alone(join: Join) -> None:
+    driver, other = join("driver"), join("launcher:0")
+    first = join("actor:0", driver.open_group("actor", 1, 5))
+    driver.lookup(WorkerAddress("actor", 0), 5)
+    die(first)
+    assert driver.cause_of_death("actor:0", 1) is None
+    second = join("actor:0", other.open_group("actor", 1, 5))
+    told: list[object] = []
+    second.on_cancel = told.append
+    assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.card
+    driver.tell(Dismiss(("actor:0",), 1))
+    driver.tell(CloseGroup("actor", 1))
+    assert driver.group_life("actor", 5).incarnation == 2
+    driver.tell(Dismiss(("actor:0",), 2))
+    assert _eventually(lambda: bool(told))
+    assert told == [None]
+
+
+def test_the_news_of_a_death_is_not_taken_for_the_next_one(join: Join) -> None:
+    driver = join("driver")
+    for incarnation, cause in ((1, "it called `sys.exit(4)`"), (2, "it called `sys.exit(5)`")):
+        assert driver.open_group("actor", 1, 5) == incarnation
+        worker = join("actor:0", incarnation)
+        worker.say_last_words(cause)
+        die(worker)
+        assert driver.cause_of_death("actor:0", incarnation) == cause
 
 
 def test_without_a_manager_nothing_waits(manager: ManagerProcess, join: Join) -> None:
