@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import typer
@@ -31,6 +32,7 @@ class Asked(NamedTuple):
     token_file: str | None
     timeout: float
     authenticated: bool
+    sync: str | None
 
 
 def prepare(asked: Asked) -> up.Request:
@@ -40,7 +42,7 @@ def prepare(asked: Asked) -> up.Request:
         RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
     """
     from rlinf_cli.files import load_sound
-    from rlinf_core.bootstrap import manual, node_facts, state, up
+    from rlinf_core.bootstrap import manual, node_facts, state, sync, up
     from rlinf_core.bootstrap.inventory import targets
 
     cluster = load_sound(asked.file, asked.overrides).cluster
@@ -48,6 +50,7 @@ def prepare(asked: Asked) -> up.Request:
     nodes = targets(cluster)
     alone = manual.place(nodes, asked.node_rank, asked.head_address, os.environ)
     token = manual.shared_token(name, asked.token_file, alone, asked.timeout) if asked.authenticated else None
+    archive = sync.archive(Path(asked.sync)) if asked.sync is not None else None
     return up.Request(
         name=name,
         file=asked.file,
@@ -57,7 +60,8 @@ def prepare(asked: Asked) -> up.Request:
         only=alone.rank if alone else None,
         wait_head=alone is not None,
         token=token,
-        fingerprint=node_facts.software(dict(os.environ))["fingerprint"],
+        fingerprint=None if archive else node_facts.software(dict(os.environ))["fingerprint"],
+        archive=archive,
         start_seconds=asked.timeout,
     )
 

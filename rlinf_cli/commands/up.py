@@ -50,6 +50,12 @@ def up(
     block: Annotated[
         bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
     ] = False,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync", metavar="PATH", help="Ship rlinf and the code in PATH to the nodes.", show_default=False
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
     ] = 60.0,
@@ -74,7 +80,7 @@ def up(
     """
     from rlinf_cli.bring_up import Asked, prepare, watch
 
-    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth)
+    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
     request = prepare(asked)
     if dry_run:
         _plan(request, output)

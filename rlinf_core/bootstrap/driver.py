@@ -50,6 +50,8 @@ def run_on_head(
     request = {
         # The agent puts the interpreter that runs it in the place of None.
         "argv": [None, *arguments],
+        "cluster": record.id,
+        "code": record.synced,
         "env": variables,
         "cwd": cwd,
         "stdin": base64.b64encode(stdin).decode("ascii"),

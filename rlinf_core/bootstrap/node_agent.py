@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_core.bootstrap import node_facts, node_inspect, node_links, node_ray
+from rlinf_core.bootstrap import node_facts, node_inspect, node_links, node_ray, node_sync
 
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "probe": node_facts.probe,
     "inspect": node_inspect.inspect,
     "serve": node_links.serve,
     "measure": node_links.measure,
+    "sync": node_sync.sync,
     "start": node_ray.start,
     "members": node_ray.members,
     "stop": node_ray.stop,

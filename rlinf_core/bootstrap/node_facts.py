@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Any, cast
 
-from rlinf_core.bootstrap.node_processes import alive, described, listeners
+from rlinf_core.bootstrap.node_processes import alive, described, listeners, marked, session_of
 
 _RECORD = "node.json"
 _TOKEN = "token"
@@ -71,6 +71,11 @@ def folder_of(cluster: str) -> str:
     return os.path.join(base, private, f"up-{cluster}")
 
 
+def code_folder(cluster: str) -> str:
+    """Where code is that `--sync` ships: beside the cluster's folder, because it comes before Ray is started."""
+    return f"{folder_of(cluster)}.code"
+
+
 def read_record(folder: str) -> dict[str, Any] | None:
     """What was written when the node was started, or None."""
     try:
@@ -103,6 +108,9 @@ def environment(request: dict[str, Any]) -> dict[str, str]:
     for name, value in request.get("env", {}).items():
         before = env.get(name) if name in prepended else None
         env[name] = f"{value}:{before}" if before else value
+    if request.get("code"):
+        code, before = code_folder(request["cluster"]), env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{code}:{before}" if before else code
     # A Ray of ours authenticates as it is told here, whatever this user's login sets.
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
         env.pop(name, None)
@@ -174,13 +182,12 @@ def without_env(record: dict[str, Any]) -> dict[str, Any]:
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
     """The facts of this node."""
-    from rlinf_core.bootstrap.node_processes import marked
-
     cluster = request["cluster"]
     folder = folder_of(cluster)
     env = environment(request)
     existing = os.path.dirname(os.path.dirname(folder))
     record = running(folder)
+    session = session_of(record.get("process")) if record else 0
     disk = shutil.disk_usage(existing)
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
@@ -196,7 +203,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
         "cores": os.cpu_count() or 1,
         "record": record,
-        "taken": taken_ports(request.get("ports", {}), set(marked(cluster))),
+        "taken": taken_ports(request.get("ports", {}), set(marked(cluster, session))),
         **software(env),
     }
 

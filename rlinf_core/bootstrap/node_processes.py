@@ -38,20 +38,38 @@ def alive(written: object) -> bool:
     return pid.isdigit() and identity(int(pid)) == written
 
 
-def marked(cluster: str) -> list[int]:
-    """The living processes that carry a cluster's mark, without this one."""
+def session_of(written: object) -> int:
+    """The session of a `ray start` whose identity was written; 0 when there is none."""
+    pid = str(written).split(":")[0]
+    if not pid.isdigit():
+        return 0
+    # Another process of the same number leads a session of its own.
+    now = identity(int(pid))
+    return int(pid) if now is None or now == written else 0
+
+
+def marked(cluster: str, session: int = 0) -> list[int]:
+    """The living processes of a cluster, without this one.
+
+    They carry its mark in their environment. Those of Ray that give themselves a title write over it, and are known by
+    their title and by the session that they share with the `ray start` they come from.
+    """
     mark = b"\0" + f"{MARK}={cluster}".encode() + b"\0"
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
+        pid = int(name)
         try:
             with open(f"/proc/{name}/environ", "rb") as file:
                 ours = mark in b"\0" + file.read()
+            if not ours and session:
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    ours = file.read(5) == b"ray::" and os.getsid(pid) == session
         except OSError:
             continue  # it ended, or is another user's
-        if ours and identity(int(name)) is not None:
-            found.append(int(name))
+        if ours and identity(pid) is not None:
+            found.append(pid)
     return found
 
 
@@ -63,24 +81,24 @@ def send(pids: list[int], number: int) -> None:
             continue
 
 
-def wait_gone(cluster: str, seconds: float) -> list[int]:
-    """Waits until no process carries the mark; returns those that do at the end."""
+def wait_gone(cluster: str, session: int, seconds: float) -> list[int]:
+    """Waits until none of the cluster's processes is there; returns those that are at the end."""
     end = time.monotonic() + seconds
-    left = marked(cluster)
+    left = marked(cluster, session)
     while left and time.monotonic() < end:
         time.sleep(_PAUSE)
-        left = marked(cluster)
+        left = marked(cluster, session)
     return left
 
 
-def kill_all(cluster: str) -> list[int]:
-    """Kills every marked process, also those that are started meanwhile; returns those that don't end."""
+def kill_all(cluster: str, session: int) -> list[int]:
+    """Kills every process of the cluster, also those that are started meanwhile; returns those that don't end."""
     end = time.monotonic() + _KILL_SECONDS
-    left = marked(cluster)
+    left = marked(cluster, session)
     while left and time.monotonic() < end:
         send(left, signal.SIGKILL)
         time.sleep(_PAUSE)
-        left = marked(cluster)
+        left = marked(cluster, session)
     return left
 
 

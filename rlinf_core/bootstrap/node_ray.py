@@ -90,11 +90,13 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             process = _launch(request, folder, address)
         except OSError as error:
             processes.remove(folder)
-            raise _no_room(folder, error) from None
+            raise no_room(folder, error) from None
         try:
             _wait_ready(request, process, folder, address, end)
         except BaseException:
             _end_all(cluster, folder)
+            processes.remove(f"{folder}.lock")
+            _leave_no_base(folder)
             raise
         record = facts.read_record(folder) or {}
         return {**facts.without_env(record), "started": True}
@@ -130,6 +132,7 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
         "head_process": request.get("head_process"),
         "spec": request["spec"],
         "env": request.get("env", {}),
+        "code": bool(request.get("code")),
         "prepended": list(request.get("prepended", ())),
         "from": request.get("from"),
         "since": time.time(),
@@ -265,7 +268,8 @@ def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
         time.sleep(_PAUSE)
 
 
-def _no_room(folder: str, error: OSError) -> NodeError:
+def no_room(folder: str, error: OSError) -> NodeError:
+    """What is told of a file that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return NodeError(
         "the disk is full" if full else "the node's folder cannot be written",
@@ -287,10 +291,12 @@ def _only_one(path: str) -> Generator[None, None, None]:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise _no_room(path, error) from None
+        raise no_room(path, error) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it a moment ago has removed it, and another may hold the next one.
+            os.stat(path)
         except OSError:
             raise NodeError(
                 "another `rlinf up` or `down` is at work on this node",
@@ -349,24 +355,32 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     if not os.path.isdir(os.path.dirname(folder)):
         return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
-        found = os.path.isdir(folder)
+        found = os.path.isdir(folder) or os.path.isdir(facts.code_folder(cluster))
         left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
+        if not left["processes"]:
+            left["files"] += [path for path in (facts.code_folder(cluster),) if processes.remove(path)]
         processes.remove(lock)
-        with suppress(OSError):
-            os.rmdir(os.path.dirname(folder))  # where it was the last thing of this user's
+        _leave_no_base(folder)
     return {"found": found or bool(left["ended"]), **left}
+
+
+def _leave_no_base(folder: str) -> None:
+    """Removes the folder of all clusters of this user, where the last one has gone."""
+    with suppress(OSError):
+        os.rmdir(os.path.dirname(folder))
 
 
 def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[str, Any]:
     record = facts.read_record(folder)
-    pids = processes.marked(cluster)
-    held = processes.holdings(pids)
     process = record.get("process") if record else None
+    session = processes.session_of(process)
+    pids = processes.marked(cluster, session)
+    held = processes.holdings(pids)
     if pids and processes.alive(process):
         # Ray's own way: it tells its head and its workers, and takes seconds.
         processes.send([int(str(process).split(":")[0])], signal.SIGTERM)
-        processes.wait_gone(cluster, grace)
-    left = processes.kill_all(cluster)
+        processes.wait_gone(cluster, session, grace)
+    left = processes.kill_all(cluster, session)
     others = processes.listeners() if held.ports else {}
     shared = [path for path in held.shared if processes.remove(path)] if not left else list(held.shared)
     processes.reap_sockets()

@@ -12,6 +12,7 @@ class Phase(StrEnum):
 
     CONNECT = "connect"
     PROBE = "probe"
+    SYNC = "sync code"
     HEAD = "start head"
     JOIN = "join"
     VERIFY = "verify"

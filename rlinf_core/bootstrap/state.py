@@ -59,6 +59,7 @@ class ClusterRecord:
         ports: first and last of the range.
         nodes: by rank.
         since: when it was first brought up, in seconds since 1970.
+        synced: whether its code was shipped by `--sync`.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ClusterRecord:
     ports: tuple[int, int]
     nodes: tuple[RecordedNode, ...] = field(default=())
     since: float = 0.0
+    synced: bool = False
 
     @property
     def token_path(self) -> Path | None:
@@ -198,7 +200,8 @@ def save(record: ClusterRecord) -> None:
     data = {
         "version": _VERSION,
         **{
-            name: getattr(record, name) for name in ("name", "id", "file", "address", "authenticated", "ports", "since")
+            name: getattr(record, name)
+            for name in ("name", "id", "file", "address", "authenticated", "ports", "since", "synced")
         },
         "nodes": [node._asdict() for node in record.nodes],
     }

@@ -28,6 +28,7 @@ from rlinf_core.waiting import Deadline
 PROBE_SECONDS: Final = 30.0
 START_SECONDS: Final = 60.0
 VERIFY_SECONDS: Final = 30.0
+SYNC_SECONDS: Final = 120.0
 # What the way to a node may take beyond what happens on it.
 _MARGIN_SECONDS: Final = 5.0
 _LOOPBACK: Final = ("127.", "::1")
@@ -48,6 +49,7 @@ class Request:
         token: of the cluster, where it was given from outside.
         fingerprint: of the code here; None when it is not to be compared.
         start_seconds: how long Ray may take on a node.
+        archive: code for the nodes, as `sync.archive` packs it; None when they have it.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Request:
     token: str | None = None
     fingerprint: str | None = None
     start_seconds: float = START_SECONDS
+    archive: str | None = None
 
 
 class NodeOutcome(NamedTuple):
@@ -133,7 +136,8 @@ class _Run:
             self._token = request.token or state.token_of(request.name, fresh=before is None and not anyone)
         digest = node_facts.digest_of(self._token) if self._token else None
         auth = "token" if request.authenticated else "none"
-        spec = {"num_nodes": len(request.nodes), "authentication": auth}
+        code = "of `--sync`" if request.archive is not None else "of the node"
+        spec = {"num_nodes": len(request.nodes), "authentication": auth, "code": code}
         own = Own(request.fingerprint, digest, spec)
         decision = decide(self._nodes, self._facts, own)
         for failure in decision.failures:
@@ -143,6 +147,8 @@ class _Run:
         # Written before anything is started, so that whatever becomes of this run, `down` knows where to look.
         if decision.actions and self._keeps_record:
             self._save(before)
+        if request.archive is not None:
+            await asyncio.gather(*(self._sync(node, decision) for node in self._nodes if node.rank in decision.actions))
         await self._start_all(decision, own)
         await self._verify()
         if decision.actions and self._keeps_record:
@@ -185,7 +191,20 @@ class _Run:
             "rank": node.rank,
             "env": dict(node.env),
             "prepended": list(node.prepended),
+            "code": self.request.archive is not None,
         }
+
+    async def _sync(self, node: NodeTarget, decision: Decision) -> None:
+        """Ships the code; a node that does not take it is not started."""
+        self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
+        request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
+        connect = node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT
+        answer = await ask(self._transport, node, request, deadline=SYNC_SECONDS + connect + _MARGIN_SECONDS)
+        if answer.data is not None:
+            self._done(node.rank, Phase.SYNC, f"{answer.data['files']} files")
+        else:
+            decision.actions.pop(node.rank)
+            self._fail(self._failure(node, Phase.SYNC, answer))
 
     async def _start_all(self, decision: Decision, own: Own) -> None:
         """The head, then all others; those of a head that is not up are not tried."""
@@ -332,6 +351,7 @@ class _Run:
                 ports=(ports.gcs, ports.last_worker),
                 nodes=tuple(self._recorded(node, known.get(node.rank)) for node in request.nodes),
                 since=before.since if before else time.time(),
+                synced=request.archive is not None,
             )
         )
 

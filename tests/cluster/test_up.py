@@ -192,13 +192,35 @@ def test_a_client_without_the_token_is_refused(five: Five) -> None:
         assert "auth" in said.lower(), said
 
 
+@pytest.mark.nightly
+def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
+    folder = hosts.folder / "sync"
+    (folder / "code" / "of_the_users").mkdir(parents=True)
+    (folder / "code" / "of_the_users" / "__init__.py").write_text("")
+    file = folder / "sync.yaml"
+    file.write_text("cluster: {num_nodes: 1, hosts: robot0, ports: 24000-24199}\n")
+    env = {"XDG_STATE_HOME": str(folder / "state")}
+    done = hosts.control.rlinf("up", str(file), "--sync", str(folder / "code"), "--timeout", "90", env=env)
+    assert done.returncode == 0, done.stderr
+    code = (
+        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "see = 'import of_the_users, rlinf_core; print(of_the_users.__file__, rlinf_core.__file__)'\n"
+        "sys.exit(driver.run_on_head(state.recorded('sync'), ['-c', see]))"
+    )
+    done = hosts.control.run([sys.executable, "-c", code], env=env)
+    assert done.returncode == 0, done.stderr
+    assert [".code/" in path for path in done.stdout.split()] == [True, True]
+    assert hosts.control.rlinf("down", env=env).returncode == 0
+    assert "of_the_users" not in hosts["robot0"].sh("find /tmp")
+
+
 def test_what_contradicts_the_file_is_named_and_nothing_changes(five: Five) -> None:
     before = [host.processes() for host in five.hosts.hosts]
     done = five.rlinf("up", str(five.file), "cluster.ports=22000-22199")
     assert done.returncode == 1
     assert "`ports` is `21000-21199`, the file says `22000-22199`" in done.stderr
     for host, processes in zip(five.hosts.hosts, before, strict=True):
-        assert set(of_ray(host, "up-")) <= set(processes)
+        assert set(of_ray(host, "/up-")) <= set(processes)
 
 
 def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> None:
@@ -206,7 +228,7 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     raylets = [pid for pid, args in victim.processes().items() if "/raylet/raylet" in args]
     assert len(raylets) == 1
     victim.run(["kill", "-9", str(raylets[0])])
-    until(lambda: not of_ray(victim, "up-"), "the end of the node's Ray")
+    until(lambda: not of_ray(victim, "/up-"), "the end of the node's Ray")
     code, report, said = five.up()
     assert code == 0, said
     assert [node["rank"] for node in report["nodes"] if node["changed"]] == [3]
@@ -221,7 +243,8 @@ def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str])
     assert done.returncode == 0, done.stderr
     assert all(node["found"] and not node["left"] for node in report["nodes"])
     for each in five.hosts.hosts:
-        assert not of_ray(each, "up-"), each.name
+        assert not of_ray(each, "/up-"), each.name
+        assert each is host or not of_ray(each, "ray"), each.name
         assert "rlinf" not in each.run(["ls", "/tmp", "/dev/shm"]).stdout
     assert of_ray(host, folder).keys() >= theirs.keys()
     again = five.rlinf("down")

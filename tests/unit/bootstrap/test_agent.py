@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
+import io
 import json
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.bootstrap import agent, node_facts
+from rlinf_core.bootstrap import agent, node_facts, node_processes
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.local import LocalTransport
 
@@ -152,3 +155,57 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
     assert found["alive"] is False
     path.write_text("{")
     assert node_facts.running(str(tmp_path)) is None
+
+
+def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
+    ask: Callable[..., agent.Answer], tmp_path: Path
+) -> None:
+    from rlinf_core.bootstrap import sync
+
+    code = tmp_path / "code"
+    (code / "own" / "__pycache__").mkdir(parents=True)
+    (code / "own" / "__init__.py").write_text("x = 1\n")
+    (code / "own" / "__pycache__" / "x.pyc").write_text("")
+    packed = sync.archive(code)
+    cluster = f"t{tmp_path.stat().st_ino}"
+    folder = Path(node_facts.code_folder(cluster))
+    try:
+        first = ask({"verb": "sync", "cluster": cluster, "archive": packed})
+        assert first.ok, first
+        assert (folder / "own" / "__init__.py").read_text() == "x = 1\n"
+        assert (folder / "rlinf_core" / "errors.py").exists()
+        assert not (folder / "own" / "__pycache__").exists()
+        (folder / "stale.py").write_text("")
+        assert ask({"verb": "sync", "cluster": cluster, "archive": packed}).ok
+        assert not (folder / "stale.py").exists()
+        facts = ask({"verb": "probe", "cluster": cluster, "code": True}).data or {}
+        assert facts["places"]["rlinf_core"] == str(folder / "rlinf_core")
+        ended = ask({"verb": "stop", "cluster": cluster}).data or {}
+        assert (ended["found"], ended["files"]) == (True, [])
+        assert not folder.exists()
+    finally:
+        node_processes.remove(str(folder))
+
+
+@pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])
+def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.Answer], tmp_path: Path, name: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+        packed.addfile(tarfile.TarInfo(name))
+    archive = base64.b64encode(buffer.getvalue()).decode()
+    answer = ask({"verb": "sync", "cluster": f"t{tmp_path.stat().st_ino}", "archive": archive})
+    assert not answer.ok
+    assert "cannot be written" in answer.message
+    assert not Path("/tmp/evil").exists()
+
+
+def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
+    from rlinf_core.bootstrap import sync
+    from rlinf_core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="is not a folder"):
+        sync.archive(tmp_path / "none")
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(ConfigError, match="too large to be shipped"):
+        sync.archive(tmp_path)
