@@ -67,13 +67,14 @@ class SpanRecorder:
         # Operations are timed by the monotonic clock, hosts share the other one.
         self._epoch = time.time() - time.monotonic()
 
-    def add(self, kind: str, name: str, seconds: float, strand: Hashable = None) -> None:
-        """Records what ends now.
+    def add(self, kind: str, name: str, began: float, ended: float, strand: Hashable = None) -> None:
+        """Records what is over.
 
         Args:
             kind: one of the kinds above.
             name: what it was.
-            seconds: how long it took.
+            began: when, by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
+            ended: when, by the same clock.
             strand: the thread, by its number, or the task that it held up; by default the one that calls.
         """
         spans = self._spans
@@ -82,7 +83,7 @@ class SpanRecorder:
             return
         whose = _own_strand() if strand is None else strand
         number = whose if isinstance(whose, int) else id(whose)
-        spans.append(Span(kind, name, self._epoch + time.monotonic() - seconds, seconds, number))
+        spans.append(Span(kind, name, self._epoch + began, ended - began, number))
 
     def take(self) -> Taken:
         """What was recorded since the last time."""

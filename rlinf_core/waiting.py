@@ -15,6 +15,8 @@ from rlinf_core import env_vars, spans
 
 # Seconds after which a wait says its first word; a shorter one is nobody's business.
 FIRST_WORD_AFTER = 5.0
+# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
+_STILL_MOVING = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ class OperationBoard:
         # Threads that have been in an operation, and whether the user started them.
         self._threads: dict[int, bool] = {}
         self._changes = 0
+        self._moved_at = float("-inf")
         self._quiet_since = time.monotonic()
 
     def begin(
@@ -273,8 +276,8 @@ class OperationBoard:
         return None if entry is None else entry[6] if attached is None else attached[0]
 
     def moved(self) -> None:
-        """Publishes that an operation has moved some bytes: it is slow, not stuck."""
-        self._changes += 1
+        """Publishes that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        self._moved_at = time.monotonic()
 
     @contextmanager
     def during(
@@ -297,6 +300,8 @@ class OperationBoard:
     def publication(self) -> Publication:
         """What to tell others now."""
         now = time.monotonic()
+        if now - self._moved_at < _STILL_MOVING:
+            self._changes += 1
         # dict.copy is one step for the interpreter, so no writer comes between.
         current = sorted(self._current.copy().items())
         attached = self._attached.copy()
@@ -337,11 +342,11 @@ class OperationBoard:
 def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
     """Keeps an operation that is over, for the trace."""
     kind, target, key, since, _, _, strand, _ = entry
-    seconds = time.monotonic() - since
+    ended = time.monotonic()
     if kind is OperationKind.METHOD:
-        recorder.add(spans.METHOD, target, seconds, strand)
+        recorder.add(spans.METHOD, target, since, ended, strand)
     else:
-        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, seconds, strand)
+        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, strand)
 
 
 def task_strand() -> Hashable:

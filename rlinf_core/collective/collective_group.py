@@ -196,7 +196,7 @@ class CollectiveGroup:
             self._endpoint.send(link, message, work)
             if spans.recorder is not None:
                 # Nothing waits for such a handle, so it is never settled.
-                spans.recorder.add(spans.TRANSFER, work.operation, time.monotonic() - work.since)
+                spans.recorder.add(spans.TRANSFER, work.operation, work.since, time.monotonic())
             return None
         self._endpoint.send_async(link, message, work)
         return cast("Work[None]", work)

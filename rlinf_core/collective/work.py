@@ -110,7 +110,7 @@ class Board:
         self._waiting.pop(serial, None)
         if spans.recorder is not None and serial in self._traced:
             since, strand = self._traced.pop(serial)
-            spans.recorder.add(spans.WAIT, work.operation, time.monotonic() - since, strand)
+            spans.recorder.add(spans.WAIT, work.operation, since, time.monotonic(), strand)
         if work.serial is None or work.settled:
             self.operations.end(serial)
         else:
@@ -320,7 +320,7 @@ class Work(Generic[T]):
         if self.driver is not None:
             self.driver.kick()
         if spans.recorder is not None:
-            spans.recorder.add(spans.TRANSFER, self.operation, time.monotonic() - self.since)
+            spans.recorder.add(spans.TRANSFER, self.operation, self.since, time.monotonic())
         if self.serial is not None and self._board is not None:
             self._board.operations.end(self.serial)
         for callback in callbacks or ():

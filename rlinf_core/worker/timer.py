@@ -66,10 +66,10 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._began
-        _add(self.tag, seconds)
+        ended = time.perf_counter()
+        _add(self.tag, ended - self._began)
         if spans.recorder is not None:
-            spans.recorder.add(spans.TIMER, self.tag, seconds)
+            spans.recorder.add(spans.TIMER, self.tag, self._began, ended)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, timed."""

@@ -39,7 +39,9 @@ def test_a_timer_is_a_span() -> None:
     inner, outer = taken.spans
     assert [(span.kind, span.name) for span in taken.spans] == [("timer", "inner"), ("timer", "outer")]
     assert inner.strand == outer.strand == threading.get_ident()
-    assert outer.seconds >= inner.seconds >= 0
+    # One lies within the other, whatever comes between the two ends; the rest is rounding of seconds since 1970.
+    assert outer.began <= inner.began + 1e-6
+    assert inner.began + inner.seconds <= outer.began + outer.seconds + 1e-6
     # The clock of the host may be set meanwhile, hence the second.
     assert before - 1 <= outer.began <= time.time() + 1
     assert spans.take() == ([], 0)
@@ -90,9 +92,9 @@ def test_tasks_of_one_thread_are_told_apart() -> None:
 def test_memory_is_bounded() -> None:
     recorder = SpanRecorder(limit=3)
     for number in range(5):
-        recorder.add(spans.TIMER, str(number), 0.0)
+        recorder.add(spans.TIMER, str(number), 0.0, 1.0)
     taken = recorder.take()
     assert [span.name for span in taken.spans] == ["0", "1", "2"]
     assert taken.dropped == 2
-    recorder.add(spans.TIMER, "later", 0.0)
+    recorder.add(spans.TIMER, "later", 0.0, 1.0)
     assert recorder.take().dropped == 0
