@@ -1,0 +1,84 @@
+"""`rlinf doctor`, `status` and `inspect hardware` on this machine alone: no ssh, no Ray, the real agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.bootstrap import state
+from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
+
+Cli = Callable[..., Any]
+Contract = Callable[[str, str], Any]
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "lab.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+LAB = """\
+cluster:
+  num_nodes: 1
+  ports: 21500-21699
+  node_groups:
+    - label: arm
+      node_ranks: 0
+      accelerators: {per_node: %d}
+"""
+
+
+def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
+    ended = cli("doctor", file(LAB % 8), "--output", "json")
+    data = contract("doctor", ended.out)
+    by_check = {each["check"]: each for each in data["findings"]}
+    assert ended.code == 1
+    assert by_check["accelerators"]["verdict"] == "fault"
+    assert "0 of 8 declared were found" in by_check["accelerators"]["what"]
+    assert {by_check[name]["verdict"] for name in ("reach", "interpreter", "ray", "code", "clock", "ports")} == {"ok"}
+    assert "asking 1 node," in ended.err
+
+
+def test_hardware_is_shown_declared_against_found(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
+    ended = cli("inspect", "hardware", file(LAB % 0))
+    assert ended.code == 0
+    assert ended.out.splitlines()[1].split()[:3] == ["0", "arm", "this"]
+    data = contract("hardware", cli("inspect", "hardware", file(LAB % 1), "--output", "json").out)
+    assert not data["ok"]
+    (node,) = data["nodes"]
+    assert node["declared"] == {"per_node": 1, "model": None}
+    assert node["found"] == {"type": "none", "count": 0, "models": []}
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("inspect", "hardware")])
+def test_nodes_that_nobody_can_reach_are_a_mistake_of_the_file(
+    cli: Cli, file: Callable[[str], Path], command: tuple[str, ...]
+) -> None:
+    ended = cli(*command, file("cluster: {num_nodes: 2}"))
+    assert ended.code == 2
+    assert "has 2 nodes and no hosts" in ended.err
+
+
+def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contract) -> None:
+    import sys
+
+    node = RecordedNode(0, None, (), sys.executable, {}, address="127.0.0.1")
+    state.save(ClusterRecord("lab", "0badcafe", "lab.yaml", "127.0.0.1:21500", True, (21500, 21699), (node,)))
+    ended = cli("status", "--output", "json")
+    data = contract("status", ended.out)
+    assert ended.code == 3
+    assert (data["whole"], data["nodes"][0]["state"], data["jobs"]) == (False, "not started", None)
