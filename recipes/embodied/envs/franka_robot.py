@@ -65,7 +65,7 @@ class FrankaRobotEnv(VectorEnv):
         check_task("franka_robot", settings.task or "reach", TASKS, settings.options)
         arm = _only_arm(settings)
         self._key = (arm.robot_ip, arm.robot_port)
-        if self._key not in _arms:
+        if self._key not in _arms or _arms[self._key].client.closed:
             _arms[self._key] = _SharedArm(arm)
         self._arm = _arms[self._key]
         self._arm.users.add(id(self))

@@ -104,6 +104,11 @@ class FrankaClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended, by us or by itself."""
+        return self._closed.is_set()
+
     def acquire(self, patience: float = 0.0) -> ArmState:
         """Take the arm for this process, until `release`, `close`, or the end of the process.
 

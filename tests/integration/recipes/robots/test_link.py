@@ -336,6 +336,21 @@ class TestEnvironment:
         timer.join()
         process.communicate()
 
+    def test_after_a_lost_link_a_new_environment_has_a_new_one(self, start_arm: Any) -> None:
+        arm, process = start_arm(speed=1000)
+        env = self.make(arm)
+        env.reset()
+        process.kill()
+        process.wait(SOON)
+        with pytest.raises(RobotLinkLostError):
+            env.step(np.zeros((1, 1, 7), np.float32))
+        start_arm(speed=1000, port=arm.robot_port)
+        again = self.make(arm)
+        again.reset()
+        env.close()
+        again.step(np.zeros((1, 1, 7), np.float32))
+        again.close()
+
     def test_no_controller(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             arm = Franka(node_rank=0, robot_ip="127.0.0.1", robot_port=listener.getsockname()[1])
