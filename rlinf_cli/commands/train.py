@@ -55,6 +55,11 @@ def train(
         return
     _check_runnable(recipe)
     _show_plan(parts, file)
+    from rlinf_cli.remote import cluster_elsewhere, train_there
+
+    cluster = cluster_elsewhere(parts, file)
+    if cluster is not None:
+        raise typer.Exit(train_there(cluster, parts, output, detached=detach))
     from rlinf_cli.training import run, run_detached
 
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))
