@@ -192,7 +192,7 @@ class Training:
         log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
         if console.verbosity.verbose:
             console.error(trace)
-        block = failure_block(error, self._folder.logs, shown(self._folder.path))
+        block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
         return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
 
@@ -221,6 +221,13 @@ class Training:
             self._end(INTERRUPTED, _reason_of_end(code))
         except RLinfError as error:
             console.error_block(error.message, where=error.where, why=error.why)
+
+
+def _components(job: Job) -> dict[str, str]:
+    """The component of each worker group that its section gives a name of its own."""
+    placed = job.cluster.component_placement if job.cluster is not None else ()
+    groups = {name: getattr(getattr(job.config, name, None), "group_name", None) for name in placed}
+    return {group: name for name, group in groups.items() if isinstance(group, str)}
 
 
 def _reason_of_end(code: ExitCode) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -57,17 +57,22 @@ def failures_of(error: BaseException) -> list[Failure]:
     return sorted(_flat(error), key=lambda failure: failure.consequence)
 
 
-def failure_block(error: BaseException, logs: Path | None, run: str | None) -> Block:
+def failure_block(
+    error: BaseException, logs: Path | None, run: str | None, components: Mapping[str, str] | None = None
+) -> Block:
     """What a person wants to know first.
 
     Args:
         error: what the recipe's program raised.
         logs: the folder of the run's logs, or None where there is none.
         run: how `rlinf logs` is told the run, or None.
+        components: the component of a worker group, by the group's name where it is another.
     """
     first, *others = failures_of(error)
-    where = [part for part in (first.place, _position(first.error)) if part]
-    log = logs / first.group / f"rank_{first.rank}.log" if logs and first.group is not None else None
+    component = (components or {}).get(first.group, first.group) if first.group is not None else None
+    named = f"component `{component}`" if component != first.group else None
+    where = [part for part in (named, first.place, _position(first.error)) if part]
+    log = logs / component / f"rank_{first.rank}.log" if logs and component is not None else None
     tail = last_lines(log, LOG_LINES) if log else []
     why: list[str] = []
     if isinstance(first.error, RLinfError):
@@ -77,7 +82,9 @@ def failure_block(error: BaseException, logs: Path | None, run: str | None) -> B
         why.extend(["its log ends with", *(f"  {line}" for line in tail)])
     if others:
         why.append(_folded(others))
-    return Block(_headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, log, run))
+    return Block(
+        _headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, component, log, run)
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -147,12 +154,12 @@ def _folded(others: Sequence[Failure]) -> str:
     return f"{'because of it' if others[0].consequence else 'besides it'} also failed: {listed}{more}"
 
 
-def _advice(first: Failure, log: Path | None, run: str | None) -> str:
+def _advice(first: Failure, component: str | None, log: Path | None, run: str | None) -> str:
     lines: list[str] = []
     if isinstance(first.error, RLinfError) and first.error.help:
         lines.append(first.error.help)
     if log is not None and log.exists() and run is not None:
-        lines.append(f"`rlinf logs {run} --component {first.group} --rank {first.rank}` shows its log")
+        lines.append(f"`rlinf logs {run} --component {component} --rank {first.rank}` shows its log")
     if not lines or not isinstance(first.error, RLinfError):
         lines.append("`--verbose` shows the traceback")
     return "\n".join(lines)

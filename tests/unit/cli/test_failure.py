@@ -54,6 +54,18 @@ def test_the_first_failure_in_full(logs: Path) -> None:
     assert "`rlinf logs runs/x --component rollout --rank 1` shows its log" in block.do
 
 
+def test_a_group_is_told_with_its_component(logs: Path) -> None:
+    error = group("RolloutGroup", {1: raised(ValueError("bad"), "RolloutGroup:1")}, r1="node 1 (10.0.0.2), pid 4711")
+    block = failure_block(error, logs, "runs/x", {"RolloutGroup": "rollout"})
+    assert block.what == "`RolloutGroup:1` failed in `generate`: ValueError: bad"
+    assert block.where is not None
+    assert block.where.startswith("component `rollout`; node 1 (10.0.0.2), pid 4711; ")
+    assert block.why is not None
+    assert block.why.startswith("its log ends with\n")
+    assert block.do is not None
+    assert block.do.startswith("`rlinf logs runs/x --component rollout --rank 1`")
+
+
 def test_the_same_after_a_journey(logs: Path) -> None:
     error = group("rollout", {1: raised(ValueError("bad"), "rollout:1")}, r1="node 1 (10.0.0.2), pid 4711")
     twin = pickle.loads(pickle.dumps(error))
