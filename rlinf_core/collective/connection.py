@@ -58,6 +58,10 @@ class Watcher(ABC):
     def lost(self, connection: Connection, reason: str) -> None:
         """The connection is over."""
 
+    @abstractmethod
+    def moved(self) -> None:
+        """A part of a large message came or went."""
+
 
 class Connection:
     """A proven connection.
@@ -197,7 +201,10 @@ class Connection:
     def pump(self) -> bool:
         """Reads once; tells whether anything was there. The caller holds the role."""
         try:
-            return self._reader.pump(self._deliver)
+            came = self._reader.pump(self._deliver)
+            if came and self._reader.midway:
+                self._watcher.moved()
+            return came
         except EOFError:
             self._watcher.lost(self, "it closed the connection")
         except OSError as error:
@@ -323,6 +330,7 @@ class Connection:
             del buffers[:done]
             if sent:
                 buffers[0] = memoryview(buffers[0])[sent:]
+                self._watcher.moved()
 
     def _send(self, buffers: Sequence[Bytes], fds: Sequence[int]) -> int:
         if self._closed:

@@ -200,6 +200,8 @@ class Courier:
             return inline(message)
         transport: HostTransport = self._stream
         if connection.shares_memory:
+            # Copying gigabytes takes seconds in which nothing else is seen to move.
+            self._board.operations.moved()
             owners = (connection.peer.incarnation,)
             transport = SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
         return transport.load(message, work)

@@ -18,6 +18,7 @@ from rlinf_core.collective.parcel import Parcel, private_memory
 from rlinf_core.collective.segment import Lease, Segment
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.device import DeviceRouter
+from rlinf_core.collective.work import Board
 from rlinf_core.errors import MismatchError
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class Host(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+    @property
+    def board(self) -> Board: ...
     @property
     def arena(self) -> Arena: ...
     @property
@@ -142,6 +145,9 @@ class Dispatcher(Watcher):
             link = self._host.link_by_names("", claim.target)
             # Not in this thread, which reads for everybody: the explanation may take a moment.
             threading.Thread(target=lambda: claim.fail(self._host.explain(link, reason)), daemon=True).start()
+
+    def moved(self) -> None:
+        self._host.board.operations.moved()
 
     # What arrives
 

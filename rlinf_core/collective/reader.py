@@ -66,6 +66,11 @@ class FrameReader:
         self._parse(deliver)
         return True
 
+    @property
+    def midway(self) -> bool:
+        """Whether a part of a large message has come, and the rest has not."""
+        return self._frame is not None
+
     def take_fd(self) -> int:
         """The next file descriptor that came with the frames.
 

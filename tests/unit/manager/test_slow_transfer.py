@@ -1,0 +1,115 @@
+"""A transfer that takes long is no deadlock, although one side waits to send and the other to receive."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.collective.settings import Settings
+from rlinf_core.context import Session
+from rlinf_core.manager.actor import ManagerProcess
+from rlinf_core.manager.client import ManagerClient
+
+SECRET = b"0123456789abcdef" * 2
+SIZE = 12 << 20
+# Longer than a deadlock takes to be told, and in pieces that are further apart than two looks.
+PIECE, PAUSE = 1 << 20, 0.4
+ONE, OTHER = WorkerAddress("actor", 0), WorkerAddress("actor", 1)
+
+
+class SlowRoad:
+    """A way to a TCP port that lets so many bytes a second through."""
+
+    def __init__(self, port: int) -> None:
+        self._there = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self._sockets: list[socket.socket] = [self._listener]
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._there))
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+                self._sockets += [near, far]
+                for way in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=way, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        carried = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+                carried += len(data)
+                if carried > PIECE:
+                    carried = 0
+                    time.sleep(PAUSE)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.fixture
+def workers() -> Iterator[tuple[ManagerClient, ManagerClient]]:
+    """Two workers of a job, as if on two hosts."""
+    manager = ManagerProcess("job", SECRET, "127.0.0.1", None)
+    session = Session("job", SECRET)
+    driver = ManagerClient(session, manager.card(), WorkerAddress("driver"), ip="127.0.0.1")
+    driver.announce(0, "node 0", 0)
+    incarnation = driver.open_group("actor", 2, 10)
+    settings = Settings(timeout=60.0, socket_buffer=1 << 16)
+    made = [
+        ManagerClient(session, manager.card(), address, ip="127.0.0.1", settings=settings) for address in (ONE, OTHER)
+    ]
+    for rank, client in enumerate(made):
+        client.announce(incarnation, f"node {rank}", rank)
+    yield made[0], made[1]
+    for client in (*made, driver):
+        client.close(linger=0.0)
+    manager._endpoint.close(linger=0.0)
+
+
+def test_a_slow_transfer_is_no_deadlock(workers: tuple[ManagerClient, ManagerClient]) -> None:
+    one, other = workers
+    # Whichever side connects first.
+    roads = [SlowRoad(each.endpoint.card.tcp_port) for each in workers]
+    cards = [
+        replace(each.endpoint.card, unix_path=None, tcp_port=road.port)
+        for each, road in zip(workers, roads, strict=True)
+    ]
+    outcomes: dict[str, object] = {}
+
+    def send() -> None:
+        group = CollectiveGroup(one.endpoint, ONE, (OTHER,), FixedConnector({OTHER: cards[1]}))
+        try:
+            group.send(bytes(SIZE), OTHER)
+            outcomes["sent"] = True
+        except Exception as error:
+            outcomes["sent"] = error
+
+    sending = threading.Thread(target=send, name="rlinf-test-send", daemon=True)
+    began = time.monotonic()
+    sending.start()
+    group = CollectiveGroup(other.endpoint, OTHER, (ONE,), FixedConnector({ONE: cards[0]}))
+    received = group.recv(ONE)
+    sending.join(30)
+    for road in roads:
+        road.close()
+    assert received == bytes(SIZE)
+    assert outcomes == {"sent": True}
+    assert time.monotonic() - began > 3.5
