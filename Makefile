@@ -20,8 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 train: setup ## train the embodied recipe on this machine
-	@echo "Training is not there yet: this version checks, explains and lays out a job."
-	@echo "Try: $(BIN)/rlinf validate laptop && $(BIN)/rlinf inspect placement collocated"
+	$(BIN)/rlinf train recipe=embodied
 
 test: setup ## all tests but the nightly ones
 	$(BIN)/pytest -m "not nightly"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from rlinf_cli.log_files import last_lines
-from rlinf_core.errors import RLinfError
+from rlinf_core.errors import RLinfError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, is_consequence
 
 LOG_LINES = 10
@@ -113,8 +113,9 @@ def _headline(failure: Failure) -> str:
         text = "\n".join([*lines[:_MOST_TEXT], f"... {len(lines) - _MOST_TEXT} more lines"])
     if failure.group is None:
         return text if isinstance(error, RLinfError) else f"the driver failed: {_named(error, text)}"
-    # The death of a worker is told by its own words, which name it.
     called = "while it was made" if failure.method == "__init__" else f"in `{failure.method}`"
+    if isinstance(error, WorkerDiedError) and error.address == failure.name:
+        return f"`{failure.name}` died {called}"
     said = text if isinstance(error, RLinfError) else _named(error, text)
     return f"`{failure.name}` failed {called}: {said}"
 

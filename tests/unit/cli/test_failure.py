@@ -97,7 +97,7 @@ def test_failures_beside_each_other_are_not_called_consequences() -> None:
 def test_a_death_is_told_by_its_own_words() -> None:
     death = WorkerDiedError("env:3", node="node 0 (127.0.0.1)", cause="killed by signal 9")
     block = failure_block(group("env", {3: death}, r3="node 0 (127.0.0.1), pid 7"), None, None)
-    assert block.what == "`env:3` failed in `generate`: `env:3` on node 0 (127.0.0.1) died"
+    assert block.what == "`env:3` died in `generate`"
     assert block.where == "node 0 (127.0.0.1), pid 7"
     assert block.why == "killed by signal 9"
 
