@@ -15,7 +15,7 @@ from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
 from rlinf_core.bootstrap.transport import Transport
 
 # Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
-_PART_SECONDS: Final = 0.2
+_PART_SECONDS: Final = 0.1
 _LINK_SECONDS: Final = 20.0
 # A gigabit Ethernet carries 117 MB/s.
 _SLOW_BYTES: Final = 50e6

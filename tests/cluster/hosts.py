@@ -41,7 +41,7 @@ done
 ln -s /proc/self/fd "$1/dev/fd"
 for each in 0:stdin 1:stdout 2:stderr; do ln -s "/proc/self/fd/${each%%:*}" "$1/dev/${each#*:}"; done
 mkdir "$1/dev/shm"
-mount -t tmpfs -o size=1g tmpfs "$1/dev/shm"
+mount -t tmpfs -o size=2g tmpfs "$1/dev/shm"
 mount --rbind "$1/dev" /dev
 mount --bind "$1/passwd" /etc/passwd
 mount --bind "$1/../hosts" /etc/hosts
@@ -269,7 +269,7 @@ class Host:
         try:
             yield
         finally:
-            self.sh("mount -o remount,size=1g /dev/shm")
+            self.sh("mount -o remount,size=2g /dev/shm")
 
     @contextlib.contextmanager
     def nvidia(self, count: int) -> Iterator[None]:
@@ -527,7 +527,9 @@ def make_venv(folder: Path, *, ray: bool = True, first_line: str = "") -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     (packages / "stack_of_its_own.py").write_text('"""What the interpreter of the tests does not have."""\n')
-    lines = [f"import sys; exec({first_line!r})"] if first_line else []
+    # Such files are read twice at the start of an interpreter of this kind.
+    once = "exec('' if hasattr(sys, 'begun') else {}); sys.begun = True"
+    lines = [f"import sys; {once.format(repr(first_line))}"] if first_line else []
     if ray:
         ours = next(path for path in sys.path if path.endswith("site-packages"))
         checkout = str(Path(__file__).parents[2])
