@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,12 @@ from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verb
 
 if TYPE_CHECKING:
     from rlinf_core.bootstrap.up import Report, Request
+
+
+class Template(StrEnum):
+    SLURM = "slurm"
+    KUBERAY = "kuberay"
+
 
 NameOption = Annotated[
     str | None,
@@ -28,6 +35,15 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
     ] = False,
+    template: Annotated[
+        Template | None,
+        typer.Option(
+            "--print",
+            metavar="slurm|kuberay",
+            help="Print what makes Slurm or Kubernetes start the same cluster.",
+            show_default=False,
+        ),
+    ] = None,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
     ] = False,
@@ -80,6 +96,9 @@ def up(
     """
     from rlinf_cli.bring_up import Asked, prepare, watch
 
+    if template is not None:
+        _print(template, file, overrides, name)
+        return
     asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
     request = prepare(asked)
     if dry_run:
@@ -104,6 +123,16 @@ def up(
 
 
 app = command(up, no_args_is_help=True)
+
+
+def _print(template: Template, file: str, overrides: list[str] | None, name: str | None) -> None:
+    from rlinf_cli.files import load_sound
+    from rlinf_core.bootstrap import state, templates
+    from rlinf_core.bootstrap.inventory import targets
+
+    nodes = targets(load_sound(file, overrides).cluster)
+    render = templates.slurm if template is Template.SLURM else templates.kuberay
+    console.result(render(state.cluster_name(file, name), file, nodes).rstrip("\n"))
 
 
 def _plan(request: Request, output: Output) -> None:

@@ -102,7 +102,8 @@ class ClusterRecord:
     def here(self) -> RecordedNode | None:
         """The node that this process runs on, or None when it runs on none."""
         own = node_facts.machine()
-        return next((node for node in self.nodes if node.host is None or node.machine == own), None)
+        alone = len(self.nodes) == 1 and self.nodes[0].host is None
+        return next((node for node in self.nodes if alone or node.machine == own), None)
 
     def with_node(self, node: RecordedNode) -> ClusterRecord:
         """The same cluster with what is known of one node replaced."""
@@ -236,10 +237,15 @@ def token_of(name: str, *, fresh: bool = False) -> str:
             return path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             pass
-    _private_folder()
     token = secrets.token_hex(32)
-    node_facts.write_private(str(path), token)
+    keep_token(name, token)
     return token
+
+
+def keep_token(name: str, token: str) -> None:
+    """Writes the token of a cluster, for this user only."""
+    _private_folder()
+    node_facts.write_private(str(token_file(name)), token)
 
 
 @contextmanager

@@ -134,6 +134,8 @@ class _Run:
         if request.authenticated:
             anyone = any(facts.get("record") for facts in self._facts.values())
             self._token = request.token or state.token_of(request.name, fresh=before is None and not anyone)
+            if request.token is not None and self._keeps_record:
+                state.keep_token(request.name, request.token)
         digest = node_facts.digest_of(self._token) if self._token else None
         auth = "token" if request.authenticated else "none"
         code = "of `--sync`" if request.archive is not None else "of the node"

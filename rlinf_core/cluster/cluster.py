@@ -39,7 +39,8 @@ class Cluster:
         num_nodes: how many nodes the job needs; by default what the configuration says, else all that are there.
         cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
             and the environment of the nodes come from it.
-        address: the head to join, `HOST:PORT`; by default `RLINF_ADDRESS`.
+        address: the head to join, `HOST:PORT`; by default `RLINF_ADDRESS`, else, for more nodes than one or where the
+            configuration gives hosts, the cluster that `rlinf up` made this machine a node of.
 
     Raises:
         ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
@@ -57,7 +58,9 @@ class Cluster:
                 help="leave one of them out",
             )
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
-        self._engine = engine.connect(address, self.session.job, may_start=wanted in (None, 1))
+        self._engine = engine.connect(
+            address, self.session.job, may_start=wanted in (None, 1) and not _names_hosts(self.config)
+        )
         if self._engine.embedded and self.session.folder is None:
             self.session = replace(self.session, folder=str(self._engine.folder))
         self._members = self._join(wanted)
@@ -299,6 +302,11 @@ class Cluster:
 
 def _on(member: Member) -> Any:
     return ray_api().util.scheduling_strategies.NodeAffinitySchedulingStrategy(member.ray_id, soft=False)
+
+
+def _names_hosts(config: ClusterConfig | None) -> bool:
+    """Whether the machines are said to be others than this one."""
+    return config is not None and bool(config.hosts or any(group.hosts for group in config.node_groups))
 
 
 def _cluster_config(given: Any) -> ClusterConfig | None:

@@ -160,8 +160,8 @@ def _join_known(namespace: str) -> Engine:
     if cluster is None:
         raise ClusterError(
             "no cluster is running that could be joined",
-            why="more than one node is asked for, `rlinf up` has brought none up here, and neither an address nor"
-            " `RLINF_ADDRESS` is given",
+            why="more nodes or other hosts than this machine are asked for, `rlinf up` has brought none up here, and"
+            " neither an address nor `RLINF_ADDRESS` is given",
             help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"`',
         )
     attach.authenticate(cluster)

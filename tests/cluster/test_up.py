@@ -90,9 +90,10 @@ def foreign(hosts: Hosts) -> Iterator[tuple[Host, str]]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=6379"]
     command += ["--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000", "--num-cpus=1"]
     command += ["--temp-dir=/tmp/foreign"]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = host.spawn(command, **quiet)
-    until(lambda: any("raylet" in args for args in host.processes().values()), "the foreign Ray")
+    log = hosts.folder / "foreign.log"
+    with log.open("w") as file:
+        process = host.spawn(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    until(lambda: "Ray runtime started" in log.read_text(), "the foreign Ray")
     yield host, "/tmp/foreign"
     process.kill()
     process.wait()
@@ -237,7 +238,7 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
 def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str]) -> None:
     host, folder = foreign
     theirs = of_ray(host, folder)
-    assert theirs
+    assert theirs, (host.folder.parent / "foreign.log").read_text()
     done = five.rlinf("down", "--output", "json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,183 @@
+"""`rlinf up` and `rlinf down`, over simulated nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.bootstrap import node_facts, routes, state
+from rlinf_core.bootstrap.transport import Kind
+from tests.unit.bootstrap.conftest import CODE, FakeCluster
+
+Cli = Callable[..., Any]
+FILE = """\
+cluster:
+  num_nodes: 3
+  node_groups:
+    - label: a
+      node_ranks: 0-2
+      hosts: h[0-2]
+      env_configs:
+        - node_ranks: 1
+          python_interpreter_path: /opt/b/bin/python
+          env_vars: [{API_TOKEN: "${env:PATH}"}, {PLAIN: x}]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    fake = FakeCluster(3)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(routes, "Routes", lambda **options: fake)
+    monkeypatch.setattr(node_facts, "software", lambda env: {"fingerprint": CODE})
+    (tmp_path / "lab.yaml").write_text(FILE)
+    return fake
+
+
+def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) -> None:
+    ended = cli("up", "lab.yaml")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith("cluster lab is up: 3 nodes, head 10.0.0.1:20000 (3 started), ")
+    assert "node 2 (h2): join ok (10.0.0.3)" in ended.err.splitlines()
+    again = cli("up", "lab.yaml", "--quiet")
+    assert "(nothing was missing)" in again.out
+    assert again.err == ""
+
+
+def test_json_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
+    site.nodes[2].ssh = Kind.KEY_REFUSED
+    ended = cli("up", "lab.yaml", "--output", "json")
+    assert ended.code == 3
+    report = contract("up", ended.out)
+    assert (report["ok"], report["address"]) == (False, "10.0.0.1:20000")
+    assert [node["up"] for node in report["nodes"]] == [True, True, False]
+    assert report["failures"][0]["help"] == "what to do about ssh"
+    site.nodes[2].ssh = None
+    ended = cli("down", "--output", "json")
+    assert ended.code == 0
+    assert contract("down", ended.out)["ok"] is True
+
+
+def test_a_failure_names_node_phase_cause_and_remedy(cli: Cli, site: FakeCluster) -> None:
+    site.nodes[1].start_error = {"message": "Ray ended", "why": "exit code 9: x", "help": "h", "rc": 9, "lines": "a\nb"}
+    ended = cli("up", "lab.yaml")
+    assert ended.code == 3
+    block = ended.err[ended.err.index("error:") :].splitlines()
+    assert block[:7] == [
+        "error: join: Ray ended",
+        "  where: node 1 (h1)",
+        "    why: exit code 9: x",
+        "         last lines:",
+        "         a",
+        "         b",
+        "     do: h",
+    ]
+    assert ended.out.startswith("cluster lab is not whole: 2 of 3 nodes are up, head 10.0.0.1:20000 (2 started)")
+    assert "`rlinf down` ends them" in ended.err
+
+
+def test_rollback_takes_down_what_was_started(cli: Cli, site: FakeCluster) -> None:
+    site.nodes[1].ssh = Kind.UNREACHABLE
+    assert cli("up", "lab.yaml", "--rollback").code == 3
+    assert all(node.record is None for node in site.nodes.values())
+    assert state.recorded() is None
+    assert [rank for rank, verb in site.log if verb == "stop"] == [2, 0]
+
+
+def test_the_plan_touches_nothing_and_hides_secrets(
+    cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = cli("up", "lab.yaml", "--dry-run")
+    assert ended.code == 0
+    assert "node 1  ssh h1  joins node 0\n  interpreter  /opt/b/bin/python\n" in ended.out
+    assert "API_TOKEN=********" in ended.out
+    assert "PLAIN=x" in ended.out
+    assert os.environ["PATH"] not in ended.out
+    plan = contract("up-plan", cli("up", "lab.yaml", "--dry-run", "--output", "json").out)
+    assert [node["head"] for node in plan["nodes"]] == [True, False, False]
+    assert site.log == []
+    assert state.names() == []
+
+
+def test_what_contradicts_is_an_error_of_status_1(cli: Cli, site: FakeCluster) -> None:
+    cli("up", "lab.yaml")
+    ended = cli("up", "lab.yaml", "cluster.ports=21000-21999")
+    assert ended.code == 1
+    assert "what runs is not what the file says" in ended.err
+    assert ended.out == ""
+
+
+def test_a_wrong_file_and_wrong_options_are_status_2(cli: Cli, site: FakeCluster, tmp_path: Path) -> None:
+    (tmp_path / "bare.yaml").write_text("cluster: {num_nodes: 2}\n")
+    for arguments in (
+        ("up", "none.yaml"),
+        ("up", "bare.yaml"),
+        ("up", "lab.yaml", "--node-rank", "3"),
+        ("up", "lab.yaml", "--head-address", "h"),
+        ("up", "lab.yaml", "--name", "../x"),
+        ("up", "lab.yaml", "--sync", "nowhere"),
+        ("up", "lab.yaml", "cluster.ports=20000-20010"),
+    ):
+        ended = cli(*arguments)
+        assert ended.code == 2, (arguments, ended.err)
+        assert ended.err.startswith(("error", "none.yaml")), arguments
+        assert ended.out == ""
+    assert site.log == []
+
+
+def test_down_without_a_record_asks_the_nodes_of_the_file(cli: Cli, site: FakeCluster) -> None:
+    assert cli("down").out == "no cluster is up\n"
+    assert cli("down", "--name", "lab").out == "cluster lab is not up\n"
+    ended = cli("down", "lab.yaml")
+    assert ended.code == 0
+    assert ended.out.startswith("cluster lab: nothing of it was on 3 nodes, ")
+    assert [rank for rank, verb in site.log if verb == "stop"] == [1, 2, 0]
+
+
+def test_down_asks_about_jobs(cli: Cli, site: FakeCluster) -> None:
+    cli("up", "lab.yaml")
+    site.jobs = [{"address": "10.0.0.1", "pid": 7, "command": "python train.py\nand more", "started": 1, "id": "1"}]
+    ended = cli("down")
+    assert ended.code == 1
+    assert "1 job running on cluster lab" in ended.err
+    assert "pid 7 on 10.0.0.1: python train.py ..." in ended.err
+    assert site.nodes[0].record is not None
+    assert cli("down", "--force").code == 0
+    assert site.nodes[0].record is None
+
+
+def test_of_several_clusters_one_is_named(cli: Cli, site: FakeCluster) -> None:
+    cli("up", "lab.yaml")
+    cli("down", "--name", "lab")
+    cli("up", "lab.yaml", "--name", "one")
+    for node in site.nodes.values():
+        node.record = None
+    cli("up", "lab.yaml", "--name", "two")
+    ended = cli("down")
+    assert ended.code == 3
+    assert "several clusters are up: `one`, `two`" in ended.err
+
+
+@pytest.mark.parametrize("template", ["slurm", "kuberay"])
+def test_templates_are_printed(cli: Cli, site: FakeCluster, template: str) -> None:
+    ended = cli("up", "lab.yaml", "--print", template)
+    assert ended.code == 0
+    assert "lab" in ended.out
+    assert site.log == []
+
+
+def test_starting_needs_neither_ray_nor_torch(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text(FILE)
+    code = (
+        "import sys; from rlinf_cli.main import main\n"
+        "assert main(['up', 'lab.yaml', '--dry-run']) == 0\n"
+        "assert not {'ray', 'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
