@@ -1,0 +1,128 @@
+"""`rlinf train recipe=embodied` as a person runs it: in a process of its own, with a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.run_folder import RunFolder
+
+# Each test starts Ray more than once.
+pytestmark = pytest.mark.timeout(300)
+RLINF = Path(sys.executable).with_name("rlinf")
+# So small that a step takes milliseconds.
+SMALL = (
+    "recipe=embodied",
+    "env.train.task=reach",
+    "env.train.total_num_envs=8",
+    "env.train.max_episode_steps=10",
+    "env.train.max_steps_per_rollout_epoch=10",
+    "actor.global_batch_size=40",
+    "actor.model.hidden_dim=16",
+    "algorithm.update_epoch=1",
+    "runner.save_interval=1",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    # Unix sockets are made below the folder for temporary files, so that stays the short one of the machine.
+    return tmp_path
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run without an end, as soon as it has a checkpoint."""
+    process = subprocess.Popen(
+        [RLINF, "train", *SMALL, "runner.max_steps=-1", "runner.max_restarts=0", "runner.val_check_interval=-1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    seen: list[str] = []
+    for line in process.stderr:
+        seen.append(line)
+        if line.startswith("saved global_step_"):
+            break
+    else:
+        raise AssertionError("".join(seen))
+    yield process
+    if process.poll() is None:
+        process.kill()
+        process.communicate()
+
+
+def rlinf(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([RLINF, *arguments], capture_output=True, text=True, timeout=140, check=False)
+
+
+def last_run() -> RunFolder:
+    found = RunFolder.latest("runs")
+    assert found is not None
+    return found
+
+
+def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) -> None:
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=100)
+    assert (running.returncode, out) == (130, ""), err
+    assert "Traceback" not in err
+    assert "goes on from the last checkpoint" in err
+    run = last_run()
+    assert (run.state.status, run.state.reason) == ("interrupted", "interrupted")
+    kept = run.checkpoints.latest()
+    assert kept is not None
+
+    last = kept.step + 2
+    ended = rlinf("train", *SMALL, f"runner.max_steps={last}", "runner.resume_dir=auto", "--output", "json")
+    assert ended.returncode == 0, ended.stderr
+    data: dict[str, Any] = json.loads(ended.stdout)
+    assert (data["status"], data["step"], data["folder"]) == ("finished", last, str(run.path))
+    assert data["evaluation"]["step"] == last
+    assert "\x1b" not in ended.stderr
+    assert [each.step for each in read_metrics(run.metrics_file)] == list(range(1, last + 1))
+    assert run.refresh().status == "finished"
+
+    logged = rlinf("logs", "--lines", "-1")
+    assert logged.returncode == 0, logged.stderr
+    assert f"[driver] evaluated at step {last}: " in logged.stdout
+    assert logged.stderr == f"runs/{run.path.name}: finished, step {last} done\n"
+    assert {path.name for path in run.logs.iterdir()} >= {"driver", "actor", "rollout", "env"}
+
+
+@pytest.mark.nightly
+def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> None:
+    jobs = rlinf("inspect", "workers", "--output", "json", "--job", _job_of(running.pid))
+    assert jobs.returncode == 0, jobs.stderr
+    workers = {worker["name"]: worker for worker in json.loads(jobs.stdout)["workers"]}
+    victim = workers["RolloutGroup:0"]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    out, err = running.communicate(timeout=100)
+    assert (running.returncode, out) == (1, ""), err
+    _, _, told = err.partition("error: ")
+    assert re.match(r"`RolloutGroup:0` died in `\w+`\n", told), err
+    assert "where: component `rollout`; node 0" in told
+    assert f"pid {victim}" in told
+    assert "Traceback" not in told
+    state = last_run().state
+    assert state.status == "failed"
+    assert state.reason.startswith("`RolloutGroup:0` died in ")
+
+
+def _job_of(pid: int) -> str:
+    """The name of the job whose driver has this pid: others may run on this machine."""
+    from rlinf_core.cluster.job_record import running_jobs
+
+    return next(record.job for record in running_jobs() if record.pid == pid)
