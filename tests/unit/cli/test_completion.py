@@ -40,7 +40,7 @@ def complete(cli: Callable[..., Any], tmp_path: Path, mixed: Path, monkeypatch: 
 
 def test_commands(complete: Complete) -> None:
     assert complete("va") == ["validate"]
-    assert complete("inspect", "") == ["placement", "config", "env", "workers"]
+    assert complete("inspect", "") == ["placement", "config", "env", "hardware", "workers"]
 
 
 def test_codes_and_fields(complete: Complete) -> None:
@@ -96,9 +96,44 @@ def test_components_and_groups_of_the_file(complete: Complete) -> None:
     assert complete("inspect", "placement", "mixed.yaml", "--assume", "si") == ["sim=4", "sim=8"]
 
 
+class TestOfTrain:
+    def test_recipes_and_files_come_first(self, complete: Complete) -> None:
+        assert complete("train", "recipe=e") == ["recipe=embodied"]
+        found = complete("train", "")
+        assert {"recipe=embodied", "recipe=math", "mixed.yaml", "laptop"} <= set(found)
+
+    def test_a_recipe_whose_name_bash_parts(self, complete: Complete) -> None:
+        assert complete("train", "recipe", "=", "em") == ["embodied"]
+        assert complete("train", "recipe", "=", "embodied", "runner.max_s") == [
+            "runner.max_steps=",
+            "runner.max_staleness=",
+        ]
+
+    def test_keys_behind_a_recipe_and_behind_a_file(self, complete: Complete) -> None:
+        found = complete("train", "recipe=embodied", "env.train.")
+        assert "env.train.total_num_envs=" in found
+        assert complete("train", "laptop", "env.train.") == found
+        assert complete("train", "recipe=math", "data.prom") == complete("train", "math_laptop", "data.prom") != []
+
+    def test_runs_and_their_components(self, complete: Complete) -> None:
+        from rlinf_core.config.fragments.runner import RunnerConfig
+        from rlinf_core.runners.run_folder import RunFolder
+
+        run = RunFolder.create(RunnerConfig(), "embodied")
+        for component in ("actor", "env"):
+            (run.logs / component).mkdir()
+            run.log_file(component, 0).touch()
+        assert complete("logs", "emb") == [run.path.name]
+        assert complete("stop", "") == [run.path.name]
+        assert complete("logs", "--component", "") == ["actor", "env"]
+        assert complete("logs", run.path.name, "--component", "a") == ["actor"]
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ("train", "recipe=nothing", "runner."),
+        ("logs", "--component", "a"),
         ("inspect", "env", "no-such-file.yaml", "--component", ""),
         ("validate", "mixed.yaml", "a..b["),
         ("validate", "/no/such/folder/"),
