@@ -125,6 +125,8 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_batches(config, config.actor, world_sizes.get("actor"), report)
     _check_algorithm(config, report)
     _check_samples(config, report)
+    _check_actors(config, world_sizes, report)
+    _check_staleness(config, report)
     for section in ("train", "eval"):
         # What an evaluation takes from training is judged there.
         own = section == "train" or is_given(config, ("env", section))
@@ -189,6 +191,36 @@ def _check_samples(config: EmbodiedConfig, report: Report) -> None:
     names = ("max_steps_per_rollout_epoch", "total_num_envs", "rollout_epoch")
     sources: tuple[Path, ...] = (*(("env", "train", name) for name in names), ("actor", "model", "num_action_chunks"))
     check_samples(config, config.actor, samples, arithmetic, sources, report)
+
+
+def _check_actors(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Every actor learns from as many whole groups of environments."""
+    total, size = config.env.train.total_num_envs, group_size(config, config.env.train)
+    actors, shares = world_sizes.get("actor") or 1, (world_sizes.get("env") or 1) * config.rollout.pipeline_stage_num
+    if config.actor.global_batch_size % actors or total % (shares * size):
+        return  # reported with the batches, or with the shares of env workers
+    if total % (actors * size) == 0:
+        return
+    groups = f" / group_size {size}" if size > 1 else ""
+    report(
+        blame(config, ("env", "train", "total_num_envs"), ("algorithm", "group_size"), ("env",)),
+        "groups-not-divisible" if size > 1 else "envs-not-divisible",
+        f"`env.train.total_num_envs` does not divide: {total} / {actors} actors{groups} = {total / actors / size:g}",
+        f"`env.train.total_num_envs` could be {near_multiples(total, actors * size)}",
+    )
+
+
+def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
+    """How old weights may be is said once."""
+    runner = config.runner
+    if runner.max_staleness and runner.weight_sync_interval > 1:
+        report(
+            blame(config, ("runner", "weight_sync_interval"), ("runner", "max_staleness")),
+            "conflicting-settings",
+            f"`max_staleness: {runner.max_staleness}` bounds how old weights get, and `weight_sync_interval:"
+            f" {runner.weight_sync_interval}` would make them older",
+            "remove `weight_sync_interval`; rollouts that run ahead get the weights of every step",
+        )
 
 
 def _check_shares(

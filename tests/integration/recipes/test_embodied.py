@@ -8,6 +8,9 @@ import torch
 from rlinf_core.runners.events import CheckpointSaved, Evaluated, RunFinished, RunStarted, StepFinished
 from tests.integration.recipes.conftest import Run, Train
 
+# Every run launches workers anew, on a machine that may be slow.
+pytestmark = pytest.mark.timeout(600)
+
 NAMES = {
     "env/return",
     "env/episode_len",

@@ -48,6 +48,11 @@ class TestComponents:
         ]
 
 
+def test_staleness_is_said_once(findings: Any) -> None:
+    text = LAPTOP + "runner:\n  max_staleness: 2\n  weight_sync_interval: 4\n"
+    assert findings(text) == [("conflicting-settings", "4")]
+
+
 class TestBatches:
     def test_a_batch_and_its_micro_batches(self, findings: Any) -> None:
         found = findings(EIGHT + "actor:\n  micro_batch_size: 30\n", messages=True)
@@ -100,6 +105,18 @@ class TestBatches:
 
 
 class TestEnvironments:
+    def test_by_actors(self, findings: Any) -> None:
+        text = LAPTOP.replace("actor,rollout,env", "rollout,env")
+        text += "    actor: {node_group: node, placement: '0:0-5'}\n"
+        text += "actor:\n  global_batch_size: 1536\nenv:\n  train:\n    max_steps_per_rollout_epoch: 48\n"
+        message = "`env.train.total_num_envs` does not divide: 64 / 6 actors = 10.6667"
+        help_text = "`env.train.total_num_envs` could be 60 or 66"
+        assert findings(text, messages=True) == [("envs-not-divisible", "env", message, help_text)]
+        grouped = text + "algorithm:\n  group_size: 8\n"
+        message = "`env.train.total_num_envs` does not divide: 64 / 6 actors / group_size 8 = 1.33333"
+        help_text = "`env.train.total_num_envs` could be 48 or 96"
+        assert findings(grouped, messages=True) == [("groups-not-divisible", "8", message, help_text)]
+
     def test_by_workers_and_stages(self, findings: Any) -> None:
         text = EIGHT + "rollout:\n  pipeline_stage_num: 3\n"
         found = findings(text, messages=True)

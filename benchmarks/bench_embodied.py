@@ -1,0 +1,347 @@
+"""The embodied recipe against one process: CPU time of training, overhead of a step, pipelining, and weight sync.
+
+    python benchmarks/bench_embodied.py [--quick] [--only PART] [--seeds 0 1 2]
+
+CPU time is that of all processes of the run: driver, workers, channels, and Ray's own; start-up is told apart. The
+loop that it is compared with runs in the same call, before and after. Latencies are those of an environment and a
+policy that sleep. Exits with 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import single_process_ppo
+from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.models.base import Decision, Inputs
+from recipes.embodied.models.mlp_policy import MlpPolicy
+from recipes.embodied.program import program
+from recipes.embodied.weights import FlatWeights
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.job.load import load_job
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.runners.events import Evaluated, Event, RunStarted, StepFinished
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.worker.worker import Worker
+
+MB = 1 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table."""
+
+    what: str
+    measured: str
+    figure: str
+    goal: str
+    met: bool
+
+
+# What a run costs
+
+
+def cpu_seconds() -> dict[int, float]:
+    """CPU seconds by process, of this one and of everything below the Ray that it has started."""
+    ray = ray_api()
+    session = ray._private.worker._global_node.get_session_dir_path()
+    rows: dict[int, tuple[int, float]] = {}
+    roots = {os.getpid()}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        rows[int(name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
+        if session.encode() in command:
+            roots.add(int(name))
+
+    def ours(pid: int) -> bool:
+        while pid in rows:
+            if pid in roots:
+                return True
+            pid = rows[pid][0]
+        return False
+
+    return {pid: seconds for pid, (_, seconds) in rows.items() if ours(pid)}
+
+
+class Meter:
+    """Listens to a run, and keeps what all its processes had used by then.
+
+    Attributes:
+        marks: CPU seconds by process and the wall clock, when the workers were there (0) and after each step asked for.
+        evaluations: success by step.
+        startup: seconds until training began.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = set(steps)
+        self.marks: dict[int, tuple[dict[int, float], float]] = {}
+        self.evaluations: dict[int, float] = {}
+        self.times: list[dict[str, float]] = []
+        self._made = time.monotonic()
+        self.startup = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.startup = time.monotonic() - self._made
+            self.marks[0] = cpu_seconds(), time.monotonic()
+        elif isinstance(event, StepFinished):
+            self.times.append(dict(event.metrics))
+            if event.step in self.steps:
+                self.marks[event.step] = cpu_seconds(), time.monotonic()
+        elif isinstance(event, Evaluated):
+            self.evaluations[event.step] = event.metrics.get("eval/success_at_end", 0.0)
+
+    def cpu(self, first: int, last: int) -> float:
+        """CPU seconds between two marks."""
+        before, after = self.marks[first][0], self.marks[last][0]
+        return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+    def wall(self, first: int, last: int) -> float:
+        """Seconds between two marks."""
+        return self.marks[last][1] - self.marks[first][1]
+
+
+def run(meter: Meter, *overrides: str) -> None:
+    """A run of the recipe in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as folder:
+        job = load_job("laptop", [f"runner.logger.log_path={folder}", *overrides], environ={})
+        job.raise_if_bad()
+        config = cast("EmbodiedConfig", job.config)
+        program(job, RunFolder.create(config.runner, "embodied"), meter)
+
+
+def cpu_against_loop(seeds: Sequence[int], steps: int) -> list[Result]:
+    """Whole training of pick, by the recipe and by the loop, and what the policies can do afterwards."""
+    results: list[Result] = []
+    torch.set_num_threads(1)
+    for seed in seeds:
+        words = ["--steps", str(steps), "--every", str(steps)]
+        before = single_process_ppo.run(single_process_ppo.arguments(words), seed)
+        meter = Meter([steps])
+        seeded = (f"env.train.seed={seed}", f"actor.seed={seed}")
+        run(meter, f"runner.max_steps={steps}", "runner.val_check_interval=-1", "runner.save_interval=-1", *seeded)
+        after = single_process_ppo.run(single_process_ppo.arguments(words), seed)
+        loop = statistics.mean(each.rollout + each.training for each in (before, after))
+        ours = meter.cpu(0, steps)
+        ratio = ours / loop
+        results.append(
+            Result(
+                f"CPU time of {steps} steps of pick, seed {seed}",
+                f"{ours:.1f} cpu-s against {loop:.1f} of the loop, {meter.wall(0, steps):.0f} s,"
+                f" start-up {meter.startup:.0f} s apart",
+                f"{ratio:.2f}x",
+                "<= 2x",
+                ratio <= 2,
+            )
+        )
+    return results
+
+
+def success(seeds: Sequence[int]) -> list[Result]:
+    """Greedy success of the recipe's defaults after all their steps."""
+    results: list[Result] = []
+    for seed in seeds:
+        meter = Meter([300])
+        run(meter, f"env.train.seed={seed}", f"actor.seed={seed}", "env.eval.total_num_envs=256")
+        last = meter.evaluations[max(meter.evaluations)]
+        measured = f"{meter.cpu(0, 300):.0f} cpu-s, {meter.wall(0, 300):.0f} s"
+        results.append(Result(f"greedy success of pick, seed {seed}", measured, f"{last:.3f}", ">= 0.9", last >= 0.9))
+    return results
+
+
+# What a step costs
+
+
+def overhead(steps: int) -> list[Result]:
+    """Time of a rollout that is neither the environments' nor the policy's, by environment step."""
+    meter = Meter([])
+    run(meter, f"runner.max_steps={steps}", "runner.val_check_interval=-1", "runner.save_interval=-1")
+    spent = [
+        each["time/generate_rollouts"] - each["time/env/step"] - each["time/rollout/policy"] for each in meter.times[2:]
+    ]
+    step = statistics.median(spent) / 50 * 1e3
+    low, _, high = (each / 50 * 1e3 for each in statistics.quantiles(spent, n=4))
+    what = "overhead of a step of 64 environments, there and back"
+    return [Result(what, f"quarters {low:.2f} to {high:.2f} ms", f"{step:.2f} ms", "< 0.5 ms", step < 0.5)]
+
+
+LATENCY = 0.01
+
+
+class SlowEnv(VectorEnv):
+    """Takes `LATENCY` for a step, without computing."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """See `VectorEnv`."""
+        return EnvSpec(state_size=4, action_size=2, max_episode_steps=self.settings.max_episode_steps)
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self._states = np.zeros((settings.num_envs, 4), np.float32)
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        pass
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        time.sleep(LATENCY)
+        nothing = np.zeros(self.num_envs, np.float32)
+        return Transition(rewards=nothing, terminations=nothing.astype(np.bool_))
+
+    def _observe(self) -> Observation:
+        return {"states": self._states}
+
+
+class SlowPolicy(MlpPolicy):
+    """Takes `LATENCY` for a decision, without computing."""
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__(config, spec)
+
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+        """See `BasePolicy`."""
+        time.sleep(LATENCY)
+        return super().act(inputs, greedy=greedy, generator=generator)
+
+
+def pipelining() -> list[Result]:
+    """Time of a rollout with two stages against one; a stage of half the environments takes as long as a whole one.
+
+    So that the work is the same, one stage makes two passes of half the environments, and two stages one of all.
+    """
+    taken: dict[int, float] = {}
+    for stages in (1, 2):
+        meter = Meter([])
+        run(
+            meter,
+            "env.train.env_type=benchmarks.bench_embodied:SlowEnv",
+            "env.train.task=null",
+            "actor.model.model_type=benchmarks.bench_embodied:SlowPolicy",
+            f"rollout.pipeline_stage_num={stages}",
+            f"env.train.total_num_envs={8 * stages}",
+            f"env.train.rollout_epoch={2 // stages}",
+            "actor.global_batch_size=800",
+            "runner.max_steps=5",
+            "runner.val_check_interval=-1",
+            "runner.save_interval=-1",
+        )
+        taken[stages] = statistics.median(each["time/generate_rollouts"] for each in meter.times[1:])
+    ratio = taken[2] / taken[1]
+    measured = f"{taken[2]:.2f} s against {taken[1]:.2f} s, where env and policy take {LATENCY * 1e3:.0f} ms each"
+    return [Result("rollout with 2 stages against 1", measured, f"{ratio:.2f}x", "<= 0.6x", ratio <= 0.6)]
+
+
+# Weights
+
+
+class Sender(Worker):
+    """Stands for the actor: sends weights as it does."""
+
+    def warm(self, size: int) -> None:
+        torch.set_num_threads(1)
+        self.weights = FlatWeights({"weight": torch.ones(size // 4)})
+
+    def give(self, receivers: int) -> float:
+        begun = time.perf_counter()
+        sent: list[Any] = []
+        for rank in range(receivers):
+            sent.append(self.send(1, "receivers", rank, async_op=True))
+            sent += [self.send_tensor(each, "receivers", rank, async_op=True) for each in self.weights.buffers]
+        for work in sent:
+            work.wait()
+        return time.perf_counter() - begun
+
+    def copy(self) -> float:
+        source = self.weights.buffers[0]
+        target = torch.ones_like(source)
+        begun = time.perf_counter()
+        target.copy_(source)
+        return time.perf_counter() - begun
+
+
+class Receiver(Worker):
+    """Stands for a rollout worker."""
+
+    def warm(self, size: int) -> None:
+        torch.set_num_threads(1)
+        self.weights = FlatWeights({"weight": torch.zeros(size // 4)})
+
+    def take(self) -> float:
+        begun = time.perf_counter()
+        self.recv("senders", 0)
+        for buffer in self.weights.buffers:
+            self.recv_tensor(buffer, "senders", 0)
+        return time.perf_counter() - begun
+
+
+def weight_sync(rounds: int) -> list[Result]:
+    """100 MB to two rollout workers, each against a copy of 100 MB within a process."""
+    size, ratios = 100 * MB, list[float]()
+    with Cluster(num_nodes=1) as cluster:
+        senders = Sender.create_group().launch(cluster, NodePlacementStrategy([0]), name="senders")
+        receivers = Receiver.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="receivers")
+        senders.warm(size).wait()
+        receivers.warm(size).wait()
+        for number in range(rounds + 2):
+            copied = senders.copy().wait()[0]
+            taking, giving = receivers.take(), senders.give(2)
+            seconds = max(*taking.wait(), *giving.wait())
+            if number >= 2:
+                ratios.append(copied / seconds)
+    middle = statistics.median(ratios)
+    low, _, high = statistics.quantiles(ratios, n=4)
+    measured = f"quarters {low:.2f} to {high:.2f}; both at a time, the slower one against one memcpy"
+    return [Result("weight sync, 100 MB to each of 2 rollouts", measured, f"{middle:.2f}x", ">= 0.3x", middle >= 0.3)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed and few steps")
+    parser.add_argument("--only", choices=["cpu", "success", "overhead", "pipelining", "weights"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    seeds = args.seeds[:1] if args.quick else args.seeds
+    parts: dict[str, Callable[[], list[Result]]] = {
+        "overhead": lambda: overhead(20 if args.quick else 40),
+        "pipelining": pipelining,
+        "weights": lambda: weight_sync(5 if args.quick else 15),
+        "cpu": lambda: cpu_against_loop(seeds, 20 if args.quick else 100),
+        "success": lambda: success(seeds),
+    }
+    print(f"{'what':55} {'figure':>9} {'goal':>9}      measured")
+    missed = 0
+    for name, part in parts.items():
+        if args.only not in (None, name) or (args.quick and name == "success" and args.only is None):
+            continue
+        for result in part():
+            missed += not result.met
+            mark = "ok" if result.met else "MISSED"
+            print(f"{result.what:55} {result.figure:>9} {result.goal:>9} {mark:6} {result.measured}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Several workers of each kind make of the same samples what one makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.integration.recipes.conftest import Run, Train
+
+# Every run launches workers anew, on a machine that may be slow.
+pytestmark = pytest.mark.timeout(600)
+
+# One batch a step, all samples: the order of samples, which each rank draws for itself, then makes no difference.
+WHOLE = ("actor.global_batch_size=80", "algorithm.update_epoch=1", "runner.max_steps=2")
+PLACES = "cluster.component_placement"
+
+
+def place(**counts: int) -> tuple[str, ...]:
+    """Overrides that give components so many processes, all on this machine."""
+    named = [f"{PLACES}.{name}={{node_group: node, placement: '0:0-{count - 1}'}}" for name, count in counts.items()]
+    return (f"~{PLACES}", *named)
+
+
+def close(one: Run, other: Run) -> None:
+    mine, theirs = one.weights(), other.weights()
+    assert mine.keys() == theirs.keys()
+    for name, weight in mine.items():
+        torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["full_shard", pytest.param("no_shard", marks=pytest.mark.nightly)])
+def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
+    one = train(*WHOLE)
+    two = train(*WHOLE, *place(actor=2, rollout=1, env=1), f"actor.fsdp_config.sharding_strategy={strategy}")
+    close(one, two)
+
+
+@pytest.mark.nightly
+def test_several_of_each_kind(train: Train) -> None:
+    run = train(*place(actor=2, rollout=2, env=2), "rollout.pipeline_stage_num=2", "runner.val_check_interval=3")
+    assert [each.step for each in run.metrics] == [1, 2, 3]
+    assert "eval/return" in run.metrics[-1].metrics

@@ -1,0 +1,69 @@
+"""A worker that dies sends the run back to its last checkpoint, and nothing is lost but time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.runners.embodied_runner import EmbodiedRunner
+from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, RunStarted, StepFinished
+from tests.integration.recipes.conftest import Run, Train
+
+
+# Two or three launches, on a machine that may be slow.
+pytestmark = pytest.mark.timeout(600)
+
+
+class Killer:
+    """Kills a worker of a component when a phase of a step begins."""
+
+    def __init__(self, component: str, step: int, phase: str, times: int = 1) -> None:
+        self.component, self.step, self.phase = component, step, phase
+        self.left = times
+
+    def __call__(self, event: Event, runner: EmbodiedRunner | None) -> None:
+        here = isinstance(event, PhaseStarted) and (event.step, event.phase) == (self.step, self.phase)
+        if here and self.left and runner is not None:
+            self.left -= 1
+            group: Any = getattr(runner, self.component)
+            os.kill(group._members[0].pid, signal.SIGKILL)
+
+
+def same(one: Run, other: Run) -> None:
+    mine, theirs = one.weights(), other.weights()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train) -> None:
+    whole = train()
+    run = train("runner.save_interval=1", during=Killer("rollout", 3, "generate_rollouts"))
+    (restart,) = run.of(RunRestarted)
+    assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
+    assert "RolloutGroup:0" in restart.reason
+    assert "died" in restart.reason
+    assert len(run.of(RunStarted)) == 1
+    assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
+    assert [each.step for each in run.metrics] == [1, 2, 3]
+    same(whole, run)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("component", "phase"), [("actor", "actor_training"), ("env", "generate_rollouts")])
+def test_without_a_checkpoint_it_begins_again(train: Train, component: str, phase: str) -> None:
+    whole = train()
+    run = train("runner.save_interval=-1", "runner.save_interval=3", during=Killer(component, 2, phase))
+    (restart,) = run.of(RunRestarted)
+    assert restart.step == 0
+    assert [each.step for each in run.metrics] == [1, 2, 3]
+    same(whole, run)
+
+
+@pytest.mark.nightly
+def test_there_is_an_end_of_restarts(train: Train) -> None:
+    with pytest.raises(WorkerGroupError, match="died"):
+        train("runner.max_restarts=1", during=Killer("env", 1, "generate_rollouts", times=2))
