@@ -13,10 +13,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 from rlinf_core.channel import wire
+from rlinf_core.channel.clientele import REMEMBERED, Client, Loss, Ticket
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Item, Lost, Reason, Refused, Taken
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.memory_gate import MemoryGate
@@ -33,41 +33,7 @@ from rlinf_core.failures import PackedError
 from rlinf_core.manager.wakers import ChannelView
 
 _log = logging.getLogger(__name__)
-# How many losses, and how many names of the dead, are remembered one by one.
-_REMEMBERED = 1000
 _PLACES = {reason: place for place, reason in enumerate(wire.REASONS)}
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """An item that was on its way into a channel when its producer died.
-
-    Attributes:
-        producer: who died.
-        key: the queue that it was for.
-    """
-
-    producer: str
-    key: str
-
-
-class Client:
-    """One life of a process that uses the channel."""
-
-    __slots__ = ("cancelled", "consumes", "incarnation", "link", "name", "produces", "receipts")
-
-    def __init__(self, link: Link) -> None:
-        self.name = link.peer
-        self.incarnation = link.incarnation
-        self.link = link
-        self.produces = False
-        self.consumes = False
-        self.cancelled: deque[int] = deque(maxlen=_REMEMBERED)
-        self.receipts: Receipts | None = None
-
-
-# Clients count their tickets each for itself.
-Ticket: TypeAlias = tuple[Client, int]
 
 
 class Broker:
@@ -89,8 +55,8 @@ class Broker:
         # One thread reads; others come in when a message could not be sent, and to ask for the view.
         self._lock = threading.RLock()
         self._clients: dict[str, Client] = {}
-        self._dead_producers: deque[WorkerDiedError] = deque(maxlen=_REMEMBERED)
-        self._losses: deque[Loss] = deque(maxlen=_REMEMBERED)
+        self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
+        self._losses: deque[Loss] = deque(maxlen=REMEMBERED)
         self._farewell: bytes | None = None
         self._asks: dict[int, Callable[[Client, Request, Delivery], None]] = {
             Ask.HELLO: self._hello,

@@ -6,12 +6,13 @@ import itertools
 import pickle
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.lane import Lane
 from rlinf_core.channel.receipts import NO_SLOT, ReceiptPage
-from rlinf_core.channel.request import Request
+from rlinf_core.channel.request import Request, let_go
 from rlinf_core.channel.wire import Ask, Farewell, Reply, Say
 from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
@@ -83,8 +84,7 @@ class Pending:
         elif say == Say.ITEM:
             request = self._open.pop(ticket, None)
             if request is not None:
-                self._taken(delivery, reply)
-                request.arrive((head,))
+                self._taken(request, delivery, reply, (head,))
         elif say == Say.LARGE:
             self._some(delivery, reply, [delivery.parcel])
         elif say == Say.ITEMS:
@@ -115,16 +115,24 @@ class Pending:
     def _some(self, delivery: Delivery, reply: Reply, pieces: list[bytes] | list[Parcel]) -> None:
         request = self._open.get(reply.ticket)
         if request is None:
-            # It was withdrawn. What was lent goes back by that; what was copied here is ours.
-            if delivery.parcel.frame.place is None:
-                delivery.parcel.release()
-            return
-        if request.add(reply.place, reply.total, pieces) and self._open.pop(reply.ticket, None) is not None:
-            self._taken(delivery, reply)
-            request.arrive(request.pieces)
+            let_go(pieces)  # it was withdrawn
+        elif request.add(reply.place, reply.total, pieces):
+            if self._open.pop(reply.ticket, None) is None:
+                let_go(pieces)
+            else:
+                self._taken(request, delivery, reply, request.pieces)
 
-    def _taken(self, delivery: Delivery, reply: Reply) -> None:
+    def _taken(self, request: AnyRequest, delivery: Delivery, reply: Reply, pieces: Sequence[object]) -> None:
         """Tells that the items are here, before their consumer sees them: they can not go to another one any more."""
+        if not request.claim():
+            # It was given up at this very moment, and found itself taken out already.
+            let_go(pieces)
+            self._endpoint.post(delivery.link, wire.REQUESTS, wire.pack_request(Ask.CANCEL, reply.ticket))
+            return
+        self._sign(delivery, reply)
+        request.arrive(pieces)
+
+    def _sign(self, delivery: Delivery, reply: Reply) -> None:
         if reply.slot != NO_SLOT:
             self.pages[delivery.link].sign(reply.slot, reply.ticket)
         else:

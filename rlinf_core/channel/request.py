@@ -62,6 +62,8 @@ class Request(Work[T], Generic[T]):
     """
 
     __slots__ = (
+        "_claimed",
+        "_given_up",
         "_late",
         "_opened",
         "_opening",
@@ -94,6 +96,8 @@ class Request(Work[T], Generic[T]):
         self.missing = -1
         self.sending: Work[object] | None = None
         self.lane: Lane | None = None
+        self._claimed = False
+        self._given_up = False
         self._late: CommunicationTimeoutError | None = None
         self._shape = shape
         self._withdraw = withdraw
@@ -101,6 +105,14 @@ class Request(Work[T], Generic[T]):
         self._opening: threading.Lock | None = None if shape is Shape.NOTHING else threading.Lock()
 
     # What the other side says
+
+    def claim(self) -> bool:
+        """All of the result is about to be signed for: from now on it counts. False when nobody wants it any more."""
+        if self._opening is None:
+            return True
+        with self._opening:
+            self._claimed = not self._given_up
+            return self._claimed
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
         """All of the result is here."""
@@ -134,11 +146,19 @@ class Request(Work[T], Generic[T]):
         return CommunicationTimeoutError(self.operation, self.seconds, picture=words or None, help=_hint(why))
 
     def fail(self, error: BaseException) -> bool:
+        if self._opening is not None:
+            # What is signed for can not go to another one: then it has not failed.
+            with self._opening:
+                if self._claimed:
+                    return False
+                self._given_up = True
         failed = super().fail(error)
         if failed:
             self._withdraw(cast("Request[object]", self))
             if self.sending is not None:
                 self.sending.fail(error)
+            pieces, self.pieces = self.pieces, []
+            let_go(pieces)
         return failed
 
     # What its caller does
@@ -183,8 +203,9 @@ class Request(Work[T], Generic[T]):
         if not self._done:
             self._withdraw(cast("Request[object]", self))
             self.wait_until(time.monotonic() + _GRACE)
-        if not self._done:
-            self.fail(late)
+        if not self._done and not self.fail(late):
+            # It arrives at this very moment.
+            self.wait_until(time.monotonic() + _GRACE)
 
     def done(self) -> bool:
         if self._done:
@@ -220,6 +241,13 @@ class Request(Work[T], Generic[T]):
         if self._shape is Shape.ONE:
             return _object(pieces[0])
         return [_object(piece) for piece in pieces]
+
+
+def let_go(pieces: Sequence[Piece]) -> None:
+    """Drops items that nobody will open. What was lent goes back by other means; what was copied here is ours."""
+    for piece in pieces:
+        if isinstance(piece, Parcel) and piece.frame.place is None:
+            piece.release()
 
 
 def _object(piece: Piece) -> object:

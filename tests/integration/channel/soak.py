@@ -71,13 +71,13 @@ def check(got: dict[str, Any]) -> str:
 def note_signatures(channel: Channel, book: Book) -> None:
     """Writes down when this process is about to sign for what it gets, through whichever channel."""
     backend: Any = channel._backend
-    sign = backend._pending._taken
+    sign = backend._pending._sign
 
     def note(delivery: Any, reply: Any) -> None:
         book.write("signs", reply.total)
         sign(delivery, reply)
 
-    backend._pending._taken = note
+    backend._pending._sign = note
 
 
 class Actor(Worker):
@@ -263,7 +263,7 @@ def run(seconds: float, seed: int, folder: str) -> dict[str, Any]:
         for name, role in roles.items():
             actors.launch(name, role, dice.getrandbits(32))
         samples: list[tuple[int, int]] = []
-        while time.time() < until - 4:
+        while not actors.kills or time.time() < until - 4:
             time.sleep(dice.uniform(0.2, 1.5))
             name = dice.choice(sorted(roles))
             actors.kill(name)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.channel.broker import Loss
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.clientele import Loss
 from rlinf_core.errors import CancelledOperationError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 

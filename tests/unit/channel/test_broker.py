@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,11 +16,19 @@ from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client import ChannelClients
 from rlinf_core.channel.memory_gate import MIB, MemoryGate
+from rlinf_core.channel.pending import Pending
+from rlinf_core.channel.request import Request
 from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
-from rlinf_core.errors import ChannelClosed, ChannelFull, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.errors import (
+    CancelledOperationError,
+    ChannelClosed,
+    ChannelFull,
+    CommunicationTimeoutError,
+    WorkerDiedError,
+)
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
 
@@ -212,3 +221,61 @@ def test_memory_that_was_passed_on_keeps_a_drained_channel(stage: Stage) -> None
     assert len(item) == 4 << 20
     del item
     until(stage.broker.say_farewell)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("tcp", [False, True])
+def test_an_item_that_comes_while_its_get_is_cancelled_is_got_or_goes_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, size: int, tcp: bool
+) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=tcp)
+    claim, sign = Request.claim, Pending._sign
+    cancelled: list[bool] = []
+
+    def cancel(request: Request[object]) -> None:
+        cancelled.append(request.fail(CancelledOperationError("given up")))
+
+    def claim_late(self: Request[object]) -> bool:
+        cancel(self)
+        return claim(self)
+
+    def sign_late(self: Pending, *of: Any) -> None:
+        cancel(signs[0])
+        sign(self, *of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "claim", claim_late)
+        work = consumer.get(async_op=True)
+        producer.put(bytes(size))
+        with pytest.raises(CancelledOperationError):
+            work.wait()
+        until(lambda: producer.qsize() == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pending, "_sign", sign_late)
+        signs = [cast("Request[object]", consumer.get(async_op=True, key="other"))]
+        producer.put(bytes(size), key="other")
+        assert signs[0].wait(5) == bytes(size)
+    assert cancelled == [True, False]
+    until(lambda: producer.statistics()["other"].gets == 1)
+    assert consumer.get(timeout=5) == bytes(size)
+
+
+def test_what_came_of_a_batch_that_is_given_up_takes_no_memory(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=True)
+    for _ in range(2):
+        producer.put(np.ones(1 << 20, np.uint8), weight=1)
+    came: list[int] = []
+    add = Request.add
+
+    def give_up_halfway(self: Request[object], place: int, *rest: Any) -> bool:
+        complete = add(self, place, *rest)
+        came.append(place)
+        if len(came) == 1:
+            self.fail(CancelledOperationError("given up"))
+        return complete
+
+    monkeypatch.setattr(Request, "add", give_up_halfway)
+    with pytest.raises(CancelledOperationError):
+        consumer.get_batch(2)
+    until(lambda: producer.qsize() == 2)
+    until(lambda: stage.endpoints["k:0"].shared_memory().used == 0)
