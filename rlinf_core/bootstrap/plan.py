@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import NodeFailure, Phase
+from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.errors import RLinfError
 
 # Ray's logs and what it spills need room from the start; below this it ends in ways that name no disk.
@@ -28,12 +29,13 @@ class Own(NamedTuple):
     """What every node is compared with.
 
     Attributes:
-        fingerprint: of rlinf's and the recipes' code on this machine; None when it is shipped and so need not be there.
+        fingerprints: that rlinf's and the recipes' code on this machine has had during this run; None when it is
+            shipped and so need not be there.
         token_digest: of the cluster's token; None without authentication.
         spec: what holds for the whole cluster, as part of each node's record.
     """
 
-    fingerprint: str | None
+    fingerprints: frozenset[str] | None
     token_digest: str | None
     spec: Mapping[str, Any]
 
@@ -76,6 +78,37 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
         if failure is not None:
             failures.append(failure)
     return Decision(actions, failures)
+
+
+def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
+    """A node that is up and no longer in the file would be forgotten.
+
+    Args:
+        before: what is recorded.
+        name: of the cluster.
+        nodes: of the file.
+        alone: whether each node is started by itself, so that none has a host.
+
+    Raises:
+        RLinfError: a node that is up is not in the file, or elsewhere.
+    """
+    if before is None:
+        return
+    wanted = {node.rank: node.host for node in nodes}
+    for node in before.nodes:
+        if node.process is None:
+            continue
+        if node.rank not in wanted:
+            difference = f"node {node.rank} ({node.host or 'this machine'}) is up, the file has {len(wanted)} nodes"
+        elif wanted[node.rank] != node.host and not alone:
+            difference = f"node {node.rank} is up on {node.host or 'this machine'}, the file says {wanted[node.rank]}"
+        else:
+            continue
+        raise RLinfError(
+            f"cluster `{name}` is up, and is not what the file says",
+            why=difference,
+            help=f"end it by `rlinf down --name {name}`, or give this one another `--name`",
+        )
 
 
 def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
@@ -186,13 +219,13 @@ def _software(
                 "processes of two versions of Ray cannot form a cluster",
                 f"`{path} -m pip install ray=={head['ray']}`",
             )
-    if own.fingerprint is not None and said["fingerprint"] != own.fingerprint:
+    if own.fingerprints is not None and said["fingerprint"] not in own.fingerprints:
         if said["fingerprint"] is None:
             return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or ship it by `--sync`")
         place = said.get("places", {}).get("rlinf_core", "")
         return failure(
             "its rlinf is not the one here",
-            f"the code in {place} has fingerprint {said['fingerprint']}, here {own.fingerprint}",
+            f"the code in {place} has fingerprint {said['fingerprint']}, here {min(own.fingerprints)}",
             "install the same rlinf there, or ship it by `--sync`",
         )
     return None

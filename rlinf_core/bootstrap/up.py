@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,12 +18,10 @@ from rlinf_core.bootstrap import node_facts, state
 from rlinf_core.bootstrap.agent import Answer, ask
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
-from rlinf_core.bootstrap.plan import Action, Decision, Own, decide, spec_of
+from rlinf_core.bootstrap.plan import Action, Decision, Own, decide, refuse_other_nodes, spec_of
 from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 from rlinf_core.bootstrap.transport import Kind, Transport
-from rlinf_core.errors import RLinfError
-from rlinf_core.waiting import Deadline
 
 # Seconds that a node may take to answer once the connection is made, and Ray to come up on it.
 PROBE_SECONDS: Final = 30.0
@@ -129,7 +128,7 @@ class _Run:
     async def run(self) -> Report:
         request = self.request
         before = state.load(request.name)
-        _refuse_other_nodes(before, request)
+        refuse_other_nodes(before, request.name, request.nodes, alone=request.only is not None)
         await asyncio.gather(*(self._probe(node) for node in self._nodes))
         if request.authenticated:
             anyone = any(facts.get("record") for facts in self._facts.values())
@@ -140,7 +139,7 @@ class _Run:
         auth = "token" if request.authenticated else "none"
         code = "of `--sync`" if request.archive is not None else "of the node"
         spec = {"num_nodes": len(request.nodes), "authentication": auth, "code": code}
-        own = Own(request.fingerprint, digest, spec)
+        own = Own(await self._fingerprints(), digest, spec)
         decision = decide(self._nodes, self._facts, own)
         for failure in decision.failures:
             self._fail(failure)
@@ -163,6 +162,16 @@ class _Run:
     def _keeps_record(self) -> bool:
         """Where every node is started by itself, the head's machine keeps the record."""
         return self.request.only in (None, 0)
+
+    async def _fingerprints(self) -> frozenset[str] | None:
+        """Of the code here. Where nodes share it with this machine, it may have been edited since the command began."""
+        first = self.request.fingerprint
+        if first is None:
+            return None
+        if all(facts["fingerprint"] == first for facts in self._facts.values()):
+            return frozenset((first,))
+        now = await asyncio.to_thread(node_facts.software, dict(os.environ))
+        return frozenset((first, now["fingerprint"] or first))
 
     async def _probe(self, node: NodeTarget) -> None:
         connect = (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
@@ -388,30 +397,3 @@ class _Run:
         address = str(head["gcs"]) if head else ""
         failures = tuple(sorted(self._failures, key=lambda each: each.rank))
         return Report(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)
-
-
-def _refuse_other_nodes(before: ClusterRecord | None, request: Request) -> None:
-    """A node that is up and no longer in the file would be forgotten."""
-    if before is None:
-        return
-    wanted = {node.rank: node.host for node in request.nodes}
-    for node in before.nodes:
-        if node.process is None:
-            continue
-        if node.rank not in wanted:
-            difference = f"node {node.rank} ({node.host or 'this machine'}) is up, the file has {len(wanted)} nodes"
-        elif wanted[node.rank] != node.host and request.only is None:
-            difference = f"node {node.rank} is up on {node.host or 'this machine'}, the file says {wanted[node.rank]}"
-        else:
-            continue
-        raise RLinfError(
-            f"cluster `{request.name}` is up, and is not what the file says",
-            why=difference,
-            help=f"end it by `rlinf down --name {request.name}`, or give this one another `--name`",
-        )
-
-
-def deadline_of(nodes: Sequence[NodeTarget], start_seconds: float = START_SECONDS) -> Deadline:
-    """When `up` has ended at the latest."""
-    connect = max((node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) for node in nodes)
-    return Deadline.after(3 * (connect + _MARGIN_SECONDS) + PROBE_SECONDS + 2 * start_seconds + VERIFY_SECONDS + 50)
