@@ -44,9 +44,9 @@ cluster:
           - {robot_ip: 10.10.10.1, node_rank: 16, camera_serials: ["322142001230", 322142001231]}
           - {robot_ip: 10.10.10.2, node_rank: 17, camera_type: zed, disable_validate: true}
 runner: {max_steps: 3, save_interval: -1, logger: {log_path: "runs/${recipe}"}}
-actor: {global_batch_size: 3200, micro_batch_size: null, optim: {lr: 3.0e-4}}
+actor: {global_batch_size: 25600, micro_batch_size: null, optim: {lr: 3.0e-4}}
 rollout: {pipeline_stage_num: 2}
-env: {train: {total_num_envs: 64}}
+env: {train: {total_num_envs: 512}}
 algorithm: {adv_type: grpo, group_size: 8}
 """
 TOKENS = re.findall(r"[ \t]+|\n|\w+|[^\w\s]", TEXT)
