@@ -21,6 +21,7 @@ from typing import Any
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
+from rlinf_core.cluster import exit_status
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
@@ -51,7 +52,6 @@ class Engine:
 
 _engine: Engine | None = None
 _ends: list[Callable[[], Sequence[Exception]]] = []
-_exits_with_failure = False
 # What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
 _own_token: str | None = None
 
@@ -117,32 +117,19 @@ def disconnect() -> list[Exception]:
 
 
 def _disconnect_at_exit() -> None:
-    global _exits_with_failure
     for error in disconnect():
-        _exits_with_failure = True
+        exit_status.end_with_failure()
         LOGGER.error(
             "a call failed, and nobody waited for it:\n%s", "".join(traceback.format_exception(error)).rstrip()
         )
-
-
-def _tell_the_truth() -> None:
-    """The last thing that this process does: where a failure came to light in its exit handlers, its status tells."""
-    if _exits_with_failure:
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(1)
-
-
-# Handlers run in the reverse order of their registration, so those of the users' code come before this one.
-atexit.register(_tell_the_truth)
 
 
 def _join(address: str, namespace: str) -> Engine:
     ray = ray_api()
 
     try:
-        ray.init(address=address, namespace=namespace, **_quiet())
+        with exit_status.own_signals():
+            ray.init(address=address, namespace=namespace, **_quiet())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ClusterError(
             f"the cluster at {address} does not answer",
@@ -176,15 +163,16 @@ def _start(namespace: str) -> Engine:
     guardian = guard(folder)
     ray = ray_api()
 
-    ray.init(
-        address="local",
-        namespace=namespace,
-        include_dashboard=False,
-        object_store_memory=_object_store_bytes(),
-        _temp_dir=str(folder),
-        _node_ip_address="127.0.0.1",
-        **_quiet(),
-    )
+    with exit_status.own_signals():
+        ray.init(
+            address="local",
+            namespace=namespace,
+            include_dashboard=False,
+            object_store_memory=_object_store_bytes(),
+            _temp_dir=str(folder),
+            _node_ip_address="127.0.0.1",
+            **_quiet(),
+        )
     # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
     atexit.register(_disconnect_at_exit)
     return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)
