@@ -1,0 +1,125 @@
+"""`rlinf train` over machines: actor, rollout and env on one each, commanded from a fourth that is no node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cluster.hosts import Hosts
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+
+ARM, ARM_PORT = "127.0.0.9", 17310
+FILE = """\
+recipe: embodied
+cluster:
+  num_nodes: 3
+  ports: 23000-23199
+  node_groups:
+    - {{label: train, node_ranks: 0, hosts: trainer0}}
+    - label: sim
+      node_ranks: 1
+      hosts: render0
+      env_configs: [{{node_ranks: 1, python_interpreter_path: {theirs}}}]
+    - label: franka
+      node_ranks: 2
+      hosts: robot0
+      hardware: {{type: Franka, configs: [{{node_rank: 2, robot_ip: {arm}}}]}}
+  component_placement:
+    actor: {{node_group: train, placement: 0}}
+    rollout: {{node_group: sim, placement: 0}}
+    env: {{node_group: franka, placement: 0}}
+env:
+  train:
+    {{env_type: franka_kin, task: pick, total_num_envs: 32, max_episode_steps: 20, max_steps_per_rollout_epoch: 20}}
+actor: {{global_batch_size: 320}}
+runner:
+  max_steps: 3
+  val_check_interval: -1
+  save_interval: 2
+  logger: {{log_path: {runs}}}
+"""
+ON_THE_ARM = (
+    "env.train.env_type=franka_robot",
+    "env.train.task=reach",
+    "env.train.total_num_envs=1",
+    "env.train.max_episode_steps=8",
+    "env.train.max_steps_per_rollout_epoch=8",
+    "actor.global_batch_size=8",
+    "runner.max_steps=2",
+)
+
+
+class Three:
+    """The cluster of `FILE`, from the control host."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.folder = hosts.folder / "three"
+        self.folder.mkdir()
+        self.runs = self.folder / "runs"
+        self.file = self.folder / "three.yaml"
+        self.file.write_text(FILE.format(theirs=hosts.interpreter("sim"), arm=ARM, runs=self.runs))
+
+    def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.hosts.control.rlinf(*arguments, env={"XDG_STATE_HOME": str(self.folder / "state")})
+
+    def train(self, *overrides: str) -> Path:
+        """The folder of a run that went to its end."""
+        done = self.rlinf("train", str(self.file), "--output", "json", *overrides)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert report["status"] == "finished"
+        return Path(report["folder"])
+
+
+@pytest.fixture(scope="module")
+def three(hosts: Hosts) -> Iterator[Three]:
+    made = Three(hosts)
+    done = made.rlinf("up", str(made.file), "--timeout", "90")
+    assert done.returncode == 0, done.stderr
+    yield made
+    made.rlinf("down", "--force")
+
+
+def test_three_machines_train_one_policy(three: Three) -> None:
+    run = three.train()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    # Weights went from the first machine to the second, and what the third saw came back.
+    assert all("env/return" in line["metrics"] and "train/actor/policy_loss" in line["metrics"] for line in lines)
+    assert len({line["metrics"]["train/actor/policy_loss"] for line in lines}) == 3
+    assert sorted(path.name for path in (run / "checkpoints").glob("global_step_*")) == [
+        "global_step_2",
+        "global_step_3",
+    ]
+    where = {part: (run / "logs" / part / "rank_0.log").read_text() for part in ("actor", "rollout", "env")}
+    for part, host in (("actor", "trainer0"), ("rollout", "render0"), ("env", "robot0")):
+        assert three.hosts[host].address in where[part].splitlines()[0]
+
+
+@pytest.mark.nightly
+def test_the_env_of_a_robots_host_drives_its_arm(three: Three) -> None:
+    robot = three.hosts["robot0"]
+    command = [sys.executable, "-m", "recipes.embodied.robots.simulated_controller", "--host", ARM]
+    controller = robot.spawn(
+        [*command, "--port", str(ARM_PORT), "--speed", "20"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        assert controller.stdout is not None
+        assert controller.stdout.readline()
+        run = three.train(*ON_THE_ARM)
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    finally:
+        # Past the command that entered the host for it.
+        for pid, words in robot.processes().items():
+            if "simulated_controller" in words:
+                robot.run(["kill", str(pid)], check=False)
+        controller.communicate(timeout=60)
