@@ -19,6 +19,7 @@ class _File(NamedTuple):
     cluster: ClusterConfig
     name: str
     nodes: tuple[NodeTarget, ...]
+    recipe: str | None
 
 
 def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
@@ -32,7 +33,8 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
     from rlinf_core.bootstrap.inventory import targets
     from rlinf_core.errors import ConfigError
 
-    cluster = load_sound(file, overrides).cluster
+    job = load_sound(file, overrides)
+    cluster = job.cluster
     nodes = targets(cluster)
     if len(nodes) > 1 and nodes[0].host is None:
         raise ConfigError(
@@ -40,25 +42,28 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
             why="nothing says how to reach them",
             help="give `hosts` in its node groups, or `cluster.hosts`",
         )
-    return _File(cluster, state.cluster_name(file, name), nodes)
+    recipe = getattr(job.model, "recipe", None)
+    return _File(cluster, state.cluster_name(file, name), nodes, str(recipe) if recipe else None)
 
 
 def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
 ) -> doctor.Report:
     """The preflight of a file's machines."""
-    from rlinf_core.bootstrap import doctor, node_facts, state
+    from rlinf_core.bootstrap import doctor, node_facts, node_inspect, state
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
 
     asked = _read(file, overrides, name)
-    recorded = state.load(asked.name)
+    environ = dict(os.environ)
     request = doctor.Request(
         cluster=asked.cluster,
         nodes=asked.nodes,
         cluster_id=state.cluster_id(asked.name),
-        fingerprint=node_facts.software(dict(os.environ))["fingerprint"],
-        token=recorded.token_path if recorded else None,
+        fingerprint=node_facts.software(environ)["fingerprint"],
+        recipe=asked.recipe,
+        own_recipe=node_inspect.recipe_of(asked.recipe, environ) if asked.recipe else None,
+        recorded=state.load(asked.name),
         link_seconds=link_seconds,
         links_at_once=max(1, parallel // 2),
     )

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap import links
@@ -18,6 +17,7 @@ from rlinf_core.bootstrap.checks import access, devices, room, software
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
+from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.bootstrap.transport import Kind, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
@@ -40,7 +40,9 @@ class Request:
         nodes: of it, by rank.
         cluster_id: what the processes of this cluster are marked with, so that they count as no stranger's.
         fingerprint: of the code here.
-        token: where the recorded cluster's token is, or None.
+        recipe: of the file, or None.
+        own_recipe: what `node_inspect.recipe_of` says of it here.
+        recorded: the cluster of this name that is up, or None.
         link_seconds: that measuring may take; 0 to leave it.
         links_at_once: how many are measured at a time.
     """
@@ -49,7 +51,9 @@ class Request:
     nodes: tuple[NodeTarget, ...]
     cluster_id: str
     fingerprint: str | None
-    token: Path | None = None
+    recipe: str | None = None
+    own_recipe: Mapping[str, Any] | None = None
+    recorded: ClusterRecord | None = None
     link_seconds: float = LINK_SECONDS
     links_at_once: int = 64
 
@@ -97,7 +101,7 @@ async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
         tell: is told what is waited for.
     """
     begun = time.monotonic()
-    look = await look_at(request.nodes, request.cluster_id, transport, tell)
+    look = await look_at(request.nodes, request.cluster_id, transport, tell, recipe=request.recipe)
     findings = look.findings + judge(look.seen, request)
     if request.link_seconds and len(look.seen) > 1:
         findings += await _links(request, look.seen, transport, tell)
@@ -105,17 +109,19 @@ async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
     return Report(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
 
-async def look_at(nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell) -> Look:
+async def look_at(
+    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
+) -> Look:
     """What each node says about itself, all at once."""
     connect = max((node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0 for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
-    answers = await asyncio.gather(*(_look(node, cluster_id, transport) for node in nodes))
+    answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
     seen = [each for each in answers if isinstance(each, Seen)]
     return Look(seen, [each for each in answers if isinstance(each, Finding)])
 
 
-async def _look(node: NodeTarget, cluster_id: str, transport: Transport) -> Seen | Finding:
+async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> Seen | Finding:
     connect = (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
     asked = time.time()
     request: dict[str, Any] = {
@@ -125,6 +131,7 @@ async def _look(node: NodeTarget, cluster_id: str, transport: Transport) -> Seen
         "prepended": list(node.prepended),
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
+        "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
     }
     answer = await ask(transport, node, request, deadline=connect + LOOK_SECONDS)
@@ -144,8 +151,13 @@ def _unanswered(node: NodeTarget, answer: Answer) -> Finding:
 
 def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
     """The checks over what the nodes say. Pure, but for the mode of the token's file."""
+    recorded = request.recorded
+    here = [
+        *access.token(recorded.token_path if recorded else None),
+        *access.authentication(up=recorded is not None, authenticated=recorded is not None and recorded.authenticated),
+    ]
     if not seen:
-        return access.token(request.token)
+        return here
     declared = request.cluster.head_address
     head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
     return [
@@ -154,6 +166,7 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
         *software.interpreters(seen),
         *software.rays(seen),
         *software.codes(seen, request.fingerprint),
+        *software.recipes(seen, request.recipe, request.own_recipe),
         *room.clocks(seen),
         *room.ports(seen),
         *room.disks(seen),
@@ -161,7 +174,7 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
         *room.limits(seen),
         *devices.judged(seen),
         *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
-        *access.token(request.token),
+        *here,
     ]
 
 

@@ -232,7 +232,7 @@ def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
     """`0.05 ms, 1.6 GB/s`, or ranges of both."""
 
     def span(values: Sequence[float], unit: str) -> str:
-        first, last = f"{min(values):.2g}", f"{max(values):.2g}"
+        first, last = (f"{float(f'{value:.2g}'):g}" for value in (min(values), max(values)))
         return f"{first} {unit}" if first == last else f"{first}-{last} {unit}"
 
     fast = max(bandwidths) >= 1e9

@@ -28,6 +28,29 @@ from rlinf_core.hardware.accelerators.registry import find_accelerators
 found = find_accelerators()
 print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
 """
+# Whose `recipe: NAME` it is, and what its code is: all of the package that it is in.
+_RECIPE = r"""
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, sys
+sys.path[:] = [p for p in sys.path if p]
+points = [p for p in metadata.entry_points(group="rlinf.recipes") if p.name == sys.argv[1]]
+value = points[0].value if points else None
+digest = hashlib.sha256()
+if value:
+    name = value.partition(":")[0].partition(".")[0]
+    spec = util.find_spec(name)
+    if spec is None:
+        sys.exit("No module named %r" % name)
+    roots = list(spec.submodule_search_locations or ()) or [spec.origin]
+    for root in roots:
+        files = [root] if os.path.isfile(root) else sorted(
+            os.path.join(folder, file) for folder, _, names in os.walk(root) for file in names if file.endswith(".py")
+        )
+        for path in files:
+            digest.update(os.path.relpath(path, root).encode() + b"\0")
+            with open(path, "rb") as source:
+                digest.update(source.read() + b"\0")
+print(json.dumps({"value": value, "digest": digest.hexdigest()[:16]}))
+"""
 _CAMERAS = {
     "realsense": r"""
 import json
@@ -46,12 +69,14 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     """The facts of this node, and what it holds.
 
     Args:
-        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for.
+        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for, `recipe` the
+            name of one, or None.
     """
     env = facts.environment(request)
     with ThreadPoolExecutor(8) as pool:
         accelerators = pool.submit(_json_of, _ACCELERATORS, env)
         cameras = {make: pool.submit(_json_of, _CAMERAS[make], env) for make in request.get("cameras", ())}
+        recipe = pool.submit(recipe_of, request["recipe"], env) if request.get("recipe") else None
         robots = list(pool.map(_reach, [tuple(each) for each in request.get("addresses", ())]))
         common = facts.probe(request)
     now = time.time()
@@ -63,6 +88,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         "accelerators": accelerators.result(),
         "cameras": {make: each.result() for make, each in cameras.items()},
         "robots": robots,
+        "recipe": recipe.result() if recipe is not None else None,
         "files_soft": soft,
         "files_hard": hard,
         "memory": _memory(),
@@ -71,11 +97,16 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _json_of(code: str, env: dict[str, str]) -> dict[str, Any]:
+def recipe_of(name: str, env: dict[str, str]) -> dict[str, Any]:
+    """Where this interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault": "..."}`."""
+    return _json_of(_RECIPE, env, name)
+
+
+def _json_of(code: str, env: dict[str, str], *arguments: str) -> dict[str, Any]:
     """What a piece of Python prints in the node's interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", code, *arguments],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -56,3 +56,17 @@ def token(path: Path | None) -> list[Finding]:
         what, help = f"`{path}` is readable by others", f"`chmod 600 {path}`, and bring the cluster up anew"
         return [Finding("token", Verdict.FAULT, what, None, "this machine", help)]
     return [Finding("token", Verdict.OK, "readable by its owner only", None, "this machine")]
+
+
+def authentication(*, up: bool, authenticated: bool) -> list[Finding]:
+    """Whether the cluster that is up asks for a token.
+
+    Args:
+        up: whether one is recorded here.
+        authenticated: whether it asks for a token.
+    """
+    if not up or authenticated:
+        return []
+    what = "the cluster that is up asks nobody for a token: whoever reaches its ports can run programs on its nodes"
+    help = "bring it up anew without `--insecure-no-auth`"
+    return [Finding("auth", Verdict.WARNING, what, help=help)]

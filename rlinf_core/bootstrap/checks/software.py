@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
@@ -87,6 +87,34 @@ def _code(each: Seen, own: str | None) -> Finding:
             "install the same rlinf there; a package of another's named `recipes` may stand before it",
         )
     return each.ok("code", f"rlinf {each.facts['rlinf']}, fingerprint {found}")
+
+
+def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
+    """Whether each node has the recipe of the file as it is here, where it is none of rlinf's own.
+
+    Args:
+        seen: the nodes.
+        name: of the recipe; None without one.
+        own: what `node_inspect.recipe_of` says here.
+    """
+    here = (own or {}).get("found")
+    if name is None or here is None or str(here["value"]).startswith("recipes."):
+        return []  # rlinf's own are part of its code
+    return [_recipe(each, name, here) for each in seen]
+
+
+def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
+    said: Mapping[str, Any] = each.facts.get("recipe") or {"fault": "it was not asked"}
+    path, help = each.node.interpreter, "install the same package there"
+    if "found" not in said:
+        return each.finding("recipe", Verdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help)
+    found = said["found"]
+    if found["value"] is None:
+        return each.finding("recipe", Verdict.FAULT, f"`{path}` has no recipe `{name}`", help)
+    if found != own:
+        what = f"recipe `{name}` is `{found['value']}` {found['digest']}, here `{own['value']}` {own['digest']}"
+        return each.finding("recipe", Verdict.FAULT, what, help)
+    return each.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
 
 
 def _head(seen: Sequence[Seen]) -> Seen:

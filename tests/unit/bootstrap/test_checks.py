@@ -228,3 +228,49 @@ def test_a_token_that_others_read_is_a_fault(tmp_path: Path) -> None:
     assert "secret-text" not in str(access.token(path))
     path.chmod(0o600)
     assert access.token(path)[0].verdict is Verdict.OK
+
+
+OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"found": {"value": None, "digest": ""}}, "has no recipe `sort`"),
+        (
+            {"found": {"value": "lab.sort:recipe", "digest": "ef01"}},
+            "`lab.sort:recipe` ef01, here `lab.sort:recipe` abcd",
+        ),
+        ({"fault": "No module named 'lab'"}, "cannot load recipe `sort`: No module named 'lab'"),
+        (None, "it was not asked"),
+    ],
+)
+def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:
+    found = only_fault(software.recipes(see({"recipe": OWN}, {"recipe": said}), "sort", OWN))
+    assert (found.rank, found.verdict) == (1, Verdict.FAULT)
+    assert what in found.what
+
+
+def test_a_recipe_of_rlinf_is_part_of_its_code(see: See) -> None:
+    own = {"found": {"value": "recipes.embodied:recipe", "digest": "abcd"}}
+    assert software.recipes(see({}, {}), "embodied", own) == software.recipes(see({}, {}), None, None) == []
+
+
+def test_a_recipe_is_found_with_a_digest_of_its_package() -> None:
+    import os
+
+    from rlinf_core.bootstrap.node_inspect import recipe_of
+
+    first, again, none = (recipe_of(name, dict(os.environ)) for name in ("embodied", "embodied", "nobody-has-it"))
+    assert first == again
+    assert first["found"]["value"] == "recipes.embodied:recipe"
+    assert len(first["found"]["digest"]) == 16
+    assert none["found"]["value"] is None
+
+
+def test_a_cluster_that_is_open_to_all_is_told() -> None:
+    assert (
+        access.authentication(up=False, authenticated=False) == access.authentication(up=True, authenticated=True) == []
+    )
+    (found,) = access.authentication(up=True, authenticated=False)
+    assert (found.verdict, "whoever reaches its ports" in found.what) == (Verdict.WARNING, True)

@@ -136,3 +136,4 @@ def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
 
 def test_ranges_of_figures_share_a_unit() -> None:
     assert links.figures([0.0001, 0.0002], [5e8, 2e9]) == "0.1-0.2 ms, 0.5-2 GB/s"
+    assert links.figures([0.12], [7.13e8]) == "120 ms, 710 MB/s"
