@@ -174,8 +174,7 @@ class Training:
         self._end(INTERRUPTED, reason)
         log.info("%s after step %d", reason, self._progress.step)
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
-        if self._folder.checkpoints.latest() is not None:
-            console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
+        self._say_how_to_go_on()
         return self._told(INTERRUPTED, code, reason)
 
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
@@ -194,7 +193,12 @@ class Training:
             console.error(trace)
         block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
+        self._say_how_to_go_on()
         return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
+
+    def _say_how_to_go_on(self) -> None:
+        if self._folder.checkpoints.latest() is not None:
+            console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> None:
         """Writes how the run ended, and after which step where one was done."""
