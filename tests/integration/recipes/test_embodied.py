@@ -75,9 +75,8 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
         ("env.train.rollout_epoch=2", "actor.micro_batch_size=20", "env.train.auto_reset=false"),
         ("actor.model.num_action_chunks=2", "actor.global_batch_size=20", "algorithm.entropy_bonus=0.01"),
         ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4", "actor.optim.lr=3e-4"),
-        ("runner.max_staleness=1",),
     ],
-    ids=["stages", "passes", "chunks", "grpo", "asynchronous"],
+    ids=["stages", "passes", "chunks", "grpo"],
 )
 def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     run = train(*overrides)
@@ -85,3 +84,17 @@ def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     assert [each.step for each in metrics] == [1, 2, 3]
     assert all(value == value for each in metrics for value in each.metrics.values())
     assert metrics[-1].metrics["train/actor/grad_norm"] > 0
+
+
+def test_rollouts_run_ahead_by_as_many_versions_as_allowed(train: Train) -> None:
+    run = train("runner.max_staleness=2", "runner.max_steps=5", "runner.val_check_interval=2")
+    assert [each.metrics["rollout/staleness"] for each in run.metrics] == [0, 1, 2, 2, 2]
+    assert [each.step for each in run.of(Evaluated)] == [2, 4, 5]
+
+
+def test_evaluating_alone_trains_nothing(train: Train) -> None:
+    trained = train("runner.max_steps=1", "runner.logger.experiment_name=one", "runner.val_check_interval=1")
+    run = train("runner.only_eval=true", "runner.logger.experiment_name=one", "runner.resume_dir=auto")
+    assert not run.of(StepFinished)
+    (judged,) = run.of(Evaluated)
+    assert judged.metrics["eval/return"] == trained.of(Evaluated)[0].metrics["eval/return"]
