@@ -71,7 +71,7 @@ class Five:
         self.env = {"XDG_STATE_HOME": str(self.state)}
 
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.hosts.control.rlinf(*arguments, env=self.env)
+        return self.hosts.control.rlinf(*arguments, env=self.env, timeout=280)
 
     def up(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
         done = self.rlinf("up", str(self.file), "--output", "json", "--timeout", "90", *arguments)

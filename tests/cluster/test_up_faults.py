@@ -52,7 +52,7 @@ class Site:
         return str(path)
 
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.hosts.control.rlinf(*arguments, env=self.env)
+        return self.hosts.control.rlinf(*arguments, env=self.env, timeout=280)
 
     def fails(self, file: str, *arguments: str, within: float = 60.0) -> tuple[dict[str, Any], str]:
         """The one failure of an `up` that ends in time with status 3, and what it said to people."""
