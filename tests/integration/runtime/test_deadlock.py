@@ -40,6 +40,9 @@ class Knot(Worker):
     def call(self, name: str, method: str, rank: int) -> Any:
         return getattr(WorkerGroup.from_group_name(Knot, name).execute_on(rank), method)().wait()
 
+    async def call_in_a_task(self, name: str, method: str, rank: int) -> Any:
+        return await getattr(WorkerGroup.from_group_name(Knot, name).execute_on(rank), method)()
+
     def call_back(self) -> Any:
         return WorkerGroup.from_group_name(Knot, "knot").execute_on(0).nothing().wait()
 
@@ -136,10 +139,11 @@ def test_a_wait_with_a_time_of_its_own_is_no_deadlock(knot: WorkerGroup[Knot]) -
     assert patient.wait() == ["gave"]
 
 
-def test_workers_that_call_each_other(knot: WorkerGroup[Knot]) -> None:
+@pytest.mark.parametrize("method", ["call", "call_in_a_task"])
+def test_workers_that_call_each_other(knot: WorkerGroup[Knot], method: str) -> None:
     began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
-        knot.execute_on(0).call("knot", "call_back", 1).wait()
+        getattr(knot.execute_on(0), method)("knot", "call_back", 1).wait()
     assert time.monotonic() - began < 10
     assert "deadlock among `knot:0`, `knot:1`" in str(_innermost(caught.value))
 
