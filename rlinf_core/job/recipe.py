@@ -21,7 +21,10 @@ class Recipe(NamedTuple):
         name: what `recipe: NAME` says in a file.
         summary: one line for `rlinf recipes`.
         config: the pydantic model of its whole file, as `module:Class`. It has the fields `recipe` and `cluster`.
-        program: `program(job)`, what `rlinf train` runs, as `module:function`; None while it can only be validated.
+        program: what `rlinf train` runs, as `module:function`; None while it can only be validated. It is called as
+            `program(job, folder, listener)` with the checked job, the run's folder (a `RunFolder`) and whoever is told
+            of its events (`rlinf_core.runners.events`); it runs to the end, or raises what failed once its workers are
+            ended.
         default_config: the shipped config that `rlinf train recipe=NAME` starts from.
         check: `check(config, world_sizes, report)`, the rules that relate sections, as `module:function`; None when
             there are none. `world_sizes` has the number of processes of each placed component, None where that cannot
