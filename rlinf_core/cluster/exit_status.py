@@ -15,6 +15,7 @@ from types import FrameType
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 _failed = False
+_terminated = False
 
 
 def end_with_failure() -> None:
@@ -40,6 +41,9 @@ def own_signals() -> Generator[None, None, None]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    global _terminated
+    # What is raised within a call of Ray comes out of it as `SystemExit(1)`.
+    _terminated = True
     # The next one is not for exit handlers that are under way.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise SystemExit(_TERMINATED)
@@ -47,7 +51,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def _tell_the_truth() -> None:
     """The last thing that this process does: where its status would be another one, it is set here."""
-    status = _INTERRUPTED if _is_interrupted() else int(_failed)
+    status = _TERMINATED if _terminated else _INTERRUPTED if _is_interrupted() else int(_failed)
     if status:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
