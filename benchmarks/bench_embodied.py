@@ -266,12 +266,7 @@ class Sender(Worker):
 
     def give(self, receivers: int) -> float:
         begun = time.perf_counter()
-        sent: list[Any] = []
-        for rank in range(receivers):
-            sent.append(self.send(1, "receivers", rank, async_op=True))
-            sent += [self.send_tensor(each, "receivers", rank, async_op=True) for each in self.weights.buffers]
-        for work in sent:
-            work.wait()
+        self.broadcast((1, self.weights.buffers), [("receivers", range(receivers))], ("senders", 0))
         return time.perf_counter() - begun
 
     def copy(self) -> float:
@@ -289,11 +284,11 @@ class Receiver(Worker):
         torch.set_num_threads(1)
         self.weights = FlatWeights({"weight": torch.zeros(size // 4)})
 
-    def take(self) -> float:
+    def take(self, receivers: int) -> float:
         begun = time.perf_counter()
-        self.recv("senders", 0)
-        for buffer in self.weights.buffers:
-            self.recv_tensor(buffer, "senders", 0)
+        _, buffers = self.broadcast(None, [("receivers", range(receivers))], ("senders", 0))
+        for mine, theirs in zip(self.weights.buffers, buffers, strict=True):
+            mine.copy_(theirs)
         return time.perf_counter() - begun
 
 
@@ -307,7 +302,7 @@ def weight_sync(rounds: int) -> list[Result]:
         receivers.warm(size).wait()
         for number in range(rounds + 2):
             copied = senders.copy().wait()[0]
-            taking, giving = receivers.take(), senders.give(2)
+            taking, giving = receivers.take(2), senders.give(2)
             seconds = max(*taking.wait(), *giving.wait())
             if number >= 2:
                 ratios.append(copied / seconds)

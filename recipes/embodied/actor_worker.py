@@ -12,7 +12,7 @@ from torch import Tensor
 from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import routes_of
+from recipes.embodied.layout import rollouts_of, routes_of
 from recipes.embodied.learning import Samples, samples_of
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.optimizer import make_optimizer
@@ -73,9 +73,12 @@ class EmbodiedFSDPActor(Worker):
             for mine, current in zip(self._copy.buffers, weights.buffers, strict=True):
                 mine.copy_(current)
             weights = self._copy
-        for rollout in range(self._rank, self._layout.rollouts, self._world_size):
-            self._sending.append(self.send(self._version, group, rollout, async_op=True))
-            self._sending += [self.send_tensor(buffer, group, rollout, async_op=True) for buffer in weights.buffers]
+        peers = rollouts_of(self._rank, self._layout)
+        if peers:
+            # One copy for all workers of a host: each takes the weights out of it.
+            groups, source = [(group, peers)], (self._config.actor.group_name, self._rank)
+            content = (self._version, weights.buffers)
+            self._sending.append(self.broadcast(content, groups, source, async_op=True))
         if weights is not self._copy:
             self._finish_sending()
         return self._version

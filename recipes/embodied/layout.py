@@ -20,6 +20,11 @@ def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Rout
     )
 
 
+def rollouts_of(actor: int, layout: Layout) -> range:
+    """The ranks of the rollout workers that get their weights from an actor."""
+    return range(actor, layout.rollouts, layout.actors)
+
+
 def chunks_of(config: EmbodiedConfig, environments: EnvironmentConfig, *, training: bool) -> int:
     """How many chunks of actions every environment is given in one pass.
 

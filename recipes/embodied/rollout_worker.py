@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import chunks_of, routes_of
+from recipes.embodied.layout import chunks_of, rollouts_of, routes_of
 from recipes.embodied.models.base import BasePolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.routing import Routes, Share
@@ -53,9 +53,11 @@ class MultiStepRolloutWorker(Worker):
             Their version.
         """
         source = self._rank % self._layout.actors
-        self._version = int(self.recv(self._actor, source))
-        for buffer in self._weights.buffers:
-            self.recv_tensor(buffer, self._actor, source)
+        groups = [(self._config.rollout.group_name, rollouts_of(source, self._layout))]
+        version, buffers = self.broadcast(None, groups, (self._actor, source))
+        for mine, theirs in zip(self._weights.buffers, buffers, strict=True):
+            mine.copy_(theirs)
+        self._version = version
         return self._version
 
     def generate(self, step: int) -> None:
