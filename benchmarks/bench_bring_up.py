@@ -115,12 +115,12 @@ def by_hand(hosts: Any) -> float:
     begun = time.perf_counter()
     head.run([*ray, "start", "--head", "--port=6379", "--include-dashboard=false", *common], timeout=300)
     joins = [
-        host.spawn([*ray, "start", f"--address={head.address}:6379", *common], stdout=subprocess.DEVNULL)
+        host.spawn([*ray, "start", f"--address={head.address}:6379", *common], stdout=subprocess.PIPE)
         for host in others
     ]
-    codes = [join.wait(timeout=300) for join in joins]
+    said = [join.communicate(timeout=300)[0] for join in joins]
     seconds = time.perf_counter() - begun
-    assert not any(codes), codes
+    assert not any(join.returncode for join in joins), said
     for host in hosts.hosts:
         # Each host has processes of its own, so this reaches no other's.
         host.run([*ray, "stop", "--force"], check=False, timeout=120)
