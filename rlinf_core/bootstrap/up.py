@@ -26,7 +26,6 @@ from rlinf_core.bootstrap.transport import Kind, Transport
 # Seconds that a node may take to answer once the connection is made, and Ray to come up on it.
 PROBE_SECONDS: Final = 30.0
 START_SECONDS: Final = 60.0
-VERIFY_SECONDS: Final = 30.0
 SYNC_SECONDS: Final = 120.0
 # What the way to a node may take beyond what happens on it.
 _MARGIN_SECONDS: Final = 5.0
@@ -298,16 +297,18 @@ class _Run:
         asked = next((node for node in self._nodes if node.rank in self._up), None)
         if asked is None or (self.request.only is None and 0 not in self._up):
             return
+        # Ray that is slow to come up is slow to be listed.
+        seconds = self.request.start_seconds
         for rank in self._up:
-            self._begin(rank, Phase.VERIFY, VERIFY_SECONDS)
+            self._begin(rank, Phase.VERIFY, seconds)
         request = {
             "verb": "members",
             "cluster": self._id,
             "wanted": sorted(self._up),
-            "deadline": VERIFY_SECONDS,
+            "deadline": seconds,
         }
         margin = _MARGIN_SECONDS + (asked.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) + 20.0
-        answer = await ask(self._transport, asked, request, deadline=VERIFY_SECONDS + margin)
+        answer = await ask(self._transport, asked, request, deadline=seconds + margin)
         if answer.data is None:
             self._fail(self._failure(asked, Phase.VERIFY, answer))
             return
