@@ -132,7 +132,7 @@ def _print(template: Template, file: str, overrides: list[str] | None, name: str
 
     nodes = targets(load_sound(file, overrides).cluster)
     render = templates.slurm if template is Template.SLURM else templates.kuberay
-    console.result(render(state.cluster_name(file, name), file, nodes).rstrip("\n"))
+    console.result(render(state.cluster_name(file, name), file, nodes, overrides or ()).rstrip("\n"))
 
 
 def _plan(request: Request, output: Output) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -67,7 +67,7 @@ _SLURM_START: Final = r"""
 set -euo pipefail
 umask 077
 file={file}
-test -r "$file" || {{ echo "run sbatch where $file is" >&2; exit 2; }}
+overrides=({overrides})
 
 # All nodes share the token by the home, which must be there on each of them; it lives as long as the job.
 token=$HOME/.rlinf-$SLURM_JOB_ID.token
@@ -80,29 +80,30 @@ head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')
 _SLURM_PIECE: Final = r"""
 # {title}
 srun {group}--nodes={count} --ntasks={count} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
-  bash -c 'exec "$1" -m rlinf_cli up "$2" --name "$3" --node-rank "$(($4 + SLURM_NODEID))" \
-    --head-address "$5" --token-file "$6" --block' \
-  node {interpreter} "$file" {name} {first} "$head" "$token" &
+  bash -c 'exec "$1" -m rlinf_cli up --name "$2" --node-rank "$(($3 + SLURM_NODEID))" --head-address "$4" \
+    --token-file "$5" --block "${{@:6}}"' \
+  node {interpreter} {name} {first} "$head" "$token" "$file" "${{overrides[@]}}" &
 """
 _SLURM_END: Final = r"""
 # The driver runs on node 0 once all nodes are there; with its end the job ends, and Slurm ends what is left.
 srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
   bash -c 'for try in {{1..90}}; do
-      "$1" -m rlinf_cli status --name "$2" --quiet > /dev/null 2>&1 && exec "$1" -m rlinf_cli train "$3"
+      "$1" -m rlinf_cli status --name "$2" --quiet > /dev/null 2>&1 && exec "$1" -m rlinf_cli train "${{@:3}}"
       sleep 2
     done
     "$1" -m rlinf_cli status --name "$2"; exit 3' \
-  driver {interpreter} {name} "$file"
+  driver {interpreter} {name} "$file" "${{overrides[@]}}"
 """
 
 
-def slurm(name: str, file: str, nodes: Sequence[NodeTarget]) -> str:
+def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
     """A script for `sbatch` that brings the cluster up on machines of Slurm's choice, and runs the job.
 
     Args:
         name: of the cluster.
         file: the configuration, as it was named.
         nodes: of the file, by rank.
+        overrides: of its values, as they were given.
     """
     pieces = pieces_of(nodes)
     several = len(pieces) > 1
@@ -116,7 +117,10 @@ def slurm(name: str, file: str, nodes: Sequence[NodeTarget]) -> str:
         return f"--het-group={index} " if several else ""
 
     first = _interpreter(pieces[0])
-    script = ["\n".join(lines) + "\n", _SLURM_START.format(file=shlex.quote(file), first_group=group(0))]
+    script = [
+        "\n".join(lines) + "\n",
+        _SLURM_START.format(file=shlex.quote(file), overrides=shlex.join(overrides), first_group=group(0)),
+    ]
     for index, piece in enumerate(pieces):
         script.append(
             _SLURM_PIECE.format(
@@ -155,13 +159,14 @@ def _requests(piece: Piece) -> list[str]:
     return lines
 
 
-def kuberay(name: str, file: str, nodes: Sequence[NodeTarget]) -> str:
+def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
     """A RayCluster of KubeRay 1.5.1 or newer: each node is a pod with a rank of its own.
 
     Args:
         name: of the cluster.
         file: the configuration, as it was named.
         nodes: of the file, by rank.
+        overrides: of its values, as they were given.
     """
     resource = _kubernetes_name(name)
     head, *others = nodes
@@ -188,15 +193,16 @@ def kuberay(name: str, file: str, nodes: Sequence[NodeTarget]) -> str:
     }
     manifest = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": resource}, "spec": spec}
     secrets = sorted({key for node in nodes for key in node.env if is_secret(key)})
-    return "\n".join([*_kuberay_notes(resource, file, nodes, secrets), *_yaml(manifest), ""])
+    return "\n".join([*_kuberay_notes(resource, shlex.join([file, *overrides]), nodes, secrets), *_yaml(manifest), ""])
 
 
-def _kuberay_notes(resource: str, file: str, nodes: Sequence[NodeTarget], secrets: Sequence[str]) -> list[str]:
-    shown = _one_line(file)
+def _kuberay_notes(resource: str, arguments: str, nodes: Sequence[NodeTarget], secrets: Sequence[str]) -> list[str]:
+    shown = _one_line(arguments)
     notes = [
-        f"# {shown} as a RayCluster, for KubeRay 1.5.1 or newer. Each node is a pod with its rank in {NODE_RANK.name}.",
+        f"# {shown}",
+        f"# as a RayCluster, for KubeRay 1.5.1 or newer: each node is a pod with its rank in {NODE_RANK.name}.",
         "# Put your image in place of `rlinf:latest`: it needs rlinf with its `train` extra, and Ray of `rayVersion`.",
-        "# Then: kubectl apply -f THIS, copy the file into the head's pod, and run `rlinf train` there.",
+        f"# Then: kubectl apply -f THIS, copy the file into the head's pod, and there: rlinf train {shown}",
     ]
     if secrets:
         literals = " ".join(f"--from-literal={key}=..." for key in secrets)
@@ -288,6 +294,3 @@ def _entry(start: str, value: Any, indent: str) -> list[str]:
     if isinstance(value, Mapping | list) and value:
         return [start, *_yaml(value, indent)]
     return [f"{start} {json.dumps(value)}"]
-
-
-TEMPLATES: Final[Mapping[str, Callable[[str, str, Sequence[NodeTarget]], str]]] = {"slurm": slurm, "kuberay": kuberay}

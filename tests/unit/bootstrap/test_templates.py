@@ -47,7 +47,7 @@ def test_slurm_asks_for_each_kind_of_machine(hetero: tuple[NodeTarget, ...]) -> 
     ]
     # Slurm reads no request behind the first command.
     assert "#SBATCH" not in rest
-    assert re.findall(r'node (\S+) "\$file" hetero18 (\d+)', rest) == [
+    assert re.findall(r"node (\S+) hetero18 (\d+)", rest) == [
         ("/opt/venv/openpi/bin/python3", "0"),
         ("python3", "8"),
         ("python3", "16"),
@@ -111,7 +111,7 @@ cluster:
         environ=environ,
     )
     file = f"it's {evil}\nrm.yaml"
-    script = checked_shell(templates.slurm("x", file, nodes))
+    script = checked_shell(templates.slurm("x", file, nodes, [f"a.b={evil}"]))
     # Run for what it would do, with everything that it calls replaced.
     stubs = (
         "srun() { printf '%s\\n' \"$@\"; }; trap() { :; }; hostname() { :; }; test() { :; }; "
@@ -119,7 +119,7 @@ cluster:
     )
     said = subprocess.run(["bash"], input=stubs + script, text=True, capture_output=True, check=True, timeout=60).stdout
     assert not mark.exists()
-    assert f"\n{file}\n" in said
+    assert f"\n{file}\na.b={evil}\n" in said
     assert f"/opt/it's $(touch {mark})/python" in said
     env = read(templates.kuberay("x", file, nodes))["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
     by_name = {each["name"]: each.get("value") for each in env}
