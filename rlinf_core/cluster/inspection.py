@@ -1,15 +1,19 @@
-"""A look at a running job from outside, by the record that its driver left."""
+"""A look at a running job from outside: by the record that its driver left, else by the cluster that it runs on."""
 
 from __future__ import annotations
 
 import os
 
+from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.bootstrap import attach
+from rlinf_core.cluster import engine
 from rlinf_core.cluster.job_record import JobRecord, running_jobs
+from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure
 from rlinf_core.manager.client import ManagerClient
-from rlinf_core.manager.messages import INSPECTOR, Inspect, JobPicture
+from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobPicture
 from rlinf_core.manager.post import expect
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -17,18 +21,22 @@ _SECONDS = 10.0
 
 
 def find_job(name: str | None = None) -> JobRecord:
-    """The running job of this name, or the youngest one.
+    """The running job of this name, or the youngest one: of this machine's drivers, else of its cluster's.
 
     Raises:
-        ClusterError: none runs on this machine under this user, or none of this name.
+        ClusterError: none runs here under this user, nor on the cluster that is known here, or none of this name.
     """
     jobs = running_jobs()
+    if name is None or name not in [job.job for job in jobs]:
+        known = bool(env_vars.ADDRESS.get()) or attach.known() is not None
+        if known and (name is not None or not jobs):
+            jobs += _jobs_of_cluster()
     if not jobs:
         raise ClusterError(
             "no job is running",
             where="this machine",
-            why="no driver of yours has launched a group here",
-            help="run this on the machine of the job's driver, as the same user",
+            why="no driver of yours has launched a group here, or on a cluster that is known here",
+            help=f"run this on the machine of the job's driver, or name its cluster by `{env_vars.ADDRESS.name}`",
         )
     if name is None:
         return jobs[0]
@@ -38,6 +46,23 @@ def find_job(name: str | None = None) -> JobRecord:
             f"no job named `{name}` is running", help=did_you_mean(name, names) or f"running: {quoted(names)}"
         )
     return jobs[names.index(name)]
+
+
+def _jobs_of_cluster() -> list[JobRecord]:
+    """The jobs that run on the known cluster, the youngest first: each has a manager of this name in its namespace."""
+    joined = engine.connect(None, "rlinf-inspection", may_start=False)
+    ray = ray_api()
+    named = ray.util.list_named_actors(all_namespaces=True)
+    spaces = [each["namespace"] for each in named if each["name"] == MANAGER]
+    found: list[JobRecord] = []
+    for space in spaces:
+        try:
+            manager = ray.get_actor(MANAGER, namespace=space)
+            job, secret, card, started = ray.get(manager.record.remote(), timeout=_SECONDS)
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            continue  # it has just ended, or is no manager of ours
+        found.append(JobRecord(job, secret, card, joined.address, card.pid, started))
+    return sorted(found, key=lambda record: -record.started)
 
 
 def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
@@ -56,7 +81,7 @@ def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
         return expect(client.request(Inspect(stacks), _SECONDS), JobPicture)
     except RuntimeFailure as error:
         raise ClusterError(
-            f"the job `{record.job}` does not answer", where=f"its driver has pid {record.pid}", why=error.message
+            f"the job `{record.job}` does not answer", where=f"on the cluster at {record.address}", why=error.message
         ) from error
     finally:
         client.close(linger=0.0)

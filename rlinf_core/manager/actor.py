@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ class ManagerProcess:
     """
 
     def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
+        self._job = job
+        self._secret = secret
+        self._started = time.time()
         self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
         self._manager = Manager(self._endpoint, job)
 
@@ -32,6 +36,13 @@ class ManagerProcess:
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """What `function(*args)` returns. Actors that it creates live as long as the job, whoever asked for them."""
         return function(*args)
+
+    def record(self) -> tuple[str, str, AddressCard, float]:
+        """The job's name, its secret in hex, where this is reached, and since when, for who looks from elsewhere.
+
+        Whoever can ask has proven to Ray that it belongs to the cluster.
+        """
+        return self._job, self._secret.hex(), self._endpoint.card, self._started
 
     def card(self) -> AddressCard:
         """Where it is reached."""

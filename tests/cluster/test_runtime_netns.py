@@ -55,10 +55,10 @@ def job(pair: RayHosts, hosts: Hosts) -> Iterator[Driver]:
         yield made
 
 
-def inspect(pair: RayHosts, host: Host, *arguments: str) -> dict[str, dict[str, Any]]:
+def inspect(pair: RayHosts, host: Host, **environment: str) -> dict[str, dict[str, Any]]:
     """The workers that `rlinf inspect workers` shows on a host, by name."""
-    argv = [sys.executable, "-m", "rlinf_cli", "inspect", "workers", "--output", "json", *arguments]
-    done = host.run(ray_hosts.with_env(pair.environment, argv), check=False)
+    argv = [sys.executable, "-m", "rlinf_cli", "inspect", "workers", "--output", "json"]
+    done = host.run(ray_hosts.with_env({**pair.environment, **environment}, argv), check=False)
     assert done.returncode == 0, done.stderr
     return {worker["name"]: worker for worker in json.loads(done.stdout)["workers"]}
 
@@ -87,6 +87,12 @@ def test_the_workers_of_all_hosts_are_shown_where_the_driver_runs(job: Any, pair
     assert list(shown) == ["driver", "peer:0", "peer:1", "peer:2"]
     assert [shown[name]["pid"] for name in list(shown)[1:]] == [pid for _, pid, _ in job.places]
     assert shown["peer:1"]["node"] == f"node 0 ({hosts['trainer1'].address})"
+
+
+def test_they_are_shown_on_the_other_host_too(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+    shown = inspect(pair, hosts["trainer1"], RLINF_ADDRESS=pair.address)
+    assert list(shown) == ["driver", "peer:0", "peer:1", "peer:2"]
+    assert shown["peer:0"]["pid"] == job.places[0][1]
 
 
 def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: RayHosts, hosts: Hosts) -> None:

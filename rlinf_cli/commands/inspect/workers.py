@@ -23,7 +23,8 @@ def workers(
 ) -> None:
     """Show what each process of the running job does, since when, and whom it waits for.
 
-    Run it on the machine of the job's driver. A process that does not answer may hold Python's lock in native code.
+    Run it on the machine of the job's driver, or on any node of its cluster. A process that does not answer may hold
+    Python's lock in native code.
     """
     from rlinf_cli.render.workers import workers_record, workers_text
     from rlinf_core.cluster.inspection import find_job, inspect_job
