@@ -107,8 +107,10 @@ class PhaseTable:
 
         rows = list(self._rows.values())
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for header in ("node", "host", "group", "phase", ""):
-            grid.add_column(header, no_wrap=True)
+        # Where it is narrow, groups and details are cut, and not who is where.
+        hosts = max(len(row.node.host or "this machine") for row in rows)
+        for header, width in (("node", 4), ("host", min(hosts, 30)), ("group", 5), ("phase", 22), ("", 1)):
+            grid.add_column(header, no_wrap=True, min_width=width)
         shown = rows if len(rows) <= _MOST_ROWS else _notable(rows)
         for row in shown:
             word, style = ("", "dim") if row.progress in (None, Progress.BEGUN) else _MARKS[row.progress]

@@ -1,0 +1,89 @@
+"""What is shown of many nodes while they come up: lines in a pipe, a table on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from rlinf_cli import console
+from rlinf_cli.render.phase_table import PhaseTable
+from rlinf_core.bootstrap import inventory
+from rlinf_core.bootstrap.inventory import NodeTarget
+from rlinf_core.bootstrap.phases import Event, Phase, Progress
+from rlinf_core.config.cluster import ClusterConfig
+
+
+@pytest.fixture
+def nodes() -> Callable[[int], Sequence[NodeTarget]]:
+    def make(count: int) -> Sequence[NodeTarget]:
+        config = ClusterConfig.model_validate({"num_nodes": count, "hosts": [f"h{rank}" for rank in range(count)]})
+        return inventory.targets(config)
+
+    return make
+
+
+def test_each_step_of_few_nodes_is_a_line(
+    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = PhaseTable(nodes(2), Phase.VERIFY)
+    with table.shown():
+        table.tell(Event(1, Phase.JOIN, Progress.BEGUN, deadline=60))
+        table.tell(Event(1, Phase.JOIN, Progress.DONE, "10.0.0.2"))
+        table.tell(Event(0, Phase.HEAD, Progress.FAILED, "port 1 is taken"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["node 1 (h1): join ok (10.0.0.2)", "node 0 (h0): start head failed (port 1 is taken)"]
+
+
+def test_of_many_nodes_only_failures_are_lines(
+    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = PhaseTable(nodes(100), Phase.VERIFY)
+    for rank in range(100):
+        table.tell(Event(rank, Phase.PROBE, Progress.DONE if rank != 7 else Progress.FAILED, "x"))
+    assert capsys.readouterr().err.splitlines() == ["node 7 (h7): probe failed (x)"]
+
+
+def test_a_wait_is_told_with_its_deadline(
+    nodes: Callable[[int], Sequence[NodeTarget]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = PhaseTable(nodes(5), Phase.VERIFY)
+    for rank in range(5):
+        table.tell(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
+    table.remind()
+    assert capsys.readouterr().err == ""
+    table._word_at = 0.0
+    table.remind()
+    assert capsys.readouterr().err == (
+        "waiting for node 0 in join, 0 of 60 s, node 1 in join, 0 of 60 s, node 2 in join, 0 of 60 s, and 2 more\n"
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_terminal_gets_a_table(
+    nodes: Callable[[int], Sequence[NodeTarget]], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(console.verbosity, "quiet", False)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    table = PhaseTable(nodes(count), Phase.VERIFY)
+    with table.shown():
+        for rank in range(count):
+            table.tell(Event(rank, Phase.JOIN, Progress.BEGUN, deadline=60))
+        table.tell(Event(2, Phase.JOIN, Progress.FAILED, "a reason that is far too long for a terminal " * 3))
+    shown = screen.getvalue()
+    assert "join, 0 of 60 s" in shown
+    assert "join failed" in shown
+    if count > 24:
+        assert "100 nodes: 100 in join" in shown
