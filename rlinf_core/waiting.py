@@ -9,7 +9,7 @@ from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from rlinf_core import env_vars, spans
 
@@ -319,7 +319,8 @@ class OperationBoard:
             if serial not in self._current:
                 # It ended while it was being attached.
                 self._attached.pop(serial, None)
-        running = bool(self._strands(entry for _, entry in current) - held_up)
+        held_up |= _held_up_threads(held_up)
+        running = not all(_is_held_up(strand, held_up) for strand in self._strands(entry for _, entry in current))
         return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
 
     def _strands(self, entries: Iterable[_Entry]) -> set[Hashable]:
@@ -347,6 +348,39 @@ def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
         recorder.add(spans.METHOD, target, since, ended, strand)
     else:
         recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, strand)
+
+
+def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
+    """The threads whose event loop has nothing but tasks that are held up, or that wait for such tasks.
+
+    Asked by another thread than the loop's own, so what it sees may just change: a look later it is seen again.
+    """
+    others = [strand for strand in held_up if not isinstance(strand, int)]
+    if not others:
+        return set()
+    import asyncio
+
+    found: set[Hashable] = set()
+    for loop in {cast("asyncio.Task[object]", each).get_loop() for each in others if isinstance(each, asyncio.Task)}:
+        try:
+            tasks = asyncio.all_tasks(loop)
+        except RuntimeError:
+            continue  # they come and go so fast that they cannot be listed: it runs
+        if tasks and all(_is_held_up(task, held_up) for task in tasks):
+            found.add(getattr(loop, "_thread_id", None))
+    return found
+
+
+def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
+    """Whether a task is in an operation, or waits for tasks (in a gather, too) that all are; what else it may wait
+    for, as a timer, counts as able to wake it."""
+    if isinstance(awaited, Hashable) and awaited in held_up:
+        return True
+    inner = getattr(awaited, "_fut_waiter", None)
+    if inner is not None:
+        return _is_held_up(inner, held_up)
+    children = [child for child in getattr(awaited, "_children", ()) if not child.done()]
+    return bool(children) and all(_is_held_up(child, held_up) for child in children)
 
 
 def task_strand() -> Hashable:

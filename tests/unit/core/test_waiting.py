@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 
@@ -7,7 +8,7 @@ import pytest
 
 from rlinf_core import waiting
 from rlinf_core.errors import EnvironmentVariableError
-from rlinf_core.waiting import Deadline, Operation, OperationBoard, OperationKind, spell_seconds
+from rlinf_core.waiting import Deadline, Operation, OperationBoard, OperationKind, spell_seconds, task_strand
 
 
 class Clock:
@@ -272,3 +273,56 @@ def test_a_thread_that_methods_are_called_on_is_idle_between_them() -> None:
     assert not board.publication().running
     ends.set()
     thread.join()
+
+
+async def _in_an_operation(board: OperationBoard, go_on: asyncio.Event) -> None:
+    with board.during(OperationKind.RECV, "actor:0", strand=task_strand()):
+        await go_on.wait()
+
+
+@pytest.mark.parametrize(("other", "running"), [("waits", False), ("sleeps", True), ("computes", True)])
+def test_tasks_of_one_thread_wait_together_only(other: str, running: bool) -> None:
+    board = OperationBoard(has_main=True)
+    seen: list[bool] = []
+
+    async def main() -> None:
+        go_on, busy = asyncio.Event(), threading.Event()
+        first = asyncio.create_task(_in_an_operation(board, go_on))
+        if other == "waits":
+            second: asyncio.Task[object] = asyncio.create_task(_in_an_operation(board, go_on))
+        elif other == "sleeps":
+            second = asyncio.create_task(asyncio.sleep(0.3))
+        else:
+            second = asyncio.create_task(_compute(busy))
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            seen.append(board.publication().running)
+            busy.set()
+            loop.call_soon_threadsafe(go_on.set)
+
+        loop.call_later(0.05, lambda: threading.Thread(target=ask, daemon=True).start())
+        await asyncio.gather(first, second)
+
+    asyncio.run(main())
+    assert seen == [running]
+
+
+def test_a_task_that_waits_for_its_own_tasks_waits_with_them() -> None:
+    board = OperationBoard()
+    seen: list[bool] = []
+
+    async def method() -> None:
+        go_on = asyncio.Event()
+        with board.during(OperationKind.METHOD, "train", strand=asyncio.current_task()):
+            asyncio.get_running_loop().call_later(0.05, lambda: (seen.append(board.publication().running), go_on.set()))
+            await asyncio.gather(_in_an_operation(board, go_on), _in_an_operation(board, go_on))
+            seen.append(board.publication().running)
+
+    asyncio.run(method())
+    assert seen == [False, True]
+
+
+async def _compute(busy: threading.Event) -> None:
+    await asyncio.sleep(0.06)
+    busy.wait(10)
