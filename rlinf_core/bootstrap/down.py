@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -91,7 +92,9 @@ async def take_down(
     """
     begun = time.monotonic()
     cluster = state.cluster_id(name)
-    with state.locked(name):
+    # A node that started itself ends itself, beside others that may see the same home; the head keeps the record.
+    alone = all(node.host is None and not node.is_head for node in nodes)
+    with nullcontext() if alone else state.locked(name):
         ends: dict[int, NodeEnd] = {}
         failures: list[NodeFailure] = []
 
@@ -102,7 +105,8 @@ async def take_down(
 
         await asyncio.gather(*(end(node) for node in nodes if not node.is_head))
         await asyncio.gather(*(end(node) for node in nodes if node.is_head))
-        _record(name, ends)
+        if not alone:
+            _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
     return Report(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
 

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -104,7 +105,9 @@ async def bring_up(request: Request, transport: Transport, tell: Tell) -> Report
     Raises:
         RLinfError: what runs contradicts the file, or another command is at work on the cluster.
     """
-    with state.locked(request.name):
+    # Nodes that start themselves may all see the same home; they are held apart by the locks of their machines.
+    alone = request.only is not None and request.only != 0
+    with nullcontext() if alone else state.locked(request.name):
         return await _Run(request, transport, tell).run()
 
 
