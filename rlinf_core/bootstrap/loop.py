@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import sys
+import warnings
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -24,4 +25,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
         # Python 3.11 would wait for each process in a thread of its own.
         asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
-    return asyncio.run(work)
+    with warnings.catch_warnings():
+        # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
+        warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
+        return asyncio.run(work)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlinf_core.bootstrap import node_facts, routes, state
+from rlinf_core.bootstrap import node_facts, node_processes, routes, state
 from rlinf_core.bootstrap.transport import Kind
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
@@ -181,3 +183,33 @@ def test_starting_needs_neither_ray_nor_torch(tmp_path: Path) -> None:
         "assert not {'ray', 'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_at_once_with_what_it_had_started(tmp_path: Path, number: int, code: int) -> None:
+    (tmp_path / "lab.yaml").write_text(FILE)
+    pids = tmp_path / "pids"
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 600\n")
+    ssh.chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{ssh.parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    argv = [sys.executable, "-m", "rlinf_cli", "up", "lab.yaml"]
+    with subprocess.Popen(argv, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        end = time.monotonic() + 60
+        while not pids.exists() or len(pids.read_text().split()) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=30)
+    assert run.returncode == code
+    assert b"Traceback" not in said
+    for pid in pids.read_text().split():
+        end = time.monotonic() + 30
+        while node_processes.identity(int(pid)) is not None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
