@@ -15,9 +15,10 @@ from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import rollouts_of, routes_of
 from recipes.embodied.learning import Samples, samples_of
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.optimizer import make_optimizer
+from recipes.embodied.optimizer import make_optimizer, move_state
+from recipes.embodied.precision import computing, weight_type, widened_judgement
 from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.sharding import Holding, hold
+from recipes.embodied.sharding import Holding, Sharded, hold
 from recipes.embodied.trajectory import Trajectories, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
@@ -44,7 +45,7 @@ class EmbodiedFSDPActor(Worker):
         config = self._config.actor
         self._layout = layout
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
-        policy = make_model(config.model, spec).to(self.torch_device)
+        policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
         self._outgoing = FlatWeights.adopt(policy)
         self._holding = hold(policy, self._rank, self._world_size, config.fsdp_config, self.torch_device)
         self._policy = policy
@@ -138,14 +139,23 @@ class EmbodiedFSDPActor(Worker):
         """
         config, samples = self._config.actor, self._samples
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
+        self._move(self.torch_device)
         share, micro = config.global_batch_size // self._world_size, config.micro_batch(self._world_size)
         seen: list[dict[str, Tensor]] = []
         for _ in range(self._config.algorithm.update_epoch):
             seen += [self._update(batch, micro) for batch in samples.batches(share)]
         self._version += 1
         del self._samples
+        if config.enable_offload:
+            self._move(torch.device("cpu"))
         figures = {f"train/{name}": value for name, value in _means(seen).items()}
         return {**figures, "train/actor/lr": self._optimizer.param_groups[0]["lr"]}
+
+    def _move(self, device: torch.device) -> None:
+        """Weights and optimizer to a device. Shards stay: `fsdp_config.cpu_offload` is what moves those."""
+        if not isinstance(self._holding, Sharded):
+            self._outgoing.move(device)
+            move_state(self._optimizer, device)
 
     def _update(self, batch: Samples, micro: int) -> dict[str, Tensor]:
         """One optimizer step on this rank's share of a batch, in parts of `micro` samples."""
@@ -182,7 +192,8 @@ class EmbodiedFSDPActor(Worker):
 
     def _judge(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
         algorithm, tensors = self._config.algorithm, part.tensors
-        judged = self._holding.module(part.inputs, tensors["actions"])
+        with computing(self._config.actor, self.torch_device):
+            judged = widened_judgement(self._holding.module(part.inputs, tensors["actions"]))
         values = judged.values if "returns" in tensors else None
         if values is not None:
             values = values[:, : tensors["returns"].shape[1]]

@@ -33,5 +33,13 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Moves what the optimizer remembers to a device."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device != device:
+                state[name] = value.to(device)
+
+
 def _of_values(name: str) -> bool:
     return not VALUE_PARTS.isdisjoint(name.split("."))

@@ -11,8 +11,9 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import chunks_of, rollouts_of, routes_of
-from recipes.embodied.models.base import BasePolicy
+from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.precision import computing, weight_type, widened
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.trajectory import Recorder, Trajectories, stacked
@@ -40,7 +41,8 @@ class MultiStepRolloutWorker(Worker):
         torch.set_num_threads(1)
         self._layout = layout
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
-        policy = make_model(self._config.actor.model, spec).to(self.torch_device)
+        policy = make_model(self._config.actor.model, spec).to(self.torch_device, weight_type(self._config.actor))
+        self._rests = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
         policy.eval()
         self._policy = policy
         self._weights = FlatWeights.adopt(policy)
@@ -69,6 +71,7 @@ class MultiStepRolloutWorker(Worker):
         train = self._config.env.train
         routes = routes_of(self._layout, self._config, training=True)
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
+        self._weights.move(self.torch_device)
         for number in range(train.rollout_epoch):
             for stage, trajectories in self._pass(routes, train, training=True).items():
                 for piece in routes.pieces(self._rank, stage):
@@ -76,14 +79,17 @@ class MultiStepRolloutWorker(Worker):
                     part = trajectories.rows(piece.start, piece.stop, first)
                     key = trajectory_key(piece.actor, step, self._config.runner.max_staleness)
                     self._channel.put(part, weight=part.batch, key=key)
+        self._weights.move(self._rests)
 
     def evaluate(self) -> None:
         """Acts greedily for `EnvWorker.evaluate`."""
         held = self._config.env.eval
         routes = routes_of(self._layout, self._config, training=False)
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
+        self._weights.move(self.torch_device)
         for _ in range(held.rollout_epoch):
             self._pass(routes, held, training=False)
+        self._weights.move(self._rests)
 
     def _pass(self, routes: Routes, environments: EnvironmentConfig, *, training: bool) -> dict[int, Trajectories]:
         """One pass of all stages; their trajectories by stage, when they are to be learned from."""
@@ -97,9 +103,9 @@ class MultiStepRolloutWorker(Worker):
             for stage, peers in shares.items():
                 with self.worker_timer("rollout/wait"):
                     message = self._receive(peers)
-                with self.worker_timer("rollout/policy"):
+                with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
-                    decision = policy.act(inputs, greedy=not training) if chunk < chunks else None
+                    decision = widened(policy.act(inputs, greedy=not training)) if chunk < chunks else None
                 if decision is not None:
                     self._answer(peers, policy.to_env(decision.actions))
                 if not training:
@@ -111,7 +117,7 @@ class MultiStepRolloutWorker(Worker):
                 if decision is not None:
                     recorder.decided(chunk, inputs, decision)
                 else:
-                    finished[stage] = recorder.ended(policy.values(inputs) if self._judges else None)
+                    finished[stage] = recorder.ended(self._values(inputs) if self._judges else None)
         return finished
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
@@ -129,7 +135,11 @@ class MultiStepRolloutWorker(Worker):
     def _finals(self, message: dict[str, Any]) -> Tensor | None:
         if "final_observations" not in message or not self._judges:
             return None
-        return self.policy.values(self.policy.prepare(message["final_observations"]))
+        return self._values(self.policy.prepare(message["final_observations"]))
+
+    def _values(self, inputs: Inputs) -> Tensor:
+        with computing(self._config.actor, self.torch_device):
+            return self.policy.values(inputs).float()
 
     @property
     def policy(self) -> BasePolicy:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from recipes.embodied.precision import DTYPES
 from rlinf_core import env_vars
 from rlinf_core.config.fragments.actor import FsdpConfig
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Holding(ABC):

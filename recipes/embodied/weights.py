@@ -25,15 +25,15 @@ class FlatWeights:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = dict(sorted(tensors.items()))
+        ordered = dict(sorted(tensors.items()))
         self.buffers: list[Tensor] = []
         self.views: dict[str, Tensor] = {}
+        # Whose memory this is, by name.
+        self._owners: dict[str, Tensor] = {}
         for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=str):
-            self._lay_out(dtype)
-        self._tensors = {}
+            self._lay_out({name: tensor for name, tensor in ordered.items() if tensor.dtype == dtype}, dtype)
 
-    def _lay_out(self, dtype: torch.dtype) -> None:
-        mine = {name: tensor for name, tensor in self._tensors.items() if tensor.dtype == dtype}
+    def _lay_out(self, mine: dict[str, Tensor], dtype: torch.dtype) -> None:
         size = sum(_aligned(tensor.numel()) for tensor in mine.values())
         device = next(iter(mine.values())).device
         buffer = torch.zeros(size, dtype=dtype, device=device)
@@ -57,9 +57,26 @@ class FlatWeights:
             names.setdefault(id(tensor), name)
         own = {name: state[name] for name in names.values()}
         weights = cls(own)
-        for name, tensor in own.items():
-            tensor.data = weights.views[name]
+        weights._owners = own
+        weights._give()
         return weights
+
+    def _give(self) -> None:
+        """Has the owners compute with the views."""
+        for name, tensor in self._owners.items():
+            tensor.data = self.views[name]
+
+    def move(self, device: torch.device) -> None:
+        """Moves the memory, and with it the module that computes with it, to a device; nothing where it is there."""
+        for index, buffer in enumerate(self.buffers):
+            if buffer.device == device:
+                continue
+            moved = buffer.to(device)
+            self.buffers[index] = moved
+            for name, view in self.views.items():
+                if view.dtype == buffer.dtype:
+                    self.views[name] = moved[view.storage_offset() :][: view.numel()].view(view.shape)
+        self._give()
 
     @property
     def nbytes(self) -> int:

@@ -72,11 +72,23 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
     "overrides",
     [
         ("rollout.pipeline_stage_num=2",),
-        ("env.train.rollout_epoch=2", "actor.micro_batch_size=20", "env.train.auto_reset=false"),
+        (
+            "env.train.rollout_epoch=2",
+            "actor.micro_batch_size=20",
+            "env.train.auto_reset=false",
+            "actor.enable_offload=true",
+            "rollout.enable_offload=true",
+        ),
         ("actor.model.num_action_chunks=2", "actor.global_batch_size=20", "algorithm.entropy_bonus=0.01"),
+        (
+            "env.train.env_type=gymnasium",
+            "env.train.task=CartPole-v1",
+            "env.train.max_episode_steps=20",
+            "actor.model.precision=bf16",
+        ),
         ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4", "actor.optim.lr=3e-4"),
     ],
-    ids=["stages", "passes", "chunks", "grpo"],
+    ids=["stages", "passes", "chunks", "gymnasium", "grpo"],
 )
 def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     run = train(*overrides)
@@ -92,6 +104,7 @@ def test_rollouts_run_ahead_by_as_many_versions_as_allowed(train: Train) -> None
     assert [each.step for each in run.of(Evaluated)] == [2, 4, 5]
 
 
+@pytest.mark.nightly
 def test_evaluating_alone_trains_nothing(train: Train) -> None:
     trained = train("runner.max_steps=1", "runner.logger.experiment_name=one", "runner.val_check_interval=1")
     run = train("runner.only_eval=true", "runner.logger.experiment_name=one", "runner.resume_dir=auto")

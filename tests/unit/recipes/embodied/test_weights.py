@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from recipes.embodied.optimizer import move_state
 from recipes.embodied.weights import FlatWeights
 
 
@@ -54,3 +56,31 @@ def test_shared_weights_stay_shared() -> None:
     assert set(weights.views) == {"one.weight", "one.bias"}
     weights.buffers[0].zero_()
     assert module.other.weight.sum() == 0
+
+
+def test_what_is_where_it_should_be_is_not_moved() -> None:
+    weights = FlatWeights.adopt(network(0))
+    before = weights.buffers[0]
+    weights.move(torch.device("cpu"))
+    assert weights.buffers[0] is before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_weights_come_back_from_the_host() -> None:
+    device = torch.device("cuda", 0)
+    module = network(0).to(device)
+    weights = FlatWeights.adopt(module)
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    inputs = torch.randn(4, 3, device=device)
+    module(inputs).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = {name: each.clone() for name, each in module.state_dict().items()}
+    for place in (torch.device("cpu"), device):
+        weights.move(place)
+        move_state(optimizer, place)
+    assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
+    module(inputs).sum().backward()
+    optimizer.step()
+    assert torch.equal(weights.views["0.weight"], module[0].weight)
