@@ -9,6 +9,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +83,9 @@ class Peer(Worker):
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (16 << 30, hard))
         return len(bytearray(64 << 30))
+
+    def fill(self, size: int) -> int:
+        return len(b"1" * size)
 
     def echo(self, value: Any) -> Any:
         return value
@@ -186,6 +191,51 @@ def test_a_relaunched_group_is_reached_under_its_name(cluster: Cluster, waiters:
 def test_memory_that_ends_is_an_error_of_its_own_type(waiters: WorkerGroup[Peer]) -> None:
     assert isinstance(only_error(waiters.execute_on(0).use_memory()), MemoryError)
     assert waiters.execute_on(0).echo(1).wait(timeout=20) == [1]
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int, int], None]]:
+    """Puts a process under a limit of memory, which the kernel enforces."""
+    # By either version of control groups.
+    places = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    group: Path | None = None
+    for parent, limit in places:
+        made = Path(parent) / f"rlinf-test-{os.getpid()}"
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        if (made / limit).exists():
+            group = made
+            break
+        made.rmdir()
+    if group is None:
+        pytest.skip("needs root and a memory control group")
+
+    def limit_to(pid: int, size: int) -> None:
+        (group / limit).write_text(str(size))
+        (group / "cgroup.procs").write_text(str(pid))
+
+    yield limit_to
+    deadline = time.monotonic() + 20
+    while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    group.rmdir()
+
+
+def test_who_is_killed_for_memory_is_told_to_have_been(
+    cluster: Cluster, waiters: WorkerGroup[Peer], limited: Callable[[int, int], None]
+) -> None:
+    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="hungry")
+    waiting = waiters.execute_on(0).take("hungry", 0)
+    until_it_waits(cluster, "waiters:0")
+    limited(mortal.pid().wait()[0], 256 << 20)
+    filling = mortal.fill(2 << 30)
+    for handle in (waiting, filling):
+        error = only_error(handle)
+        assert isinstance(error, WorkerDiedError)
+        assert "the kernel killed a process there because memory ran out" in str(error)
+    mortal.shutdown()
 
 
 def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
