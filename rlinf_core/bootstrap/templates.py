@@ -72,7 +72,9 @@ overrides=({overrides})
 # All nodes share the token by the home, which must be there on each of them; it lives as long as the job.
 token=$HOME/.rlinf-$SLURM_JOB_ID.token
 od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$token"
-trap 'rm -f "$token"' EXIT
+# With the driver's end every node takes itself down.
+trap 'rm -f "$token"; kill $(jobs -p) 2> /dev/null && wait || true' EXIT
+export RLINF_CLUSTER={name}
 
 # The address of node 0 is asked there: what its name stands for may be loopback.
 head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')
@@ -85,7 +87,7 @@ srun {group}--nodes={count} --ntasks={count} --ntasks-per-node=1 --cpu-bind=none
   node {interpreter} {name} {first} "$head" "$token" "$file" "${{overrides[@]}}" &
 """
 _SLURM_END: Final = r"""
-# The driver runs on node 0 once all nodes are there; with its end the job ends, and Slurm ends what is left.
+# The driver runs on node 0 once all nodes are there.
 srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
   bash -c 'for try in {{1..90}}; do
       "$1" -m rlinf_cli status --name "$2" --quiet > /dev/null 2>&1 && exec "$1" -m rlinf_cli train "${{@:3}}"
@@ -119,7 +121,9 @@ def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence
     first = _interpreter(pieces[0])
     script = [
         "\n".join(lines) + "\n",
-        _SLURM_START.format(file=shlex.quote(file), overrides=shlex.join(overrides), first_group=group(0)),
+        _SLURM_START.format(
+            file=shlex.quote(file), overrides=shlex.join(overrides), name=shlex.quote(name), first_group=group(0)
+        ),
     ]
     for index, piece in enumerate(pieces):
         script.append(
