@@ -18,10 +18,12 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.env_vars import NODE_RANK
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.placement.environment import PATH_LISTS, node_environment
+from rlinf_core.placement.environment import PATH_LISTS, NodeEnvironment, node_environment
 
 RANK_LABEL: Final = "rlinf.io/rank"
 GROUP_LABEL: Final = "rlinf.io/group"
+# Tells a driver that the node's Ray was started with the variables of its file, and so needs them only once.
+ENV_LABEL: Final = "rlinf.io/env"
 # What Ray takes as the value of a label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
 # Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
@@ -101,6 +103,7 @@ class NodeTarget:
         ports: what Ray listens on.
         accelerators: what its group declares, or None.
         robots: what its groups declare, as (hardware type, unit).
+        env_digest: of the variables that its groups give it; empty when that is not known.
     """
 
     rank: int
@@ -114,6 +117,7 @@ class NodeTarget:
     ports: NodePorts
     accelerators: DeclaredAccelerators | None = None
     robots: tuple[tuple[str, RobotUnit], ...] = ()
+    env_digest: str = ""
 
     @property
     def is_head(self) -> bool:
@@ -128,6 +132,8 @@ class NodeTarget:
     def labels(self) -> dict[str, str]:
         """Ray's labels of the node; a name that Ray does not take as a label's value is stood for by its digest."""
         labels = {RANK_LABEL: str(self.rank)}
+        if self.env_digest:
+            labels[ENV_LABEL] = self.env_digest
         if self.groups:
             group = self.groups[0]
             labels[GROUP_LABEL] = group if _LABEL.match(group) else f"g-{_digest(group)}"
@@ -237,7 +243,13 @@ def _target(
             for unit in group.hardware.configs
             if unit.node_rank == rank
         ),
+        env_digest=environment_digest(environment),
     )
+
+
+def environment_digest(environment: NodeEnvironment) -> str:
+    """A short name of what node groups give to a node, which tells nothing of it."""
+    return _digest(repr(sorted((each.name, each.value) for each in environment.variables)))
 
 
 def _digest(text: str) -> str:

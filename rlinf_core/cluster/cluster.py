@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlinf_core import env_vars, spans
+from rlinf_core.bootstrap.inventory import environment_digest
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import check_interpreter, runtime_env
 from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
@@ -260,7 +261,13 @@ class Cluster:
         where = f"node {node_rank}"
         if environment.interpreter:
             self._check_interpreter(node_rank, environment.interpreter)
-        return runtime_env(environment.for_ray(), environment.interpreter, where)
+        variables = environment.for_ray()
+        if self._members[node_rank].label_env == environment_digest(environment):
+            # Its Ray has them: what goes before the node's own would go there twice.
+            for each in environment.variables:
+                if each.prepended:
+                    del variables[each.name]
+        return runtime_env(variables, environment.interpreter, where)
 
     def _check_interpreter(self, node_rank: int, path: str) -> None:
         if (node_rank, path) in self._checked_interpreters:

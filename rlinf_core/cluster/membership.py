@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from rlinf_core.bootstrap.inventory import ENV_LABEL, RANK_LABEL
 from rlinf_core.cluster.probe import NodeFacts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ClusterError
 from rlinf_core.topology import NodeInfo
-
-RANK_LABEL = "rlinf.io/rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,14 @@ class Member:
         ip: its address as Ray knows it.
         label_rank: the rank that `rlinf up` gave it, or None.
         facts: what it says about itself, or None before it was asked.
+        label_env: what tells the variables that `rlinf up` started its Ray with, or None.
     """
 
     ray_id: str
     ip: str
     label_rank: int | None = None
     facts: NodeFacts | None = None
+    label_env: str | None = None
 
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
@@ -37,8 +38,10 @@ def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
     found: list[Member] = []
     for node in nodes:
         if node["Alive"]:
-            label = str(node.get("Labels", {}).get(RANK_LABEL, ""))
-            found.append(Member(node["NodeID"], node["NodeManagerAddress"], int(label) if label.isdigit() else None))
+            labels = node.get("Labels", {})
+            rank = str(labels.get(RANK_LABEL, ""))
+            given = int(rank) if rank.isdigit() else None
+            found.append(Member(node["NodeID"], node["NodeManagerAddress"], given, label_env=labels.get(ENV_LABEL)))
     return found
 
 

@@ -27,7 +27,9 @@ cluster:
       node_ranks: 0-1
       hosts: trainer[0-1]
       env_configs:
-        - {{node_ranks: 0-1, python_interpreter_path: {ours}, env_vars: [{{WHO: "a $(touch {made}) b"}}]}}
+        - node_ranks: 0-1
+          python_interpreter_path: {ours}
+          env_vars: [{{WHO: "a $(touch {made}) b"}}, {{CPATH: /opt/one}}]
     - label: "sim;$(touch>{made})"
       node_ranks: 2-3
       hosts: render[0-1]
@@ -45,7 +47,8 @@ from rlinf_core import Cluster, NodePlacementStrategy, Worker, load_job
 
 class Seer(Worker):
     def see(self):
-        return self.worker_info.node_id, sys.executable, os.environ.get("WHO"), os.environ["RLINF_NODE_RANK"]
+        own = [os.environ.get(name) for name in ("WHO", "CPATH", "RLINF_NODE_RANK")]
+        return self.worker_info.node_id, sys.executable, *own
 
 if __name__ == "__main__":
     job = load_job(sys.argv[1])
@@ -143,7 +146,8 @@ def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) ->
     ours, theirs = sys.executable, str(five.theirs)
     assert [node for node, *_ in seen] == [0, 1, 2, 3, 4]
     assert [python for _, python, *_ in seen] == [ours, ours, theirs, theirs, ours]
-    whos = [who for _, _, who, _ in seen]
+    whos = [who for _, _, who, *_ in seen]
+    assert [path for *_, path, _ in seen] == ["/opt/one"] * 2 + [None] * 3  # once, though Ray was started with it, too
     assert (whos[0], whos[2]) == (f"a $(touch {five.made}) b", f"`touch {five.made}`")
     assert [rank for *_, rank in seen] == ["0", "1", "2", "3", "4"]
     assert not five.made.exists()
