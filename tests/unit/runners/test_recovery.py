@@ -1,0 +1,101 @@
+"""Which failures send a run back, how often, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.runners.checkpoint import Manifest
+from rlinf_core.runners.embodied_runner import trajectory_key
+from rlinf_core.runners.events import Event, RunRestarted
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import death, with_recovery
+from rlinf_core.runners.run_folder import RunFolder
+
+DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
+BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0: WorkerDiedError("env:1")}, 2)
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def record(tmp_path: Path, told: list[Event]) -> RunRecord:
+    folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append)
+
+
+def test_a_death_is_told_from_an_exception() -> None:
+    assert isinstance(death(DEAD), WorkerDiedError)
+    assert death(BROKEN) is None
+
+
+def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: list[Event]) -> None:
+    begun: list[int] = []
+
+    def attempt() -> str:
+        begun.append(record.step)
+        for step in range(record.step + 1, 4):
+            record.step_finished(step, {"loss": float(step)})
+            if step == 2 and len(begun) == 1:
+                record.save(step, lambda path: (path / "weights").write_text("1"), weight_version=2, world_sizes={})
+        if len(begun) == 1:
+            raise DEAD
+        return "done"
+
+    assert with_recovery(attempt, record, 3) == "done"
+    assert begun == [0, 2]
+    (restart,) = [each for each in told if isinstance(each, RunRestarted)]
+    assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
+    assert restart.reason == "`rollout:0` on node 0 died"
+    assert [each.step for each in read_metrics(record.folder.metrics_file)] == [1, 2, 3]
+
+
+def test_an_exception_is_not_tried_again(record: RunRecord) -> None:
+    calls: list[int] = []
+
+    def attempt() -> None:
+        calls.append(1)
+        raise BROKEN
+
+    with pytest.raises(WorkerGroupError) as failure:
+        with_recovery(attempt, record, 3)
+    assert failure.value is BROKEN
+    assert len(calls) == 1
+
+
+def test_there_is_an_end_of_restarts(record: RunRecord, told: list[Event]) -> None:
+    calls: list[int] = []
+
+    def attempt() -> None:
+        calls.append(record.step)
+        raise DEAD
+
+    with pytest.raises(WorkerGroupError):
+        with_recovery(attempt, record, 2)
+    assert calls == [0, 0, 0]
+    assert [each.restart for each in told if isinstance(each, RunRestarted)] == [1, 2]
+
+
+def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:
+    record.step_finished(1, {"loss": 0.5})
+    record.save(1, lambda path: (path / "weights").write_text("1"), weight_version=7, world_sizes={"actor": 2})
+    newest = record.folder.checkpoints.latest()
+    assert newest is not None
+    manifest: Manifest = newest.manifest
+    assert (manifest.step, manifest.weight_version, dict(manifest.world_sizes)) == (1, 7, {"actor": 2})
+    assert manifest.metrics["loss"] == 0.5
+
+
+def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
+    keys = [trajectory_key(0, step, 2) for step in range(1, 4)]
+    assert len(set(keys)) == 3
+    assert trajectory_key(0, 4, 2) == keys[0]
+    assert trajectory_key(1, 1, 2) != keys[0]
