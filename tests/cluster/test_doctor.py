@@ -91,6 +91,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
 def test_sound_hosts_have_no_fault_and_nothing_is_left_on_them(doctor: Doctor) -> None:
     hosts = doctor.hosts
     robot = hosts["robot0"]
+    before = {host.name: (_ours(host), host.sh("ls -A /tmp /dev/shm")) for host in hosts.hosts}
     with ExitStack() as stack:
         for name in ("trainer0", "trainer1"):
             stack.enter_context(hosts[name].nvidia(2))
@@ -111,8 +112,9 @@ def test_sound_hosts_have_no_fault_and_nothing_is_left_on_them(doctor: Doctor) -
     assert "2 NVIDIA" in text.stdout
     assert f"Franka at {ROBOT}:17310 answers" in text.stdout
     for host in hosts.hosts:
-        assert wait_until(lambda host=host: not _ours(host)), _ours(host)
-        assert host.sh("ls /tmp") == ""
+        processes, files = before[host.name]
+        assert wait_until(lambda host=host, there=processes: _ours(host) == there), _ours(host)
+        assert host.sh("ls -A /tmp /dev/shm") == files
 
 
 def _ours(host: Host) -> dict[int, str]:
@@ -193,6 +195,11 @@ def test_status_tells_a_whole_cluster_and_a_missing_host(hosts: Hosts, tmp_path:
         whole = control.rlinf("status", "--name", "pair", "--output", "json")
         assert whole.returncode == 0, whole.stdout
         assert [node["state"] for node in json.loads(whole.stdout)["nodes"]] == ["up", "up"]
+        # What is ours takes no port from us.
+        again = control.rlinf("doctor", str(path), "--output", "json")
+        assert (again.returncode, not_ok(json.loads(again.stdout))) == (0, {})
+        found = control.rlinf("inspect", "hardware", "--output", "json")
+        assert [node["host"] for node in json.loads(found.stdout)["nodes"]] == ["render0", "render1"]
         hosts["render1"].kill()
         partly = control.rlinf("status", "--name", "pair")
         assert partly.returncode == 3
