@@ -14,7 +14,6 @@ from rlinf_core.runners.embodied_runner import EmbodiedRunner
 from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, RunStarted, StepFinished
 from tests.integration.recipes.conftest import Run, Train
 
-
 # Two or three launches, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
 
