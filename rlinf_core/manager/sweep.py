@@ -58,18 +58,27 @@ def sweep(folder: Path) -> None:
 
 def processes_of(folder: Path) -> list[int]:
     """The pids of the processes of an embedded Ray, by its driver's folder."""
-    mark = b"\0" + f"{MARK}={folder}".encode() + b"\0"
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            ours = mark in b"\0" + (entry / "environ").read_bytes()
-            if ours and any(name in (entry / "cmdline").read_bytes() for name in _ENGINE):
+            if any(name in (entry / "cmdline").read_bytes() for name in _ENGINE) and _is_of(entry, folder):
                 found.append(int(entry.name))
         except OSError:
             continue  # it ended, or is another user's
     return found
+
+
+def _is_of(process: Path, folder: Path) -> bool:
+    """Whether a process has inherited the mark, or logs into the folder.
+
+    Those that Ray gives a title (`ray::...`) have it written over their environment where it is long.
+    """
+    mark = b"\0" + f"{MARK}={folder}".encode() + b"\0"
+    if mark in b"\0" + (process / "environ").read_bytes():
+        return True
+    return any(os.readlink(process / "fd" / number).startswith(f"{folder}/") for number in ("1", "2"))
 
 
 if __name__ == "__main__":

@@ -119,3 +119,23 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
         time.sleep(0.02)
     assert not folder.exists()
     assert sweep.processes_of(folder) == []
+
+
+def test_an_engines_process_without_its_mark_is_known_by_where_it_logs(tmp_path: Path) -> None:
+    folder = folders.new_folder()
+    environment = {name: value for name, value in os.environ.items() if name != sweep.MARK}
+    command = ["ray::Agent", "-c", "import time; time.sleep(600)"]
+    with (folder / "agent.log").open("w") as log, (tmp_path / "other.log").open("w") as other:
+        ours, foreign = (
+            subprocess.Popen(command, executable=sys.executable, env=environment, stdout=file, stderr=file)
+            for file in (log, other)
+        )
+    try:
+        assert sweep.processes_of(folder) == [ours.pid]
+        sweep.sweep(folder)
+        assert ours.wait(timeout=30) < 0
+        assert foreign.poll() is None
+    finally:
+        for process in (ours, foreign):
+            process.kill()
+            process.wait()
