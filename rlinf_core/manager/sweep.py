@@ -71,14 +71,21 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def _is_of(process: Path, folder: Path) -> bool:
-    """Whether a process has inherited the mark, or logs into the folder.
+    """Whether a process has inherited the mark, or has a file of the folder open.
 
     Those that Ray gives a title (`ray::...`) have it written over their environment where it is long.
     """
     mark = b"\0" + f"{MARK}={folder}".encode() + b"\0"
     if mark in b"\0" + (process / "environ").read_bytes():
         return True
-    return any(os.readlink(process / "fd" / number).startswith(f"{folder}/") for number in ("1", "2"))
+    return any(_target(file).startswith(f"{folder}/") for file in (process / "fd").iterdir())
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""  # it was closed
 
 
 if __name__ == "__main__":

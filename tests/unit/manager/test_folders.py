@@ -121,7 +121,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
     assert sweep.processes_of(folder) == []
 
 
-def test_an_engines_process_without_its_mark_is_known_by_where_it_logs(tmp_path: Path) -> None:
+def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Path) -> None:
     folder = folders.new_folder()
     environment = {name: value for name, value in os.environ.items() if name != sweep.MARK}
     command = ["ray::Agent", "-c", "import time; time.sleep(600)"]
