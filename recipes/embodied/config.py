@@ -123,6 +123,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
     check_batches(config, config.actor, world_sizes.get("actor"), report)
+    _check_available(config, report)
     _check_algorithm(config, report)
     _check_samples(config, report)
     _check_actors(config, world_sizes, report)
@@ -140,6 +141,32 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
     """How many environments share each start."""
     return environments.group_size or config.algorithm.group_size
+
+
+def _check_available(config: EmbodiedConfig, report: Report) -> None:
+    """No key is left without effect in silence."""
+    actor = config.actor
+    asked: tuple[tuple[bool, Path, str], ...] = (
+        (actor.model.model_path is not None, ("actor", "model", "model_path"), "loads no weights of a file"),
+        (config.rollout.model_dir is not None, ("rollout", "model_dir"), "loads no weights of a file"),
+        (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), "starts from no other run"),
+        (actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
+        (
+            actor.fsdp_config.gradient_checkpointing,
+            ("actor", "fsdp_config", "gradient_checkpointing"),
+            "keeps all activations",
+        ),
+        (config.algorithm.kl_beta > 0, ("algorithm", "kl_beta"), "has no reference model"),
+    )
+    for is_asked, path, what in asked:
+        if is_asked:
+            further = "; `runner.resume_dir` goes on from a checkpoint" if path[-1] == "checkpoint_load_path" else ""
+            report(
+                path,
+                "not-available",
+                f"`{path[-1]}` has no effect: the recipe `{config.recipe}` {what} yet",
+                f"remove it{further}",
+            )
 
 
 def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:

@@ -197,6 +197,21 @@ class TestKinds:
             assert findings(text + "false\n") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("actor:\n  model:\n    model_path: /models/vla\n", "/models/vla"),
+        ("rollout:\n  model_dir: /models/vla\n", "/models/vla"),
+        ("actor:\n  checkpoint_load_path: /runs/a\n", "/runs/a"),
+        ("actor:\n  model:\n    is_lora: true\n", "true"),
+        ("actor:\n  fsdp_config:\n    gradient_checkpointing: true\n", "true"),
+        ("algorithm:\n  kl_beta: 0.1\n", "0.1"),
+    ],
+)
+def test_no_key_is_left_without_effect(findings: Any, text: str, value: str) -> None:
+    assert findings(LAPTOP + text) == [("not-available", value)]
+
+
 ARMS = """\
 recipe: embodied
 cluster:
