@@ -193,6 +193,31 @@ def test_a_host_that_dies_while_it_joins(site: Site) -> None:
 
 
 @pytest.mark.nightly
+def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
+    host = site.hosts["render1"]
+    file = site.file("render0", "render1")
+    run = site.hosts.control.spawn(
+        [sys.executable, "-m", "rlinf_cli", "up", file, "--output", "json", "--timeout", "90"],
+        env=site.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    until(lambda: bool(ours_on(host)), "the start on the second host", 120)
+    with host.unplugged():
+        begun = time.monotonic()
+        out, said = run.communicate(timeout=150)
+        assert time.monotonic() - begun < 110
+    assert run.returncode == 3, said
+    [failure] = json.loads(out)["failures"]
+    assert failure["rank"] == 1
+    assert failure["phase"] in ("join", "verify")
+    assert failure["help"]
+    done = site.rlinf("up", file, "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert all(node["up"] for node in json.loads(done.stdout)["nodes"])
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("first_line", "message"),
     [
