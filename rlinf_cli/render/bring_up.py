@@ -45,11 +45,9 @@ def up_text(report: up.Report) -> str:
     else:
         how = f"{started} started" + (f", {len(ups) - started} were up" if len(ups) > started else "")
     state = "is up" if report.ok else f"is not whole: {len(ups)} of {len(report.nodes)} nodes are up"
-    count = f"{len(ups)} node{'' if len(ups) == 1 else 's'}"
+    count = f": {len(ups)} node{'' if len(ups) == 1 else 's'}" if report.ok else ""
     head = f", head {report.address}" if report.address else ""
-    return f"cluster {report.name} {state}: {count if report.ok else ''}{head} ({how}), {report.seconds:.1f} s".replace(
-        ": ,", ","
-    )
+    return f"cluster {report.name} {state}{count}{head} ({how}), {report.seconds:.1f} s"
 
 
 def up_record(report: up.Report) -> dict[str, Any]:
