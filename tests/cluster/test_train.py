@@ -27,7 +27,7 @@ cluster:
     - label: sim
       node_ranks: 1
       hosts: render0
-      env_configs: [{{node_ranks: 1, python_interpreter_path: {theirs}}}]
+      env_configs: [{{node_ranks: 1, python_interpreter_path: {theirs}, env_vars: [{{MUJOCO_GL: egl}}]}}]
     - label: franka
       node_ranks: 2
       hosts: robot0
@@ -55,6 +55,26 @@ ON_THE_ARM = (
     "actor.global_batch_size=8",
     "runner.max_steps=2",
 )
+
+# Run on the head: what a process of each component was given.
+SEER = """\
+import json, os, sys
+from rlinf_core import Cluster, HybridComponentPlacement, Worker, load_job
+
+class Seer(Worker):
+    def see(self):
+        return sys.executable, dict(os.environ)
+
+if __name__ == "__main__":
+    job = load_job(sys.argv[1])
+    with Cluster(cluster_cfg=job.cluster) as cluster:
+        placement = HybridComponentPlacement(job.config, cluster)
+        seen = {}
+        for name in ("actor", "rollout", "env"):
+            with Seer.create_group().launch(cluster, placement.get_strategy(name), name=name) as group:
+                [seen[name]] = group.see().wait()
+    print(json.dumps(seen))
+"""
 
 
 class Three:
@@ -103,6 +123,30 @@ def test_three_machines_train_one_policy(three: Three) -> None:
     where = {part: (run / "logs" / part / "rank_0.log").read_text() for part in ("actor", "rollout", "env")}
     for part, host in (("actor", "trainer0"), ("rollout", "render0"), ("env", "robot0")):
         assert three.hosts[host].address in where[part].splitlines()[0]
+
+
+def test_processes_have_the_environment_that_was_shown_before(three: Three) -> None:
+    script = three.folder / "seer.py"
+    script.write_text(SEER)
+    code = (
+        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "sys.exit(driver.run_on_head(state.recorded('three'), sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, str(script), str(three.file)]
+    done = three.hosts.control.run(command, env={"XDG_STATE_HOME": str(three.folder / "state")})
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    for component, (interpreter, environment) in seen.items():
+        told = three.rlinf(
+            "inspect", "env", str(three.file), "--component", component, "--rank", "0", "--output", "json",
+            "--assume", "train=0", "--assume", "sim=0",
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+        offline = json.loads(told.stdout)
+        assert interpreter == (offline["python"] or sys.executable)
+        known = {each["name"]: each["value"] for each in offline["variables"] if each["value"] != "<at launch>"}
+        assert len(known) >= 6
+        assert {name: environment.get(name) for name in known} == known
 
 
 @pytest.mark.nightly
