@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlinf_core.runners.events import RunStarted
 from tests.integration.recipes.conftest import Run, Train
 
 # Every run launches workers anew, on a machine that may be slow.
@@ -32,6 +33,9 @@ def close(one: Run, other: Run) -> None:
 def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
     one = train(*WHOLE)
     two = train(*WHOLE, *place(actor=2, rollout=1, env=1), f"actor.fsdp_config.sharding_strategy={strategy}")
+    # Each learned, and with as many as it should.
+    assert [run.of(RunStarted)[-1].components["actor"] for run in (one, two)] == [1, 2]
+    assert all(run.metrics[-1].metrics["train/actor/grad_norm"] > 0 for run in (one, two))
     close(one, two)
 
 

@@ -335,6 +335,8 @@ class TestEnvironment:
         self.make(arm).close()
         timer.join()
         process.communicate()
+        # It had the arm until it was killed, and not by its own will.
+        assert process.returncode == -signal.SIGKILL
 
     def test_after_a_lost_link_a_new_environment_has_a_new_one(self, start_arm: Any) -> None:
         arm, process = start_arm(speed=1000)
