@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rlinf_core.runners.events import (
     LAUNCH,
     CheckpointSaved,
+    CurveDrawn,
     Evaluated,
     Event,
     PhaseStarted,
@@ -40,6 +42,7 @@ class Progress:
         checkpoint: the last one, or None.
         restart: the last one, or None.
         finished: how it ended, or None before.
+        curve: the picture of the learning curve, once it is drawn.
         ending: whether it has been told to end before its time.
         train_seconds: from `RunStarted` to the end or now; 0 before.
 
@@ -54,7 +57,6 @@ class Progress:
         self._ready: float | None = None
         self._phase_since = self._began
         self._waiting_since = self._began
-        self._ended: float | None = None
         # Moments at which the last steps were over, the first of them a start.
         self._moments: deque[float] = deque(maxlen=_RECENT + 1)
         self._times: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
@@ -67,6 +69,7 @@ class Progress:
         self.checkpoint: CheckpointSaved | None = None
         self.restart: RunRestarted | None = None
         self.finished: RunFinished | None = None
+        self.curve: Path | None = None
         self.ending = False
 
     def take(self, event: Event) -> None:
@@ -102,8 +105,10 @@ class Progress:
                 self._moments.clear()
                 self._enter(LAUNCH, now)
             case RunFinished():
-                self.finished, self._ended = event, now
+                self.finished = event
                 self.metrics.update(event.metrics)
+            case CurveDrawn():
+                self.curve = event.path
 
     def _start(self, event: RunStarted, now: float) -> None:
         if self._ready is None:
@@ -129,10 +134,10 @@ class Progress:
 
     @property
     def train_seconds(self) -> float:
-        """Since the first `RunStarted`, until the end."""
-        if self._ready is None:
-            return 0.0
-        return (self.clock() if self._ended is None else self._ended) - self._ready
+        """Since the first `RunStarted`, until the end of the run's work."""
+        if self.finished is not None:
+            return self.finished.seconds
+        return 0.0 if self._ready is None else self.clock() - self._ready
 
     @property
     def phase_seconds(self) -> float:

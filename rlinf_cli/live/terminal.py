@@ -6,9 +6,8 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from rlinf_cli.live import words
@@ -56,25 +55,23 @@ class TerminalView(View):
         if line is not None:
             self._live.console.print(Text(line, style="yellow" if isinstance(event, RunRestarted) else ""))
 
-    def _render(self) -> Table:
+    def _render(self) -> Group:
         with self.progress.lock:
             return block(self.progress, self._title, self._place)
 
 
-def block(progress: Progress, title: str, place: str) -> Table:
-    """The lines of the live view: what is shown at this moment."""
+def block(progress: Progress, title: str, place: str) -> Group:
+    """The lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
-    grid = Table.grid(padding=(0, 2, 0, 0), expand=False)
-    # Of a line that is too long the end is cut, never the name in front of it.
-    grid.add_column(no_wrap=True, style="dim", min_width=max(len(title), *(len(label) for label, _ in rows)))
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    head = Text.assemble((place, ""))
+    head = Text(place)
     if progress.started is not None and progress.started.components:
         head.append(f"  {processes(progress.started)}", style="dim")
-    grid.add_row(Text(title, style="bold not dim"), head)
-    for label, text in rows:
-        grid.add_row(label, text)
-    return grid
+    width = max(len(title), *(len(label) for label, _ in rows))
+    return Group(_line(title, "bold", width, head), *(_line(label, "dim", width, text) for label, text in rows))
+
+
+def _line(label: str, style: str, width: int, text: Text) -> Text:
+    return Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
 
 
 def _rows(progress: Progress) -> list[tuple[str, Text]]:
@@ -107,17 +104,17 @@ def _rows(progress: Progress) -> list[tuple[str, Text]]:
 
 def _step(progress: Progress) -> Text:
     total = progress.total
-    text = Text(f"{progress.step}" if total is None else f"{progress.step}/{total}", style="bold")
+    text = Text.assemble((f"{progress.step}" if total is None else f"{progress.step}/{total}", "bold"))
     if total:
         share = min(1.0, progress.step / total)
         filled = round(_BAR * share)
         text.append("  ")
         text.append("━" * filled, style="cyan")
         text.append("─" * (_BAR - filled), style="bright_black")
-        text.append(f" {share:.0%}", style="not bold")
+        text.append(f" {share:.0%}")
     if progress.steps_per_second is not None:
-        text.append(f"  {words.speed(progress.steps_per_second)}", style="not bold")
-    return text.append(f"  {times(progress)}", style="not bold dim")
+        text.append(f"  {words.speed(progress.steps_per_second)}")
+    return text.append(f"  {times(progress)}", style="dim")
 
 
 def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
@@ -144,7 +141,7 @@ def _now(progress: Progress) -> Text:
     waiting: Any = progress.waiting
     if waiting is not None:
         limit = f", at most {words.duration(waiting.seconds)}" if waiting.seconds is not None else ""
-        return Text(f"waiting for {waiting.what}: {words.clock(progress.waiting_seconds)}{limit}")
+        return Text(f"waiting for {waiting.what}, {words.clock(progress.waiting_seconds)}{limit}")
     if not progress.phase:
         return Text("running")
     return Text(f"{words.phase_words(progress.phase)}, {words.clock(progress.phase_seconds)}")

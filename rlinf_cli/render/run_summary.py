@@ -27,8 +27,8 @@ def summary_text(progress: Progress, folder: Path) -> str:
         rows.append(("restarts", f"{progress.restart.restart}, the last because {progress.restart.reason}"))
     if progress.checkpoint is not None:
         rows.append(("checkpoint", shown(progress.checkpoint.path)))
-    if progress.finished is not None and progress.finished.curve is not None:
-        rows.append(("curve", shown(progress.finished.curve)))
+    if progress.curve is not None:
+        rows.append(("curve", shown(progress.curve)))
     rows.append(("run folder", shown(folder)))
     width = max(len(label) for label, _ in rows)
     lines = [console.style("finished", "green")]
@@ -47,7 +47,6 @@ def summary_record(
     """The contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
     known = progress if progress is not None and progress.started is not None else None
     evaluation = known.evaluation if known else None
-    finished = known.finished if known else None
     return {
         "schema": SCHEMA,
         "status": status,
@@ -62,7 +61,7 @@ def summary_record(
         "metrics": _numbers(known.metrics) if known else {},
         "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
         "checkpoint": str(known.checkpoint.path) if known and known.checkpoint else None,
-        "curve": str(finished.curve) if finished and finished.curve else None,
+        "curve": str(progress.curve) if progress and progress.curve else None,
         "restarts": known.restart.restart if known and known.restart else 0,
     }
 

@@ -74,9 +74,14 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         The PNG and the SVG, or None where no metric to draw was written.
 
     Raises:
-        RunError: matplotlib is not installed, or the pictures cannot be written.
+        RunError: matplotlib is not installed, the metrics cannot be read, or the pictures cannot be written.
     """
-    found = read_metrics(metrics_file)
+    try:
+        found = read_metrics(metrics_file)
+    except OSError as error:
+        raise RunError(
+            "the learning curve cannot be drawn", where=str(metrics_file), why=error.strerror or str(error)
+        ) from error
     panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
     if not panels:
         return None

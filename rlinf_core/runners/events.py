@@ -97,18 +97,30 @@ class RunFinished(NamedTuple):
     Attributes:
         step: the last step.
         metrics: the newest value of every metric.
-        seconds: since `RunStarted`.
-        curve: the picture of the learning curve, where one could be drawn.
+        seconds: from `RunStarted` to the end of its work: ending the workers is not counted.
     """
 
     step: int
     metrics: Mapping[str, float]
     seconds: float
-    curve: Path | None = None
+
+
+class CurveDrawn(NamedTuple):
+    """The learning curve was drawn, however the run ended: `path` is the picture."""
+
+    path: Path
 
 
 Event: TypeAlias = (
-    RunStarted | PhaseStarted | Waiting | StepFinished | Evaluated | CheckpointSaved | RunRestarted | RunFinished
+    RunStarted
+    | PhaseStarted
+    | Waiting
+    | StepFinished
+    | Evaluated
+    | CheckpointSaved
+    | RunRestarted
+    | RunFinished
+    | CurveDrawn
 )
 Listener: TypeAlias = Callable[[Event], None]
 

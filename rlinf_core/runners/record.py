@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
@@ -64,6 +65,8 @@ class RunRecord:
         self._config_hash = config_hash
         self._facts = dict(facts or {})
         self._began: float | None = None
+        # From the beginning to what was done last.
+        self._seconds = 0.0
         self.source: Checkpoint | None = None
         if folder.resumed_from is not None:
             self.source = open_checkpoint(folder.resumed_from)
@@ -106,6 +109,8 @@ class RunRecord:
         self._metrics.close()
         if self._trace is not None:
             self._trace.close()
+        # What a run had learned before it failed or was interrupted is what one wants to see of it.
+        self._draw_curve()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
         """Has the groups that are launched from now on write their logs into the run folder, and record their trace.
@@ -114,6 +119,8 @@ class RunRecord:
             cluster: where they are launched.
             components: what the folder of a group's logs is called, by the group's name.
         """
+        running = engine.current()
+        self.folder.update(address=running.address if running is not None else "")
         cluster.record(self.folder.logs, log_names=components, trace=self._trace is not None)
         if self._trace is not None:
             self._trace.forget()
@@ -153,12 +160,14 @@ class RunRecord:
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self.step = step
+        self._worked()
         self.tell(events.StepFinished(step, metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """The policy was evaluated after `step`."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
+        self._worked()
         self.tell(events.Evaluated(step, metrics))
 
     def save(
@@ -182,16 +191,24 @@ class RunRecord:
         )
         path = store.commit(step, manifest)
         self.folder.update(step=step)
+        self._worked()
         self.tell(events.CheckpointSaved(step, path))
 
     def finished(self) -> None:
-        """The run is over, as it was meant to be: draws the learning curve, and tells."""
-        seconds = 0.0 if self._began is None else time.monotonic() - self._began
-        curve: Path | None = None
+        """The run is over, as it was meant to be."""
+        self.tell(events.RunFinished(self.step, self.newest, self._seconds))
+
+    def _draw_curve(self) -> None:
         try:
             drawn = draw_curve(self.folder.metrics_file, self.folder.path, self.folder.path.name)
-            curve = drawn[0] if drawn else None
         except RunError as error:
             # The run is fine without its picture.
             LOGGER.warning("%s", error)
-        self.tell(events.RunFinished(self.step, self.newest, seconds, curve))
+            return
+        if drawn is not None:
+            self.tell(events.CurveDrawn(drawn[0]))
+
+    def _worked(self) -> None:
+        """Something was done at this moment."""
+        if self._began is not None:
+            self._seconds = time.monotonic() - self._began

@@ -60,7 +60,7 @@ class RunState(NamedTuple):
         pid: of the process that drives it.
         host: the name of that process's machine.
         start: tells that process from a later one with its pid, as `rlinf_core.manager.folders.identity` does.
-        address: where its Ray is reached, as in `10.0.0.1:6379`; empty before it is known.
+        address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
         created: when the folder was made.
         updated: when this was written.
         ended: when the run ended, or None.

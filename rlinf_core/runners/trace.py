@@ -24,6 +24,8 @@ DRIVER: Final = "driver"
 # About 300 MB; a viewer takes no more.
 MOST_EVENTS: Final = 2_000_000
 _LAST_WORDS_SECONDS: Final = 5.0
+# By then the workers are others, or gone: when the phase before ended is not known.
+_NO_END_OF_A_PHASE: Final = (events.RunStarted, events.RunFinished, events.CurveDrawn)
 
 
 class SpansHandle(Protocol):
@@ -119,7 +121,7 @@ class TraceWriter:
 
         def listen(event: Event) -> None:
             now = time.time()
-            if self._phase is not None and not isinstance(event, events.RunStarted | events.RunFinished):
+            if self._phase is not None and not isinstance(event, _NO_END_OF_A_PHASE):
                 phase, began = self._phase
                 self.add(DRIVER, Taken([Span("phase", phase, began, now - began, 0)], 0))
             self._phase = (event.phase, now) if isinstance(event, events.PhaseStarted) else None

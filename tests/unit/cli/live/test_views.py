@@ -194,7 +194,7 @@ def test_the_live_view_while_it_launches() -> None:
     clock.now += 4
     assert shown(progress) == [
         "embodied  runs/embodied-20260102-030405",
-        "launch    waiting for rollout: 2 processes: 0:04, at most 30 s",
+        "launch    waiting for rollout: 2 processes, 0:04, at most 30 s",
     ]
 
 
@@ -228,6 +228,9 @@ def test_the_live_view_is_never_wider_than_the_terminal() -> None:
     lines = shown(progress)
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines] == ["embodied", "step", "restart", "now"]
+    # Whoever reads it sees that something is missing.
+    assert [line[-1] for line in (lines[0], lines[2])] == ["…", "…"]
+    assert len(lines[2]) == 80
 
 
 def test_the_live_view_of_a_run_without_an_end() -> None:

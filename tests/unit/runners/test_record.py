@@ -1,0 +1,97 @@
+"""What the record of a run leaves behind, however the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rlinf_core.cluster import engine
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.runners import events, record
+from rlinf_core.runners.events import Event
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.trace import TraceWriter
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def run(tmp_path: Path, told: list[Event]) -> RunRecord:
+    folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "embodied")
+    trace = TraceWriter(folder.trace_file)
+    return RunRecord(folder, MetricsWriter(folder.metrics_file), told.append, trace=trace)
+
+
+@pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
+def test_the_curve_is_drawn_however_the_run_ends(
+    run: RunRecord, told: list[Event], end: type[BaseException] | None
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def work() -> None:
+        with run:
+            for step in (1, 2):
+                run.step_finished(step, {"env/return": float(step)})
+            # The trace, which is told of phases, is closed by the time that the curve is drawn.
+            run.tell(events.PhaseStarted(3, events.GENERATE_ROLLOUTS))
+            if end is not None:
+                raise end
+            run.finished()
+
+    if end is None:
+        work()
+    else:
+        with pytest.raises(end):
+            work()
+    assert told[-1] == events.CurveDrawn(run.folder.path / "curve.png")
+    assert (run.folder.path / "curve.png").exists()
+    assert (run.folder.path / "curve.svg").exists()
+
+
+def test_a_run_that_did_nothing_has_no_curve(run: RunRecord, told: list[Event]) -> None:
+    with run:
+        run.started(3, {"actor": 1})
+    assert [type(each) for each in told] == [events.RunStarted]
+
+
+def test_a_curve_that_cannot_be_drawn_hides_no_failure(run: RunRecord, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        with run:
+            run.folder.metrics_file.unlink()
+            run.folder.metrics_file.mkdir()
+            raise ValueError("bad action")
+
+    with pytest.raises(ValueError, match="bad action"):
+        fail()
+    assert "the learning curve cannot be drawn" in caplog.text
+
+
+def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    run.started(1, {"actor": 1})
+    clock.now += 3
+    run.step_finished(1, {})
+    clock.now += 2
+    run.evaluated(1, {"eval/return": 1.0})
+    clock.now += 60
+    run.finished()
+    (finished,) = [each for each in told if isinstance(each, events.RunFinished)]
+    assert finished.seconds == 5.0
+
+
+def test_the_state_says_where_the_cluster_is(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RunFolder.open(run.folder.path).state.address == ""
+    monkeypatch.setattr(engine, "current", lambda: engine.Engine("10.0.0.1:6379", embedded=False))
+    cluster: Any = SimpleNamespace(record=lambda *_, **__: None)
+    run.watch(cast("Cluster", cluster), {})
+    assert RunFolder.open(run.folder.path).state.address == "10.0.0.1:6379"
