@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
+@cache  # every group call asks, on both sides
 def ray_api() -> Any:
     """The module `ray`, with its submodules that rlinf uses."""
     import_module("ray.util.scheduling_strategies")

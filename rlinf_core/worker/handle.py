@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -139,7 +142,7 @@ class WorkerGroupHandle(Generic[T]):
             client = current_client()
             board = client.board if client else OperationBoard()
             serial = board.begin(self._kind, self._title, peers=self._names, strand=task_strand())
-            answers = asyncio.gather(*(_future(each) for each in self._references))
+            answers = _together(self._references)
             try:
                 await self._async_wait(answers, client, serial)
             finally:
@@ -308,8 +311,34 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-async def _future(reference: Any) -> Any:
-    return await reference
+def _together(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
+    """All answers, or the first failure. The running loop is woken once, not for each of them."""
+    loop = asyncio.get_running_loop()
+    together: asyncio.Future[list[Any]] = loop.create_future()
+    answers: list[Future[Any]] = [reference.future() for reference in references]
+    # One is taken for each answer, on whichever thread of Ray's it comes: to take is one step for the interpreter.
+    missing = deque(answers[1:])
+
+    def tell(answer: Future[Any]) -> None:
+        if together.done():
+            return
+        error = answer.exception()
+        if error is not None:
+            together.set_exception(error)
+        else:
+            together.set_result([each.result() for each in answers])
+
+    def answered(answer: Future[Any]) -> None:
+        if answer.exception() is None:
+            with suppress(IndexError):
+                missing.pop()
+                return
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, answer)
+
+    for answer in answers:
+        answer.add_done_callback(answered)
+    return together
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:

@@ -140,12 +140,13 @@ class WorkerProcess:
         placement = context.placement
         return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """What the worker's method returns; as a `Timed` when timers ran in it.
+    def call(self, name: bytes, /, *args: Any, **kwargs: Any) -> Any:
+        """What the worker's method of this name returns; as a `Timed` when timers ran in it.
 
         Raises:
             RemoteFailure: with what it raised.
         """
+        method = name.decode()
         with recording() as durations, self._running(method) as call:
             result = getattr(self._worker, method)(*args, **kwargs)
             if inspect.isawaitable(result):

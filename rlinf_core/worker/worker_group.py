@@ -47,11 +47,13 @@ class GroupMethod:
     def __init__(self, view: GroupView, name: str) -> None:
         self._view = view
         self._name = name
+        # As bytes: those Ray takes as they are, a string it would pickle for each rank.
+        self._called = name.encode()
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
         """Calls it on every rank with the same arguments."""
         members = self._view.members
-        references = [member.actor.call.remote(self._name, *args, **kwargs) for member in members]
+        references = [member.actor.call.remote(self._called, *args, **kwargs) for member in members]
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
@@ -66,7 +68,7 @@ class GroupMethod:
                 raise ValueError(f"{len(share)} items for {len(members)} workers: give one for each")
         references = [
             member.actor.call.remote(
-                self._name, *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
+                self._called, *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
             )
             for i, member in enumerate(members)
         ]

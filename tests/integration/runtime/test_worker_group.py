@@ -200,6 +200,29 @@ def test_a_failure_is_told_while_other_ranks_still_work(cluster: Cluster) -> Non
         assert time.monotonic() - started < 10
 
 
+def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: Cluster) -> None:
+    async def run(group: WorkerGroup[Probe]) -> None:
+        await group.fail_while_others_work()
+
+    with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="broken_awaited") as group:
+        began = time.monotonic()
+        with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
+            asyncio.run(run(group))
+        assert time.monotonic() - began < 5
+
+
+def test_who_stops_awaiting_can_wait_again(group: WorkerGroup[Probe]) -> None:
+    handle = group.timed(0.3)
+
+    async def give_up() -> None:
+        await asyncio.wait_for(handle.async_wait(), 0.05)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(give_up())
+    # The answers come when the loop that awaited them is closed.
+    assert handle.wait(20) == [0, 1, 2, 3]
+
+
 def test_an_unknown_method_says_what_was_meant(group: WorkerGroup[Probe]) -> None:
     with pytest.raises(AttributeError, match="did you mean `environment`"):
         group.enviroment()
