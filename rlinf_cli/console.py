@@ -82,9 +82,9 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if colored(stream) else text
 
 
-def width() -> int:
-    """The columns that a result may take: those of the terminal, or as many as it likes elsewhere."""
-    if not sys.stdout.isatty():
+def width(stream: TextIO | None = None) -> int:
+    """The columns that a text may take: those of the terminal, or as many as it likes elsewhere."""
+    if not (sys.stdout if stream is None else stream).isatty():
         return _UNBOUNDED
     from shutil import get_terminal_size
 

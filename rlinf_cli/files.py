@@ -84,4 +84,4 @@ def show_findings(job: Job, severity: Severity) -> None:
 
     found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
     if found:
-        console.error("\n\n".join(finding_blocks(found, color=console.colored(sys.stderr))))
+        console.error("\n\n".join(finding_blocks(found, sys.stderr)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +70,7 @@ def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
     elif found:
         from rlinf_cli.render.findings import finding_blocks
 
-        console.results(finding_blocks(found, color=console.colored()), gap=True)
+        console.results(finding_blocks(found, sys.stdout), gap=True)
     for file, diagnostics in reports:
         console.message(f"{_shown(file)}: {_summary(diagnostics)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from rlinf_cli import console
 from rlinf_core.config.diagnostics import Diagnostic, Severity
@@ -11,11 +12,16 @@ from rlinf_core.config.render import render_text
 _MOST = 100
 
 
-def finding_blocks(found: Sequence[Diagnostic], *, color: bool) -> Iterator[str]:
-    """A block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the rest."""
+def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
+    """A block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the rest.
+
+    They are coloured and cropped as `stream` shows them.
+    """
     shown = found if console.verbosity.verbose else _gravest(found)
+    # A caret may stand one column behind the last character.
+    color, width = console.colored(stream), console.width(stream) - 1
     for diagnostic in shown:
-        yield render_text(diagnostic, color=color)
+        yield render_text(diagnostic, color=color, width=width)
     if len(shown) < len(found):
         yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
 

@@ -20,7 +20,7 @@ from rlinf_core.config.tree import format_path
 
 VALIDATE_SCHEMA: Final = "rlinf.validate/1"
 
-# Terminal columns that the shown line may take, gutter included, before it is cropped around the caret.
+# Columns that the shown line may take at most, gutter included, before it is cropped around the caret.
 _WIDTH: Final = 160
 _TAB: Final = 4
 _ELLIPSIS: Final = "…"
@@ -34,11 +34,12 @@ _DIM: Final = "\x1b[2m"
 _COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", Severity.NOTE: "\x1b[1;36m"}
 
 
-def render_text(diagnostic: Diagnostic, *, color: bool = False) -> str:
+def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WIDTH) -> str:
     """The block that people read, without a final line end.
 
-    Only the first line of a span is shown. Control characters of the file cannot reach the terminal, and
-    values that look secret are masked.
+    Only the first line of a span is shown, and no more of it than `width` columns hold: a terminal that wraps it would
+    leave the caret under something else. Control characters of the file cannot reach the terminal, and values that look
+    secret are masked.
     """
 
     def paint(text: str, style: str) -> str:
@@ -54,7 +55,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False) -> str:
     number = str(begin.line).rjust(5)
     blank = " " * len(number)
     if span.source.text:
-        shown = _excerpt(span, _WIDTH - len(number) - 3)
+        shown = _excerpt(span, min(width, _WIDTH) - len(number) - 3)
         lines.append(f"{paint(f'{number} |', _DIM)} {shown.text}".rstrip())
         lines.append(f"{paint(f'{blank} |', _DIM)} {' ' * shown.caret}{paint('^' * shown.run, tint)}")
     notes = mask_message(diagnostic.help or "").splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -76,6 +77,16 @@ def test_the_summary_stays_a_table_on_80_columns(terminal: Run) -> None:
     assert len(rows) == 4
     column = header.index("nodes")
     assert [row[column:].split()[0] for row in rows] == ["0-7", "8-15", "16-17", "0-3"]
+
+
+def test_a_long_line_is_cropped_so_that_the_caret_stays_below_its_piece(terminal: Run, tmp_path: Path) -> None:
+    group = "{label: a, node_ranks: 0, accelerators: {model: A800, per_node: 8}, hosts: [trainer00], ssh: {port: 0}}"
+    (tmp_path / "wide.yaml").write_text(f"cluster: {{num_nodes: 1, node_groups: [{group}]}}\n")
+    code, shown = terminal("validate", "wide.yaml", NO_COLOR="1")
+    assert code == 2
+    line, carets = next((above, below) for above, below in itertools.pairwise(shown.splitlines()) if "^" in below)
+    assert max(len(line), len(carets)) <= 80
+    assert line[carets.index("^")] == "0"
 
 
 def test_colours_on_a_terminal_only(terminal: Run, tmp_path: Path) -> None:
