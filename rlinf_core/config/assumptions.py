@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.cluster import MAX_ACCELERATORS_PER_NODE, ClusterConfig, NodeGroup
 from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import did_you_mean, quoted
 
-_ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]{1,4})(?:x(?P<model>\S.*))?", re.ASCII)
+_ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]+)(?:x(?P<model>\S.*))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def parse_assumption(text: str) -> Assumption:
     """Read `8`, `a800=8` or `a800=8xA800`.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is none of these, or more than any node has.
     """
     match = _ASSUMPTION.fullmatch(text.strip())
     if match is None:
@@ -35,8 +35,11 @@ def parse_assumption(text: str) -> Assumption:
             where="--assume",
             help="write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)",
         )
+    digits = match["count"].lstrip("0") or "0"
+    if len(digits) > len(str(MAX_ACCELERATORS_PER_NODE)) or int(digits) > MAX_ACCELERATORS_PER_NODE:
+        raise ConfigError(f"a node has at most {MAX_ACCELERATORS_PER_NODE} accelerators", where="--assume")
     label = None if match["label"] == "cluster" else match["label"]
-    return Assumption(label, int(match["count"]), match["model"])
+    return Assumption(label, int(digits), match["model"])
 
 
 def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> None:
@@ -56,11 +59,16 @@ def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> N
 def accelerator_claims(
     cluster: ClusterConfig, assumptions: Sequence[Assumption]
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
-    """Who says what about which nodes (None: all), what holds first coming first."""
+    """Who says what about which nodes (None: all), what holds first coming first.
+
+    An assumed number leaves a group the model that it declares: whose accelerators they are follows from that.
+    """
     by_label = {group.label: group for group in cluster.node_groups}
     for each in reversed(assumptions):
         if each.label is not None:
-            yield by_label[each.label], each.count, each.model
+            group = by_label[each.label]
+            declared = group.accelerators.model if group.accelerators else None
+            yield group, each.count, each.model or declared
     for group in cluster.node_groups:
         if group.accelerators is not None:
             yield group, group.accelerators.per_node, group.accelerators.model

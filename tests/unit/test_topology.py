@@ -47,11 +47,26 @@ def test_assumptions_are_read(text: str, expected: Assumption) -> None:
     assert parse_assumption(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a800", "a800=", "=8", "8x", "-1", "a800=8.5", "a b=8", "a800:8", "99999"])
+@pytest.mark.parametrize("text", ["", "a800", "a800=", "=8", "8x", "-1", "a800=8.5", "a b=8", "a800:8"])
 def test_what_is_no_assumption_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(ConfigError, match="does not say how many accelerators") as caught:
         parse_assumption(text)
     assert "a800=8xA800" in (caught.value.help or "")
+
+
+@pytest.mark.parametrize("text", ["1025", "a800=99999", "9" * 5000])
+def test_no_more_is_assumed_than_can_be_declared(text: str) -> None:
+    assert parse_assumption("01024").count == 1024
+    with pytest.raises(ConfigError, match="at most 1024 accelerators"):
+        parse_assumption(text)
+
+
+def test_an_assumed_number_leaves_the_declared_model() -> None:
+    group = {"label": "a", "node_ranks": 0, "accelerators": {"per_node": 8, "model": "Ascend 910B"}}
+    nodes = ClusterTopology.from_config(cluster(1, group), ["a=4"]).nodes
+    assert nodes == (NodeInfo(0, 4, "Ascend", "Ascend 910B"),)
+    nodes = ClusterTopology.from_config(cluster(1, group), ["a=4xA800"]).nodes
+    assert nodes == (NodeInfo(0, 4, "NVIDIA", "A800"),)
 
 
 def test_accelerators_are_unknown_until_somebody_says() -> None:
