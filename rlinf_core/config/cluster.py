@@ -1,7 +1,7 @@
 """The `cluster` section: which machines there are, what they hold, and which component runs where.
 
 These models judge every value by itself: its type and its syntax. What relates two places of the file (ranks
-within `num_nodes`, overlaps, labels that nobody defines) is judged in `rules.py`, which knows where things stand.
+within `num_nodes`, overlaps, labels that nobody defines) is judged in `rules/`, which knows where things stand.
 
 A value that is wrong in itself raises a `PydanticCustomError` whose `type` is the diagnostic code. Its `ctx` may
 hold `start` and `end`, offsets in the scalar's raw text when only a part is wrong, and `help`, what to do.
@@ -57,6 +57,7 @@ class PlacementEntry(ConfigModel):
     """Where the processes of a component sit. A rank map alone stands for the whole entry."""
 
     placement: RankMapField = Field(
+        examples=["0-7"],
         description="Rank map RESOURCES[:PROCESSES], as in `0-7`, `0-1:0-199,2-3:200-399` or `all`. Resource ranks"
         " count the selected group's hardware units, else its accelerators, else its nodes.",
     )

@@ -113,7 +113,7 @@ def _component_key(value: Any) -> str:
 
 def _variable(text: str) -> str:
     # What execve and Python accept, not what a shell would: names with dots do occur.
-    if not text.isprintable() or not text or "=" in text or text != text.strip():
+    if not text.isprintable() or not text or "=" in text or any(map(str.isspace, text)):
         raise problem("env-var-syntax", f"`{text}` is not a variable name", help="write it as in `NCCL_DEBUG`")
     return text
 

@@ -175,6 +175,8 @@ def _not_utf8(name: str, data: bytes, kind: Literal["file", "stdin"], error: Uni
     help = "save the file as UTF-8"
     if data.startswith(_UTF_16_BOMS):
         message = "the file is UTF-16, but a configuration is UTF-8"
+    elif b"\0" in data:
+        message, help = "this is a binary file, not text", "is this the right file?"
     else:
         message = f"the byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8"
     return Diagnostic(
@@ -216,8 +218,13 @@ def _similar_file(name: str) -> str | None:
         names = os.listdir(directory or ".")
     except (OSError, ValueError):
         return f"there is no directory `{directory or os.curdir}`"
-    found = near(base, names)
-    return f"did you mean `{os.path.join(directory, found[0])}`?" if found else None
+    # Compared without their endings: those are alike, and make any two short names look so.
+    stem, ending = os.path.splitext(base)
+    endings = (".yaml", ".yml", ending or ".yaml")
+    likely = sorted(names, key=lambda each: (each.endswith(endings), each.endswith(endings[-1])))
+    stems = {os.path.splitext(each)[0]: each for each in likely}
+    found = near(stem, stems)
+    return f"did you mean `{os.path.join(directory, stems[found[0]])}`?" if found else None
 
 
 def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.model_fields import fields_at, item_type, model_of, places_of, value_type, written_fields
 from rlinf_core.config.places import naming
-from rlinf_core.config.tree import Mapping, Path, Scalar, find, format_path, key_span
+from rlinf_core.config.tree import Entry, Mapping, Path, Scalar, find, format_path, key_span
 from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.suggest import near, quoted
 
@@ -30,6 +30,8 @@ def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
     elif meant:
         hint = f"did you mean `{meant}`?"
+    elif torn := _torn_value(tree, path):
+        hint = f"within braces a comma ends a value: write {torn}"
     elif elsewhere:
         hint = f"`{name}` belongs {_where(elsewhere[0])}"
     elif here:
@@ -55,6 +57,34 @@ def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
     given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
     guesses = near(str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given])
     return guesses[0] if guesses else None
+
+
+def _torn_value(tree: Mapping, path: Path) -> str | None:
+    """The entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key.
+
+    (In YAML `{a: 1,2}` is `{a: 1, 2: null}`.)
+    """
+    parent = find(tree, path[:-1])
+    entries = parent.entries if isinstance(parent, Mapping) and parent.span.text.startswith("{") else ()
+    whole: Entry | None = None
+    pieces: list[str] = []
+    met = False
+    for entry in entries:
+        value = entry.value
+        if isinstance(value, Scalar) and value.plain and not value.raw and whole and not _has_colon(entry):
+            met = met or entry.key.raw == path[-1]
+            pieces.append(entry.key.raw)
+        elif met:
+            break
+        else:
+            whole = entry if isinstance(value, Scalar) and value.plain and value.raw else None
+            pieces = [value.raw] if isinstance(value, Scalar) else []
+    return f'`{whole.key.raw}: "{",".join(pieces)}"`' if whole and met else None
+
+
+def _has_colon(entry: Entry) -> bool:
+    span = entry.key.span
+    return span.source.text[span.end :].lstrip().startswith(":")
 
 
 def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:

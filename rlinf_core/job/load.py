@@ -40,6 +40,7 @@ STAND_INS: Final[StandIns] = {
     (*_GROUP, "node_ranks"): "all",
     (*_GROUP, "env_configs", ANY_ITEM, "node_ranks"): "all",
     (*_GROUP, "hardware", "configs", ANY_ITEM, "node_rank"): 0,
+    (*_GROUP, "hardware", "configs", ANY_ITEM, "robot_ip"): "0.0.0.0",
 }
 
 

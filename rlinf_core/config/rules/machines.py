@@ -39,8 +39,7 @@ def _hosts(site: Site) -> None:
             help="keep those of the groups, or those of the cluster",
             related=[(site.key(first), "a group's hosts are given at")],
         )
-        return
-    if site.cluster.hosts:
+    elif site.cluster.hosts:
         count = site.num_nodes
         if count is not None and not site.damaged(whole) and len(site.cluster.hosts) != count:
             _count(site, whole, len(site.cluster.hosts), count, "`num_nodes` is")
@@ -61,7 +60,7 @@ def _hosts(site: Site) -> None:
         else:
             claims.append((hosts, group.hosts, nodes))
     _assign(site, claims)
-    if with_hosts and len(claims) == len(with_hosts):
+    if with_hosts and len(claims) == len(with_hosts) and not site.cluster.hosts:
         _without_host(site, [piece for _, _, nodes in claims for piece in nodes])
 
 

@@ -193,6 +193,7 @@ class TestEnvConfigs:
             ("[{A: 1, B: 2}]", "env-var-syntax", (0,)),
             ("[A=1]", "env-var-syntax", (0,)),
             ("[{'A=B': 1}]", "env-var-syntax", (0, "A=B", "[key]")),
+            ("[{A B: 1}]", "env-var-syntax", (0, "A B", "[key]")),
             ('{A: "x\\0"}', "env-var-syntax", ("A",)),
             ('{"A\\e[31m": x}', "env-var-syntax", ("A\x1b[31m", "[key]")),
             ("A=1", "wrong-type", ()),

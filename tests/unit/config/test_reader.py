@@ -93,8 +93,14 @@ class TestFiles:
         assert finding.code == "missing-file"
         assert finding.help == f"did you mean `{tmp_path / 'hetero.yaml'}`?"
 
+    def test_a_missing_file_with_another_ending(self, tmp_path: FilePath) -> None:
+        (tmp_path / "job.py").write_text("")
+        (tmp_path / "job.yaml").write_text("")
+        assert self.failure(str(tmp_path / "job.yml")).help == f"did you mean `{tmp_path / 'job.yaml'}`?"
+
     def test_a_missing_file_among_unlike_ones(self, tmp_path: FilePath) -> None:
-        assert self.failure(str(tmp_path / "a.yaml")).help is None
+        (tmp_path / "enc.yaml").write_text("")
+        assert self.failure(str(tmp_path / "nosuch.yaml")).help is None
 
     def test_a_missing_directory(self, tmp_path: FilePath) -> None:
         finding = self.failure(str(tmp_path / "no" / "a.yaml"))
@@ -188,6 +194,9 @@ class TestBytes:
     def test_a_binary_file_is_called_one(self) -> None:
         _, (finding,) = read_text("\x7fELF"[1:] + "\0")
         assert "looks like a binary file" in finding.message
+        found = Diagnostics()
+        assert decode("a", b"\x7fELF\0\0\xd0", found) is None
+        assert [(each.code, each.message) for each in found] == [("not-utf8", "this is a binary file, not text")]
 
     def test_json_is_yaml_with_its_pairs_of_halves(self) -> None:
         value = {"a": [1, 2.5, None, True, "x\ud83d\ude00\n\x1b"], "b": {"c": {}}}

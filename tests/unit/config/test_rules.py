@@ -280,6 +280,12 @@ def test_hosts_match_the_nodes() -> None:
     assert told("cluster:\n  num_nodes: 2\n  hosts: [x, y]\n") == []
 
 
+def test_hosts_given_twice_hide_no_mistake_of_a_group() -> None:
+    text = groups("label: a, node_ranks: 0-1, hosts: [x]", "label: b, node_ranks: 1, hosts: [z]", num_nodes=3)
+    found = told(text.replace("  node_groups", "  hosts: [u, v, w]\n  node_groups"))
+    assert found == [("hosts-twice", 3, "hosts"), ("hosts-count", 5, "hosts")]
+
+
 def test_a_host_is_one_node() -> None:
     found = check("cluster:\n  num_nodes: 6\n  hosts: ['a[0-1]', b, 'b,c', a1]\n")
     assert [(each.code, each.span.text, each.message) for each in found] == [

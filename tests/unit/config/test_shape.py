@@ -102,6 +102,13 @@ def test_sound_file_has_no_findings(check: Check) -> None:
             "`spokes` belongs in `car.wheels[]`",
         ),
         (
+            "car: {name: a,b}",
+            "unknown-key",
+            "b",
+            "unknown key `b` in `car`",
+            'within braces a comma ends a value: write `name: "a,b"`',
+        ),
+        (
             "car: {engine: {zzz: 1}}",
             "unknown-key",
             "zzz",

@@ -55,6 +55,8 @@ cluster:
           - node_rank: 17
             robot_ip: 10.10.10.1           #! hardware-shared: 10.10.10.1
             camera_type: zet               #! bad-value: zet
+          - node_rank: 14                  #! hardware-outside-group: 14
+            robot_ip: 10.10.10             #! bad-value: 10.10.10
     - label: node                          #! reserved-label: node
       node_ranks: 3,1                      #! node-ranks-order: 1
   ssh: {port: 99999}                       #! bad-value: 99999
