@@ -17,13 +17,13 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
 
     Raises:
         ClusterError: the file names hosts, this machine runs no node of theirs, and nobody has brought them up from
-            here.
+            here; or nothing answers at `RLINF_ADDRESS`.
     """
     from rlinf_core import env_vars
     from rlinf_core.bootstrap import attach, state
     from rlinf_core.errors import ClusterError
 
-    if env_vars.ADDRESS.get() or not _names_hosts(job):
+    if attach.given() is not None or not _names_hosts(job):
         return None
     name = env_vars.CLUSTER.get() or state.cluster_name(file)
     record = state.load(name)
@@ -50,6 +50,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     head = record.nodes[0].host
     console.message(f"the driver runs on {head}, and the run folder is there")
     flags = [
+        "--told",
         *(["--detach"] if detached else []),
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),

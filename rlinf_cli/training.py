@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from rlinf_cli import console
@@ -29,7 +31,8 @@ def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
     Raises:
         RLinfError: there is no run folder to be had.
     """
-    return Training(job, recipe, make_folder(job, recipe), output).run()
+    with signals_held() as release:
+        return Training(job, recipe, make_folder(job, recipe), output).run(release)
 
 
 def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
@@ -62,13 +65,32 @@ def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
 def _run_settled(job: Job, recipe: Recipe, settle: Any) -> ExitCode:
     from rlinf_cli.live.driver_log import PRINTED
 
-    folder = make_folder(job, recipe)
-    output = folder.log_file(PRINTED, 0)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    settle({"folder": str(folder.path), "pid": os.getpid()}, output)
-    # The driver's log tells how it goes; this output is for what else is printed, and for how it ended.
-    console.verbosity.quiet = True
-    return Training(job, recipe, folder, Output.TEXT).run()
+    with signals_held() as release:
+        folder = make_folder(job, recipe)
+        output = folder.log_file(PRINTED, 0)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        settle({"folder": str(folder.path), "pid": os.getpid()}, output)
+        # The driver's log tells how it goes; this output is for what else is printed, and for how it ended.
+        console.verbosity.quiet = True
+        return Training(job, recipe, folder, Output.TEXT).run(release)
+
+
+@contextmanager
+def signals_held() -> Generator[Callable[[], None], None, None]:
+    """Within the block signals that end a run wait until the function that it gives is called.
+
+    From its folder's first moment a run can be found and told to end (`rlinf stop`). Before it has handlers it would
+    just die, and its folder would say for ever that it runs.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
@@ -102,13 +124,18 @@ class Training:
         self._progress = Progress()
         self._interrupts = Interrupts(self._progress.end, self._before_hard_end)
 
-    def run(self) -> ExitCode:
-        """Runs the program to its end, and tells how it ended: on the streams, in the run's state, by the code."""
+    def run(self, ready: Callable[[], None]) -> ExitCode:
+        """Runs the program to its end, and tells how it ended: on the streams, in the run's state, by the code.
+
+        Args:
+            ready: called as soon as signals end the run cleanly.
+        """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
             try:
+                ready()
                 self._run_program(log)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
                 failure = error

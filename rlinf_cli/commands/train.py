@@ -28,6 +28,8 @@ def train(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Run in the background and return.", show_default=False)
     ] = False,
+    # For `rlinf train` on another machine, whose person has seen what the file says.
+    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
     assume: Assume = None,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
@@ -47,14 +49,15 @@ def train(
         raise typer.BadParameter("a run asks the machines themselves; it goes with --dry-run", param_hint="'--assume'")
     job = load(file, overrides, assume)
     parts = sound(job)
-    if not console.verbosity.quiet:
+    if not (console.verbosity.quiet or told):
         show_findings(job, Severity.WARNING)
     recipe = _recipe(job)
     if dry_run:
         _dry_run(job, parts, file, output)
         return
     _check_runnable(recipe)
-    _show_plan(parts, file)
+    if not told:
+        _show_plan(parts, file)
     from rlinf_cli.remote import cluster_elsewhere, train_there
 
     cluster = cluster_elsewhere(parts, file)

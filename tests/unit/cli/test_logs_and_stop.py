@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,11 @@ class TestStop:
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
+        # Before its first step it would end at once.
+        deadline = time.monotonic() + 60
+        while run.refresh().step == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         ended = cli("stop", "--timeout", "0.3")
         assert ended.code == 1
         assert "error: the run did not end within 0.3 s" in ended.err

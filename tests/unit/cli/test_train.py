@@ -244,6 +244,20 @@ class TestAnEndBeforeItsTime:
         state = last_run().state
         assert (state.status, state.reason, state.step) == ("interrupted", word, 1)
 
+    def test_by_a_signal_that_comes_with_the_run_folder(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = RunFolder.write_config
+
+        def write_config(run: RunFolder, job: Any) -> str:
+            # `rlinf stop` has found the folder, and its process has no handlers yet.
+            os.kill(os.getpid(), signal.SIGTERM)
+            return kept(run, job)
+
+        monkeypatch.setattr(RunFolder, "write_config", write_config)
+        ended = cli("train", "recipe=fake")
+        assert ended.code == 143
+        assert "a worker prints" not in ended.err
+        assert (last_run().state.status, last_run().state.reason) == ("interrupted", "terminated")
+
     def test_by_two_signals_is_hard(self) -> None:
         process = start("fake.seconds=0.2", "fake.end=500", "runner.max_steps=1000")
         assert process.stderr is not None

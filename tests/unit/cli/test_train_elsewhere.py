@@ -59,13 +59,25 @@ def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) ->
     assert "the driver runs on trainer, and the run folder is there" in ended.err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
-    assert arguments == ["-m", "rlinf_cli", "train", "-", "--output", "json", "--verbose"]
+    assert arguments == ["-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]
     # Overrides and references have been followed.
     job = load_job("-", stdin=text.encode(), environ={})
     assert job.ok
     config: Any = job.config
     assert (config.runner.max_steps, config.fake.fail) == (7, "bug")
     assert not (fake_recipe / "runs").exists()
+
+
+def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> None:
+    record("farm")
+    table = "component  processes  group  nodes  units   per process"
+    here = cli("train", "farm.yaml")
+    assert here.err.count(table) == 1
+    ((_, arguments, text),) = head.asked
+    there = rlinf(*arguments[2:], stdin=text.encode(), environ={"RLINF_ADDRESS": "10.0.0.1:6379"})
+    assert there.code == 0
+    assert table not in there.err
+    assert "run folder: runs/" in there.err
 
 
 def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head) -> None:
