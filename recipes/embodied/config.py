@@ -41,7 +41,7 @@ class EmbodiedRunnerConfig(RunnerConfig):
     """The run as a whole."""
 
     task_type: Literal["embodied"] = Field(default="embodied", description="Kind of job; this recipe has one.")
-    max_steps: StepsOrNever = 300
+    max_steps: StepsOrNever = 150
 
 
 class EmbodiedModelConfig(ModelConfig):

@@ -76,12 +76,20 @@ Train = Callable[..., Run]
 
 @pytest.fixture
 def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
-    """Trains to the end with overrides; `during(event, runner)` is told everything as it happens."""
+    """Trains to the end: the small run with overrides, or with `shipped` the configuration of that name.
+
+    `during(event, runner)` is told everything as it happens.
+    """
     running: list[EmbodiedRunner] = []
 
-    def train(*overrides: str, during: Callable[[Event, EmbodiedRunner | None], None] | None = None) -> Run:
+    def train(
+        *overrides: str,
+        shipped: str | None = None,
+        during: Callable[[Event, EmbodiedRunner | None], None] | None = None,
+    ) -> Run:
+        sizes = SMALL if shipped is None else ()
         log_path = f"runner.logger.log_path={tmp_path / 'runs'}"
-        job = load_job("laptop", (*SMALL, log_path, *overrides), environ={})
+        job = load_job(shipped or "laptop", (*sizes, log_path, *overrides), environ={})
         job.raise_if_bad()
         config = cast("EmbodiedConfig", job.config)
         made = Run(RunFolder.create(config.runner, "embodied"), config)
