@@ -16,6 +16,9 @@ from typing import Annotated, Any, LiteralString, cast
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+# What a machine integer holds, so that whatever counts with a setting can.
+_LONGEST_INT = 18
+
 
 class YamlInt(int):
     """An int that was written as `raw`."""
@@ -119,13 +122,18 @@ def _text(value: Any) -> Any:
 def _int(value: Any) -> Any:
     if isinstance(value, bool | YamlBool) or not isinstance(value, int):
         raise expected("an integer", value)
+    if abs(value) >= 10**_LONGEST_INT:
+        raise problem("bad-value", f"must be an integer of at most {_LONGEST_INT} digits")
     return int(value)
 
 
 def _float(value: Any) -> Any:
     if isinstance(value, bool | YamlBool) or not isinstance(value, int | float):
         raise expected("a number", value)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise problem("bad-value", "must be a number below 1.8e308") from None
 
 
 def _bool(value: Any) -> Any:

@@ -8,7 +8,8 @@ default in `config`; a finding that names such a key is dropped, so a message na
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from math import isqrt
+from typing import Final, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
@@ -17,6 +18,9 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, FsdpConfig
 from rlinf_core.config.fragments.runner import LOGGER_PACKAGES, RunnerConfig
 from rlinf_core.config.tree import Path
+
+# Enough for every divisor of ten thousand million, and quick for any number that somebody may write.
+_TRIED_DIVISORS: Final = 100_000
 
 WorldSizes: TypeAlias = Mapping[str, int | None]
 
@@ -154,8 +158,11 @@ def near_multiples(value: int, step: int) -> str:
 
 
 def near_divisors(value: int, wanted: int) -> str:
-    """The divisors of `value` on both sides of `wanted`: `640 or 800`."""
-    small = [number for number in range(1, int(value**0.5) + 1) if value % number == 0]
+    """The divisors of `value` on both sides of `wanted`: `640 or 800`.
+
+    Of a number that no job has they are some that divide it, not always the nearest.
+    """
+    small = [number for number in range(1, min(isqrt(value), _TRIED_DIVISORS) + 1) if value % number == 0]
     divisors = sorted({*small, *(value // number for number in small)})
     below = [number for number in divisors if number < wanted]
     above = [number for number in divisors if number > wanted]

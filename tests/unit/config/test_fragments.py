@@ -217,7 +217,14 @@ def test_another_default_keeps_the_description() -> None:
 
 @pytest.mark.parametrize(
     ("value", "wanted", "text"),
-    [(3200, 900, "800 or 1600"), (3200, 3200, "1600"), (7, 3, "1 or 7"), (25600, 3, "2 or 4"), (3200, 5000, "3200")],
+    [
+        (3200, 900, "800 or 1600"),
+        (3200, 3200, "1600"),
+        (7, 3, "1 or 7"),
+        (25600, 3, "2 or 4"),
+        (3200, 5000, "3200"),
+        (10**50, 3, "2 or 4"),
+    ],
 )
 def test_near_divisors(value: int, wanted: int, text: str) -> None:
     assert near_divisors(value, wanted) == text

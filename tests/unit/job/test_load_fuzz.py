@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from rlinf_core.config.codes.registry import all_codes
+from rlinf_core.config.field_docs import fields_below
 from rlinf_core.config.render import render_text, to_github, to_json
 from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.registry import find_recipe
 
 TEXT = """\
 recipe: embodied
@@ -112,6 +117,7 @@ def judge(job: Job) -> None:
     known = all_codes()
     for each in job.diagnostics:
         assert each.code in known
+        assert each.code != "broken-recipe", each.message
         assert each.message
         assert 0 <= each.span.start <= each.span.end <= len(each.span.source.text)
         for line in render_text(each).split("\n"):
@@ -186,3 +192,21 @@ def test_any_arguments_never_raise(overrides: list[str], assume: list[str]) -> N
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise(data: bytes) -> None:
     judge(load_job("-", stdin=data, environ={}))
+
+
+def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """The path of every value that a file of this model may hold outside lists and mappings of the user's keys."""
+    for field in fields_below(model, path):
+        if field.type == "section":
+            yield from single_values(model, field.path)
+        elif "[" not in field.path and "NAME" not in field.path:
+            yield field.path
+
+
+# Any of these once took minutes, or ended in an exception.
+@pytest.mark.parametrize("recipe", ["embodied", "math"])
+@pytest.mark.parametrize("number", ["9" * 17, "9" * 30, "-" + "9" * 400, "9" * 400, "9e307", "1e-320"])
+def test_a_number_beyond_reason_ends_in_findings_at_once(recipe: str, number: str) -> None:
+    offered = find_recipe(recipe)
+    for path in single_values(offered.config_model()):
+        judge(load_job(offered.default_config, [f"{path}={number}"], environ={}))
