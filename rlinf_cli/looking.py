@@ -106,24 +106,37 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     Raises:
         ClusterError: there is none.
     """
+    from rlinf_core import env_vars
     from rlinf_core.bootstrap import state
     from rlinf_core.errors import ClusterError
 
     record = state.recorded(name)
     if record is not None:
         return record
-    known = state.names()
+    known, name = state.names(), name or env_vars.CLUSTER.get()
     what = f"no cluster `{name}` is recorded here" if name else "no cluster is recorded here"
     others = f"recorded are {', '.join(f'`{each}`' for each in known)}" if known else ""
-    raise ClusterError(what, why=others or None, help="bring one up by `rlinf up FILE`")
+    hint = f"bring one up by `rlinf up FILE`; one that was started by hand is named by `{env_vars.ADDRESS.name}`"
+    raise ClusterError(what, why=others or None, help=hint)
 
 
 def ask_status(name: str | None, *, parallel: int) -> status.Report:
-    """How the nodes of the recorded cluster are."""
+    """How the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one.
+
+    Raises:
+        ClusterError: there is none, or it cannot be asked.
+    """
+    from rlinf_core import env_vars
     from rlinf_core.bootstrap import status
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
 
+    address = env_vars.ADDRESS.get() if name is None else None
+    if address is not None:
+        from rlinf_core.cluster import by_address
+
+        console.message(f"asking the cluster at {address}")
+        return by_address.ask(address)
     record = recorded_cluster(name)
 
     async def work() -> status.Report:

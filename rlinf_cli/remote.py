@@ -17,13 +17,13 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
 
     Raises:
         ClusterError: the file names hosts, this machine runs no node of theirs, and nobody has brought them up from
-            here; or nothing answers at `RLINF_ADDRESS`.
+            here.
     """
     from rlinf_core import env_vars
     from rlinf_core.bootstrap import attach, state
     from rlinf_core.errors import ClusterError
 
-    if attach.given() is not None or not _names_hosts(job):
+    if env_vars.ADDRESS.get() or not _names_hosts(job):
         return None
     name = env_vars.CLUSTER.get() or state.cluster_name(file)
     record = state.load(name)

@@ -20,7 +20,8 @@ def status(
 ) -> None:
     """Show which nodes of the cluster are up, their versions, and the jobs that run.
 
-    Each node is asked over ssh. The exit status is 3 while a node is missing.
+    Each node is asked over ssh; where RLINF_ADDRESS names a Ray that was started by other means, that Ray is. The exit
+    status is 3 while a node is missing.
     """
     from rlinf_cli.looking import ask_status
     from rlinf_cli.render.status import status_record, status_text

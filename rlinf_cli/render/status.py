@@ -1,4 +1,4 @@
-"""How the nodes and jobs of the recorded cluster are, as text and as data."""
+"""How the nodes and jobs of a cluster are, as text and as data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ SCHEMA = "rlinf.status/1"
 
 def status_text(report: Report) -> str:
     """The nodes, then what is in the way of those that are not up, then the jobs."""
-    cluster = report.cluster
     ups = sum(node.state is State.UP for node in report.nodes)
-    title = f"cluster {cluster.name}: {ups} of {len(report.nodes)} nodes are up"
-    title += f", head {cluster.address}" if cluster.address else ""
-    title += "" if cluster.authenticated else ", no authentication"
+    count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    if report.name is None:
+        title = f"a cluster that `rlinf up` did not bring up: {count}"
+    else:
+        title = f"cluster {report.name}: {ups} of {count} {'is' if len(report.nodes) == 1 else 'are'} up"
+    title += f", head {report.address}" if report.address else ""
+    title += ", no authentication" if report.authenticated is False else ""
     rows = [_row(node) for node in report.nodes]
     headers = ("node", "group", "host", "state", "address", "python", "ray", "rlinf")
     blocks = [title, console.table(headers, rows, right=(0,))]
@@ -60,14 +63,13 @@ def _since(started: float) -> str:
 
 def status_record(report: Report) -> dict[str, Any]:
     """The same as data."""
-    cluster = report.cluster
     return {
         "schema": SCHEMA,
-        "cluster": cluster.name,
+        "cluster": report.name,
         "whole": report.whole,
-        "file": cluster.file,
-        "address": cluster.address or None,
-        "authenticated": cluster.authenticated,
+        "file": report.file,
+        "address": report.address or None,
+        "authenticated": report.authenticated,
         "seconds": round(report.seconds, 3),
         "nodes": [
             {

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rlinf_core import env_vars
 from rlinf_core.bootstrap import node_facts
 from rlinf_core.bootstrap.inventory import NodePorts, NodeTarget
 from rlinf_core.config.cluster import SshConfig
@@ -178,7 +179,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
     """The cluster that `rlinf up` brought up.
 
     Args:
-        name: which; by default the only one.
+        name: which; by default the one that `RLINF_CLUSTER` names, else the only one.
 
     Returns:
         None when there is none.
@@ -186,12 +187,15 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
     Raises:
         ClusterError: there are several, and none was named.
     """
+    name = name or env_vars.CLUSTER.get()
     if name is not None:
         return load(name)
     known = names()
     if len(known) > 1:
         listed = ", ".join(f"`{each}`" for each in known)
-        raise ClusterError(f"several clusters are up: {listed}", help="name one of them")
+        raise ClusterError(
+            f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
+        )
     return load(known[0]) if known else None
 
 

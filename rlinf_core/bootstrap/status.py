@@ -67,12 +67,18 @@ class Report(NamedTuple):
     Attributes:
         jobs: drivers that are connected, or None when the head could not be asked.
         seconds: that asking took.
+        address: of the head's GCS; empty while it is not up.
+        name, file: as `rlinf up` recorded them; None where Ray was started by other means.
+        authenticated: whether a token is asked for, or None where nobody has recorded it.
     """
 
-    cluster: ClusterRecord
     nodes: tuple[NodeStatus, ...]
     jobs: tuple[RunningJob, ...] | None
     seconds: float
+    address: str
+    name: str | None = None
+    file: str | None = None
+    authenticated: bool | None = None
 
     @property
     def whole(self) -> bool:
@@ -98,7 +104,8 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
     known = None if members is None else {str(each["rank"]): each for each in members["nodes"]}
     statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
     jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
-    return Report(cluster, statuses, jobs, time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    return Report(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
 
 def _connect(node: NodeTarget) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.env_vars import NODE_RANK
+from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
 
 # The version that `rlinf[train]` asks for.
@@ -29,6 +29,8 @@ _DEVICE_PLUGINS: Final = {
     "Intel": "gpu.intel.com/xe",
     "MUSA": "mthreads.com/gpu",
 }
+# What KubeRay has the head listen on, where nothing else is asked for.
+_KUBERAY_GCS_PORT: Final = 6379
 _IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -253,6 +255,9 @@ def _pod(resource: str, node: NodeTarget) -> dict[str, Any]:
 
 def _environment(node: NodeTarget) -> dict[str, str]:
     env = dict(node.env)
+    if node.is_head:
+        # What is run in the head's pod, as `rlinf train`, finds the cluster by it.
+        env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
     if node.declared_interpreter:
         # KubeRay runs `ray start` from PATH.
         folder = str(PurePosixPath(node.interpreter).parent)

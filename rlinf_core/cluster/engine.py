@@ -21,7 +21,7 @@ from typing import Any
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
-from rlinf_core.cluster import exit_status
+from rlinf_core.cluster import exit_status, reachable
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
@@ -77,6 +77,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
         return _engine
     address = address or env_vars.ADDRESS.get()
     if address:
+        reachable.check(address)
         _engine = _join(address, namespace)
     elif may_start:
         _engine = _start(namespace)
@@ -149,7 +150,8 @@ def _join_known(namespace: str) -> Engine:
             "no cluster is running that could be joined",
             why="more nodes or other hosts than this machine are asked for, `rlinf up` has brought none up here, and"
             " neither an address nor `RLINF_ADDRESS` is given",
-            help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"`',
+            help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
+            " `RLINF_ADDRESS`",
         )
     attach.authenticate(cluster)
     return _join(cluster.address, namespace)

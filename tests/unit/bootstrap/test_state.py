@@ -44,13 +44,16 @@ def test_targets_hold_what_it_takes_to_reach_a_node() -> None:
     assert node.ports.gcs == 20000
 
 
-def test_of_several_one_is_to_be_named() -> None:
+def test_of_several_one_is_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     state.save(record("a"))
     state.save(record("b"))
     assert state.names() == ["a", "b"]
     with pytest.raises(ClusterError, match="several clusters are up: `a`, `b`"):
         state.recorded()
     assert state.recorded("none") is None
+    monkeypatch.setenv("RLINF_CLUSTER", "b")
+    assert state.recorded() == record("b")
+    assert state.recorded("a") == record("a")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1, "nodes": [{"rank": 0}]}'])

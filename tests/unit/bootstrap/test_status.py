@@ -14,7 +14,7 @@ from rlinf_cli.render.status import status_record, status_text
 from rlinf_core.bootstrap import state, status
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
-from rlinf_core.bootstrap.status import State
+from rlinf_core.bootstrap.status import NodeStatus, State
 from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport
 
 
@@ -134,6 +134,16 @@ def test_nodes_that_were_started_by_themselves_are_known_by_the_head(
     # There is no way from here to the others.
     assert machines.asked == [0]
     assert report.nodes[1].address == "10.0.0.1"
+
+
+def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
+    node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
+    report = status.Report((node,), (), 0.5, address="10.0.0.1:6379")
+    assert report.whole
+    assert status_text(report).startswith("a cluster that `rlinf up` did not bring up: 1 node, head 10.0.0.1:6379\n")
+    data = status_record(report)
+    assert (data["cluster"], data["file"], data["authenticated"]) == (None, None, None)
+    assert data["address"] == "10.0.0.1:6379"
 
 
 def test_data_says_what_the_text_says(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:

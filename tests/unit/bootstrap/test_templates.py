@@ -70,6 +70,8 @@ def test_kuberay_has_a_pod_for_each_rank(hetero: tuple[NodeTarget, ...]) -> None
     pods = [spec["headGroupSpec"]["template"]["spec"], *(group["template"]["spec"] for group in groups)]
     envs = [{each["name"]: each["value"] for each in pod["containers"][0]["env"]} for pod in pods]
     assert [env["RLINF_NODE_RANK"] for env in envs] == [str(rank) for rank in range(18)]
+    # What is run in the head's pod finds the cluster; the others join it by KubeRay's own means.
+    assert [env.get("RLINF_ADDRESS") for env in envs] == ["127.0.0.1:6379"] + [None] * 17
     assert envs[0]["PATH"].startswith("/opt/venv/openpi/bin:")
     assert "PATH" not in envs[8]
     limits = [pod["containers"][0].get("resources", {}).get("limits") for pod in pods]

@@ -1,0 +1,58 @@
+"""How a cluster is that `rlinf up` did not bring up: asked of its Ray, which was started by hand or by Kubernetes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from rlinf_core.bootstrap.down import RunningJob
+from rlinf_core.bootstrap.status import NodeStatus, Report, State
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.topology import NodeInfo
+
+_SECONDS: Final = 5
+
+
+def ask(address: str) -> Report:
+    """The nodes by the ranks that a job would find there, and the jobs that run.
+
+    It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
+
+    Raises:
+        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
+    """
+    begun = time.monotonic()
+    with Cluster(address=address) as cluster:
+        nodes = tuple(map(_status, cluster.topology.nodes))
+        jobs = _other_jobs(address)
+    return Report(nodes, jobs, time.monotonic() - begun, address=address)
+
+
+def _status(node: NodeInfo) -> NodeStatus:
+    versions = dict(node.versions)
+    return NodeStatus(
+        rank=node.rank,
+        groups=(),
+        host=node.hostname,
+        state=State.UP,
+        address=node.ip,
+        python=versions.get("python"),
+        ray=versions.get("ray"),
+        rlinf=versions.get("rlinf"),
+    )
+
+
+def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
+    """The drivers that are connected besides this one; None when the head does not tell."""
+    ray: Any = ray_api()
+    try:
+        listed = ray._raylet.GcsClient(address=address).get_all_job_info(timeout=_SECONDS)
+    except ray.exceptions.RayError:
+        return None
+    own = ray.get_runtime_context().get_job_id()
+    return tuple(
+        RunningJob(str(job.driver_ip_address), int(job.driver_pid), str(job.entrypoint), job.start_time / 1000)
+        for key, job in listed.items()
+        if key.hex() != own and not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
+    )
