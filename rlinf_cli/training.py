@@ -159,8 +159,9 @@ class Training:
                     view.show(event)
 
             if not console.colored(sys.stderr):
-                # Ray colours the names before what workers print, wherever it goes.
+                # Ray colours the names before what workers print, and how often they printed it, wherever that goes.
                 os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+                os.environ.setdefault("RAY_DEDUP_LOGS", "0")
             program = self._recipe.program_function()
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")

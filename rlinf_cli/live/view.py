@@ -8,6 +8,7 @@ from typing import Self
 
 from rlinf_cli.live import words
 from rlinf_cli.live.progress import Progress
+from rlinf_cli.render.run_summary import shown
 from rlinf_core.runners.events import (
     CheckpointSaved,
     Evaluated,
@@ -100,6 +101,14 @@ def _start_line(event: RunStarted, progress: Progress) -> str:
     text = "started again" if again else f"started in {words.duration(progress.launch_seconds)}"
     if event.components:
         text += f": {processes(event)}"
-    steps = f"steps {event.first_step} to {event.last_step}" if event.last_step else f"from step {event.first_step}"
-    text += f"; {steps}"
-    return f"{text}; continued from {event.resumed_from}" if event.resumed_from and not again else text
+    text += f"; {_steps(event)}"
+    return f"{text}; continued from {shown(event.resumed_from)}" if event.resumed_from and not again else text
+
+
+def _steps(event: RunStarted) -> str:
+    if event.last_step is None:
+        return f"from step {event.first_step}"
+    if event.last_step < event.first_step:
+        # Evaluation alone, or a run that had reached its end before.
+        return "no step left to train"
+    return f"steps {event.first_step} to {event.last_step}"

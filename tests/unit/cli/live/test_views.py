@@ -152,6 +152,28 @@ def test_a_resumed_run_says_from_where(lines: Lines) -> None:
     assert line.endswith(f"env 4; steps 101 to 300; continued from {FOLDER}/checkpoints/global_step_100")
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (1, 300, "steps 1 to 300"),
+        (1, None, "from step 1"),
+        (1, 0, "no step left to train"),
+        (4, 3, "no step left to train"),
+    ],
+)
+def test_which_steps_a_run_is_about_to_do(lines: Lines, first: int, last: int | None, said: str) -> None:
+    lines.tell(STARTED._replace(first_step=first, last_step=last))
+    assert lines.written == [f"started in 0 ms: actor 1, rollout 2, env 4; {said}"]
+
+
+def test_a_checkpoint_below_the_working_folder_is_told_as_it_would_be_typed(
+    lines: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines.tell(STARTED._replace(first_step=101, resumed_from=Path.cwd() / "runs" / "x" / "global_step_100"))
+    assert lines.written[0].endswith("; continued from runs/x/global_step_100")
+
+
 def test_silence_is_broken(lines: Lines) -> None:
     lines.tell(events.Waiting("rollout: 2 processes", 120.0))
     lines.clock.now += 29
