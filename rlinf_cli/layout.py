@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlinf_cli.files import SoundJob
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.secrets import MASK, is_secret
+from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.tree import Scalar, find
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
@@ -32,17 +32,18 @@ class Layout:
     mode: str
 
 
-def lay_out(job: SoundJob, command: str, file: str, component: str | None = None) -> Layout:
+def lay_out(job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()) -> Layout:
     """The layout of all components, or of one where the others do not matter.
 
     Args:
-        command, file: what the user asked, for the better question that an error suggests.
+        command, file, said: what the user asked, for the better question that an error suggests: `said` is what
+            stood behind the file.
 
     Raises:
         PlacementError: accelerators that it depends on are unknown, or there is no such component.
     """
     cluster = job.cluster if component is None else _only(job.cluster, component)
-    _check_known(cluster, job.topology, f"rlinf inspect {command} {_argument(file)}")
+    _check_known(cluster, job.topology, ("rlinf", "inspect", command, file, *said))
     found = ComponentPlacement(cluster, job.topology)
     placements = {name: found.get_strategy(name).get_placement(job.topology) for name in found.components}
     resources = {
@@ -77,7 +78,7 @@ def _only(cluster: ClusterConfig, component: str) -> ClusterConfig:
     return cluster.model_copy(update={"component_placement": {component: entry}})
 
 
-def _check_known(cluster: ClusterConfig, topology: ClusterTopology, command: str) -> None:
+def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Sequence[str]) -> None:
     waiting: dict[str, list[str]] = {}
     for name, entry in cluster.component_placement.items():
         for label in entry.node_group or (CLUSTER_LABEL,):
@@ -86,20 +87,16 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, command: str
     if not waiting:
         return
     components = dict.fromkeys(name for names in waiting.values() for name in names)
+    import shlex
+
     whole = CLUSTER_LABEL in waiting
-    assumptions = "--assume 8" if whole else " ".join(f"--assume {_argument(label)}=8" for label in waiting)
+    assumptions = ("8",) if whole else tuple(f"{label}=8" for label in waiting)
+    better = shlex.join((*map(mask_text, asked), *(word for each in assumptions for word in ("--assume", each))))
     where = "the nodes" if whole else quoted(waiting)
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
-        help=f"say how many each node has: `{command} {assumptions}`,\n"
-        "or declare `accelerators: {per_node: 8}` in the node group",
+        help=f"say how many each node has: `{better}`,\nor declare `accelerators: {{per_node: 8}}` in the node group",
     )
-
-
-def _argument(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
 
 
 def _resources(ranks: Sequence[int], cluster: ClusterConfig, name: str, topology: ClusterTopology) -> str:

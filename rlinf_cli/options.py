@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -59,6 +60,11 @@ def is_override(argument: str) -> bool:
         return not argument.startswith(("~/", "+/"))
     key, equals, _ = argument.partition("=")
     return bool(equals) and "/" not in key
+
+
+def assumed(assume: Iterable[str] | None) -> list[str]:
+    """The `--assume` options as they stood on the command line."""
+    return [word for each in assume or () for word in ("--assume", each)]
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:
     Args:
         recipes: whose files this is about, where others differ; empty for all.
     """
-    head = f"{console.style(doc.path, 'bold')}: {doc.type}"
+    head = f"{console.style(doc.path or 'the file', 'bold')}: {doc.type}"
     if recipes:
         head += console.style(f"  (recipe {', '.join(recipes)})", "dim")
     blocks = [f"{head}\n{_holds(doc)}", paragraphs(doc.description), *map(_child, doc.children)]

@@ -10,7 +10,7 @@ from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.placement.explain import UnitUse, unit_uses
 from rlinf_core.placement.placement import Placement
-from rlinf_core.topology import ClusterTopology, NodeInfo
+from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology, NodeInfo
 
 
 def picture_of(
@@ -87,7 +87,8 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
     nodes = f"node{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
     contents = dict.fromkeys(_content(topology.nodes[rank]) for rank in ranks)
     content = f"{next(iter(contents))}{' each' if len(ranks) > 1 else ''}" if len(contents) == 1 else "unlike nodes"
-    return Section(" + ".join(labels) or "in no group", f"{nodes} · {content}", tuple(cards))
+    without = "in no group" if topology.groups.keys() - RESERVED_LABELS else CLUSTER_LABEL
+    return Section(" + ".join(labels) or without, f"{nodes} · {content}", tuple(cards))
 
 
 def _content(node: NodeInfo) -> str:

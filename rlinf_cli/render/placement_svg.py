@@ -20,6 +20,8 @@ _NARROW = frozenset("fijlrt.,:;'|!()[]- ")
 # How much wider a text is in bold.
 _BOLD = 1.1
 _SMALLEST = 7.0
+# A component's name is rather set so much smaller than left out.
+_SHRUNK = 0.85
 _FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, 'Noto Sans', 'DejaVu Sans', sans-serif"
 
 _MARGIN = 36
@@ -131,8 +133,9 @@ class _Canvas:
 
         Ranks are set smaller before any of them is left out. There is no text where it would be too low.
         """
-        named, room = f"{user.component} {user.label}", width - 4
-        text = named if _text_width(named, size) * _BOLD <= room else user.label
+        text, room = f"{user.component} {user.label}", width - 8
+        if _text_width(text, size) * _BOLD * _SHRUNK > room:
+            text, room = user.label, width - 4
         size = max(_SMALLEST, min(size, size * room / (_text_width(text, size) * _BOLD)))
         shown = _fitted(text, room, size)
         if shown and height >= size:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlinf_cli import completion, console
-from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose, assumed
 
 
 def env(
@@ -33,7 +33,8 @@ def env(
     from rlinf_core.errors import PlacementError
 
     job = load_sound(file, overrides, assume)
-    placements = lay_out(job, "env", file, component).placements[component]
+    said = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
+    placements = lay_out(job, "env", file, component, said).placements[component]
     if rank >= len(placements):
         last = len(placements) - 1
         raise PlacementError(f"component `{component}` has no rank {rank}", help=f"its ranks are 0 to {last}")

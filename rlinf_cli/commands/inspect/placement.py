@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose, assumed
 from rlinf_cli.outfile import write_whole
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def placement(
     job = load_sound(file, overrides, assume)
     if svg is not None and any(svg.exists() and svg.samefile(name) for name in job.files):
         raise typer.BadParameter(f"`{svg}` is a part of the configuration; name another file", param_hint="'--svg'")
-    layout = lay_out(job, "placement", file)
+    layout = lay_out(job, "placement", file, said=(*(overrides or ()), *assumed(assume)))
     picture = picture_of(Path(job.name).name, job.cluster, job.topology, layout.placements, layout.mode)
     if svg is not None and _draw(picture, svg):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,14 @@ def test_every_unknown_group_is_named_at_once(cli: Cli, mixed: Path) -> None:
     ended = cli("inspect", "placement", mixed, "~cluster.node_groups[0].accelerators")
     assert "of `a800`, `sim` are unknown, so `actor`, `rollout`, `sim` cannot be laid out" in ended.err
     assert "--assume a800=8 --assume sim=8`" in ended.err
+
+
+def test_the_suggested_command_keeps_what_was_said(cli: Cli, mixed: Path) -> None:
+    said = ("~cluster.node_groups[0].accelerators", "--assume", "sim=4")
+    ended = cli("inspect", "placement", mixed, *said)
+    suggested = shlex.split(ended.err.partition("`rlinf ")[2].partition("`")[0])
+    assert suggested == ["inspect", "placement", str(mixed), *said, "--assume", "a800=8"]
+    assert cli(*suggested).code == 0
 
 
 def test_without_groups_the_number_alone_is_suggested(cli: Cli, tmp_path: Path) -> None:

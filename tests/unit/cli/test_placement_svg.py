@@ -44,7 +44,7 @@ def test_one_node_shows_every_unit_and_rank() -> None:
 def test_components_that_share_a_unit_are_bands_of_their_own_colours() -> None:
     shared = Cell(ACCELERATOR, 0, (User("actor", (0,)), User("rollout", (0, 1))))
     svg = placement_svg(picture((Card((0,), None, (shared,), ()),), (("actor", 1), ("rollout", 2))))
-    assert "0-1" in texts(svg)
+    assert "rollout 0-1" in texts(svg)
     assert {"#0072B2", "#E69F00"} <= fills(svg)
 
 
