@@ -11,7 +11,7 @@ from pydantic import Field
 
 from recipes.embodied.env_kinds import check_kind
 from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
-from rlinf_core.config.fragments.algorithm import ActorCriticConfig, AdvantageType, LossType
+from rlinf_core.config.fragments.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from rlinf_core.config.fragments.checks import (
     Report,
     WorldSizes,
@@ -35,6 +35,8 @@ from rlinf_core.scalars import Bool, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = ("mlp_policy", "cnn_policy")
+# Advantages that are relative to the other members of a group.
+COMPARING = ("grpo", "reinpp_baseline")
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -146,11 +148,15 @@ def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
 def _check_available(config: EmbodiedConfig, report: Report) -> None:
     """No key is left without effect in silence."""
     actor = config.actor
+    # A model of the user's own is told these two, and does with them what it likes.
+    ours = actor.model.model_type in MODEL_TYPES
     asked: tuple[tuple[bool, Path, str], ...] = (
-        (actor.model.model_path is not None, ("actor", "model", "model_path"), "loads no weights of a file"),
+        (ours and actor.model.model_path is not None, ("actor", "model", "model_path"), "loads no weights of a file"),
+        (ours and actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
         (config.rollout.model_dir is not None, ("rollout", "model_dir"), "loads no weights of a file"),
+        (actor.tokenizer.tokenizer_model is not None, ("actor", "tokenizer", "tokenizer_model"), "loads no tokenizer"),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), "starts from no other run"),
-        (actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
+        (config.env.enable_offload, ("env", "enable_offload"), "leaves simulators where they are"),
         (
             actor.fsdp_config.gradient_checkpointing,
             ("actor", "fsdp_config", "gradient_checkpointing"),
@@ -170,31 +176,53 @@ def _check_available(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
-    algorithm = config.algorithm
+    algorithm, has_values = config.algorithm, config.actor.model.add_value_head
+    both = blame(config, ("algorithm", "loss_type"), ("algorithm", "adv_type"))
     if algorithm.adv_type == "gae" and algorithm.loss_type == "actor":
         report(
-            blame(config, ("algorithm", "loss_type"), ("algorithm", "adv_type")),
+            both,
             "conflicting-settings",
             "`adv_type: gae` needs values, and `loss_type: actor` trains none",
             "write `loss_type: actor_critic`, or `adv_type: grpo`",
         )
-    if algorithm.loss_type == "actor_critic" and not config.actor.model.add_value_head:
+    if algorithm.adv_type in ADVANTAGES and algorithm.adv_type != "gae" and algorithm.loss_type == "actor_critic":
         report(
-            ("actor", "model", "add_value_head"),
+            both,
             "conflicting-settings",
-            "`loss_type: actor_critic` trains values, and the model has no value head",
-            "write `add_value_head: true`, or `loss_type: actor`",
+            f"`loss_type: actor_critic` trains values, and `adv_type: {algorithm.adv_type}` gives no returns to learn"
+            " them from",
+            "write `loss_type: actor`, or `adv_type: gae`",
         )
+    for name, needs in (("adv_type", "gae"), ("loss_type", "actor_critic")):
+        if getattr(algorithm, name) == needs and not has_values:
+            report(
+                ("actor", "model", "add_value_head"),
+                "conflicting-settings",
+                f"`{name}: {needs}` needs values, and the model has no value head",
+                "write `add_value_head: true`, or `adv_type: grpo` and `loss_type: actor`",
+            )
+            break
+    _check_groups(config, report)
+
+
+def _check_groups(config: EmbodiedConfig, report: Report) -> None:
+    """What compares the members of a group has several to compare."""
+    algorithm, size = config.algorithm, group_size(config, config.env.train)
     size_at: Path = ("algorithm", "group_size")
     own_at: Path = ("env", "train", "group_size")
-    size = group_size(config, config.env.train)
-    if algorithm.adv_type == "grpo" and size < 2:
-        report(
-            blame(config, own_at, size_at, ("algorithm", "adv_type")),
-            "conflicting-settings",
-            "`adv_type: grpo` compares the members of a group, and each group has one",
-            "write `algorithm.group_size: 8`",
-        )
+    compares = {
+        "adv_type": f"adv_type: {algorithm.adv_type}" if algorithm.adv_type in COMPARING else "",
+        "filter_rewards": "filter_rewards: true" if algorithm.filter_rewards else "",
+    }
+    for key, said in compares.items():
+        if said and size < 2:
+            report(
+                blame(config, own_at, size_at, ("algorithm", key)),
+                "conflicting-settings",
+                f"`{said}` compares the members of a group, and each group has one",
+                "write `algorithm.group_size: 8`",
+            )
+            break
     if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
         report(
             own_at,
@@ -207,8 +235,8 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
 def _check_samples(config: EmbodiedConfig, report: Report) -> None:
     train, chunks = config.env.train, config.actor.model.num_action_chunks
     steps = train.max_steps_per_rollout_epoch
-    if steps % chunks or config.algorithm.filter_rewards:
-        return  # reported with the steps; or how many samples remain is known only when rewards are
+    if steps % chunks:
+        return  # reported with the steps
     arithmetic = f"total_num_envs {train.total_num_envs} x max_steps_per_rollout_epoch {steps}"
     if chunks > 1:
         arithmetic += f" / num_action_chunks {chunks}"

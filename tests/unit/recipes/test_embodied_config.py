@@ -95,9 +95,11 @@ class TestBatches:
         text = LAPTOP + "env:\n  train:\n    total_num_envs: many\nactor:\n  global_batch_size: 999\n"
         assert findings(text) == [("wrong-type", "many")]
 
-    def test_dynamic_sampling_leaves_the_number_open(self, findings: Any) -> None:
-        text = LAPTOP + "actor:\n  global_batch_size: 999\nalgorithm:\n  filter_rewards: true\n"
-        assert findings(text) == []
+    def test_what_dynamic_sampling_leaves_out_stays_in_the_batches(self, findings: Any) -> None:
+        algorithm = "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8, filter_rewards: true}\n"
+        assert findings(LAPTOP + algorithm) == []
+        text = LAPTOP + "actor:\n  global_batch_size: 999\n" + algorithm
+        assert findings(text) == [("batch-not-divisible", "999")]
 
     def test_an_unknown_number_of_ranks_is_not_guessed(self, findings: Any) -> None:
         text = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: all\n"
@@ -205,11 +207,18 @@ class TestKinds:
         ("actor:\n  checkpoint_load_path: /runs/a\n", "/runs/a"),
         ("actor:\n  model:\n    is_lora: true\n", "true"),
         ("actor:\n  fsdp_config:\n    gradient_checkpointing: true\n", "true"),
+        ("actor:\n  tokenizer:\n    tokenizer_model: /models/vla\n", "/models/vla"),
+        ("env:\n  enable_offload: true\n", "true"),
         ("algorithm:\n  kl_beta: 0.1\n", "0.1"),
     ],
 )
 def test_no_key_is_left_without_effect(findings: Any, text: str, value: str) -> None:
     assert findings(LAPTOP + text) == [("not-available", value)]
+
+
+def test_a_model_of_your_own_is_told_where_weights_are(findings: Any) -> None:
+    model = "actor: {model: {model_type: 'my_lab.vla:Vla', model_path: /models/vla, is_lora: true, lora_rank: 8}}\n"
+    assert findings(LAPTOP + model) == []
 
 
 ARMS = """\
@@ -263,7 +272,15 @@ class TestConflicts:
         [
             ("algorithm:\n  loss_type: actor\n", "actor"),
             ("actor:\n  model:\n    add_value_head: false\n", "false"),
+            (
+                "algorithm:\n  adv_type: gae\n  loss_type: my_lab.a:loss\nactor: {model: {add_value_head: false}}\n",
+                "false",
+            ),
+            ("algorithm:\n  adv_type: grpo\n  group_size: 8\n", "grpo"),
+            ("algorithm:\n  adv_type: grpo\n  loss_type: actor_critic\n  group_size: 8\n", "actor_critic"),
             ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n", "grpo"),
+            ("algorithm:\n  adv_type: reinpp_baseline\n  loss_type: actor\n", "reinpp_baseline"),
+            ("algorithm:\n  filter_rewards: true\n", "true"),
             ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 1\n", "1"),
             (
                 "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\nenv:\n  train:\n    group_size: 4\n",
