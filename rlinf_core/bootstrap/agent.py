@@ -19,6 +19,7 @@ PARTS: Final = (
     "node_inspect",
     "node_links",
     "node_ray",
+    "node_members",
     "node_sync",
     "node_run",
     "node_agent",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_core.bootstrap import node_facts, node_inspect, node_links, node_ray, node_sync
+from rlinf_core.bootstrap import node_facts, node_inspect, node_links, node_members, node_ray, node_sync
 
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "probe": node_facts.probe,
@@ -21,7 +21,7 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "measure": node_links.measure,
     "sync": node_sync.sync,
     "start": node_ray.start,
-    "members": node_ray.members,
+    "members": node_members.members,
     "stop": node_ray.stop,
 }
 
