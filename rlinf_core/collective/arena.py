@@ -21,7 +21,8 @@ from rlinf_core.collective.segment import CONTROL_SIZE, FIRST_LEASE, LEASES, Lea
 from rlinf_core.errors import PayloadError
 
 _SLICE = 0.1
-_LOCAL = "this process"
+# Who holds what this process has not handed out, or not yet.
+LOCAL = "this process"
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +115,7 @@ class Arena:
         """Whether more than half is in use."""
         return self._used * 2 > self._capacity
 
-    def try_allocate(self, size: int, owners: Sequence[str] = (_LOCAL,)) -> Block | None:
+    def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> Block | None:
         """A block of at least `size` bytes with a lease for each of `owners`, or None when there is no room now."""
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:

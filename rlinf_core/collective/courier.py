@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
-from rlinf_core.collective.arena import Arena, spill
+from rlinf_core.collective.arena import LOCAL, Arena, Block, spill
 from rlinf_core.collective.connection import Connection, ConnectionLostError
 from rlinf_core.collective.forwards import Forwards
 from rlinf_core.collective.frame import Flag, Frame, Kind, SharedPlace, pack_message
@@ -16,6 +16,7 @@ from rlinf_core.collective.parcel import Parcel, private_memory
 from rlinf_core.collective.payload import HostPart, PartKind
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.base import Bytes, Cargo, HostTransport, Message, inline
+from rlinf_core.collective.transports.growing import fill_by_pieces, growing_source, grown_frame
 from rlinf_core.collective.transports.shared_memory import SharedMemoryTransport, descriptors, shared_cargo
 from rlinf_core.collective.transports.stream import StreamTransport
 from rlinf_core.collective.work import Board, Work
@@ -170,17 +171,23 @@ class Courier:
             return self._write_now(link, connection, message, inline(message), acknowledgement)
         if not connection.shares_memory:
             return False
-        block = self._arena.try_allocate(size, (connection.peer.incarnation,))
+        source = growing_source(message, self._settings.growing_piece)
+        block = self._arena.try_allocate(size, _owners(connection, source))
         if block is None:
             return False
         cargo = shared_cargo(block, 0, lambda: self._arena.cancel(block))
         done = False
         try:
-            message.gather(block.memory())
+            if source is None:
+                message.gather(block.memory())
+            else:
+                cargo.flags |= Flag.GROWING
             done = self._write_now(link, connection, message, cargo, acknowledgement)
         finally:
             if not done:
                 cargo.undo()
+        if done and source is not None:
+            self._grow(link, connection, block, source)
         return done
 
     def _send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
@@ -188,12 +195,16 @@ class Courier:
         if connection is None:
             self._deliver_here(link, message, acknowledgement)
             return
-        cargo = self._load(message, connection, work)
-        try:
-            self._write(link, connection, message, cargo, work, acknowledgement)
-        except BaseException:
-            cargo.undo()
-            raise
+        source = growing_source(message, self._settings.growing_piece) if connection.shares_memory else None
+        if source is not None:
+            block = self._transport(_owners(connection, source)).room(message.body_size, work)
+            cargo = shared_cargo(block, 0, lambda: self._arena.cancel(block))
+            cargo.flags |= Flag.GROWING
+            self._write_or_undo(link, connection, message, cargo, work, acknowledgement)
+            self._grow(link, connection, block, source)
+        else:
+            cargo = self._load(message, connection, work)
+            self._write_or_undo(link, connection, message, cargo, work, acknowledgement)
 
     def _load(self, message: Message, connection: Connection, work: Work[object]) -> Cargo:
         if message.body_size <= self._limit:
@@ -202,9 +213,25 @@ class Courier:
         if connection.shares_memory:
             # Copying gigabytes takes seconds in which nothing else is seen to move.
             self._board.operations.moved()
-            owners = (connection.peer.incarnation,)
-            transport = SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
+            transport = self._transport(_owners(connection, None))
         return transport.load(message, work)
+
+    def _transport(self, owners: Sequence[str]) -> SharedMemoryTransport:
+        return SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
+
+    def _grow(self, link: Link, connection: Connection, block: Block, source: memoryview) -> None:
+        """Fills a body whose frame has left, and tells of each piece. The block is held here too until then."""
+        route, sequence = link.outgoing.route, link.outgoing.sequence
+        whole = False
+        try:
+            for filled in fill_by_pieces(block.memory(), source, self._settings.growing_piece):
+                self._board.operations.moved()
+                connection.post(grown_frame(route, sequence, filled).pack())
+            whole = True
+        finally:
+            self._arena.cancel_lease(block, 1)
+            if not whole:
+                connection.post(grown_frame(route, sequence, None).pack())
 
     def _ready_connection(self, link: Link) -> Connection | None:
         connection = link.outgoing.connection
@@ -275,6 +302,21 @@ class Courier:
             outgoing.unacknowledged[outgoing.sequence + 1] = acknowledgement
         return opening + frame.pack(), fds
 
+    def _write_or_undo(
+        self,
+        link: Link,
+        connection: Connection,
+        message: Message,
+        cargo: Cargo,
+        work: Work[object],
+        acknowledgement: Work[None] | None,
+    ) -> None:
+        try:
+            self._write(link, connection, message, cargo, work, acknowledgement)
+        except BaseException:
+            cargo.undo()
+            raise
+
     def _written(self, link: Link, connection: Connection, cargo: Cargo) -> None:
         link.outgoing.sequence += 1
         link.outgoing.routed = connection
@@ -294,8 +336,7 @@ class Courier:
         owners = [connection.peer.incarnation for _, _, connection in sharers]
         works = [work for _, work, _ in sharers]
         try:
-            transport = SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
-            block = transport.fill(message, works[0])
+            block = self._transport(owners).fill(message, works[0])
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
             for work in works:
                 work.fail(error)
@@ -313,11 +354,7 @@ class Courier:
         """One peer's frame: at once where it need not wait, as a few words seldom do."""
 
         def write() -> None:
-            try:
-                self._write(link, connection, message, cargo, work, None)
-            except BaseException:
-                cargo.undo()
-                raise
+            self._write_or_undo(link, connection, message, cargo, work, None)
 
         try:
             done = link.outgoing.run_at_once(lambda: self._write_now(link, connection, message, cargo, None))
@@ -436,6 +473,12 @@ class _Announced(HostPart):
     def __init__(self, nbytes: int, kind: int) -> None:
         super().__init__(memoryview(b""), kind)
         self.nbytes = nbytes
+
+
+def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:
+    """Who holds a body: its receiver, and its sender too while it still writes it."""
+    peer = connection.peer.incarnation
+    return (peer,) if growing is None else (peer, LOCAL)
 
 
 def _segment(cargo: Cargo) -> int:

@@ -13,13 +13,15 @@ from typing import Protocol
 from rlinf_core.collective.arena import Arena
 from rlinf_core.collective.connection import Connection, Watcher
 from rlinf_core.collective.frame import Flag, Frame, Kind, ProtocolError
+from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.link import AnyReceipt, Link, Origin
 from rlinf_core.collective.parcel import Parcel, private_memory
 from rlinf_core.collective.segment import Lease, Segment
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.device import DeviceRouter
+from rlinf_core.collective.transports.growing import read_grown
 from rlinf_core.collective.work import Board
-from rlinf_core.errors import MismatchError
+from rlinf_core.errors import MismatchError, PayloadError
 
 _log = logging.getLogger(__name__)
 _MESSAGE = int(Kind.MESSAGE)
@@ -86,6 +88,8 @@ class Dispatcher(Watcher):
         # By connection: the routes that the other side named, and the body that it is sending.
         self._routes: dict[Connection, dict[int, Link]] = {}
         self._arriving: dict[Connection, _Arriving] = {}
+        # Bodies that their senders still write, by connection, and there by route and number.
+        self._growing: dict[Connection, dict[tuple[int, int], Growth]] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
         """Messages with this tag go to `handler`."""
@@ -123,6 +127,8 @@ class Dispatcher(Watcher):
                 self._serve(self._link(connection, frame), Parcel(frame))
             else:
                 self._message(connection, frame, body)
+        elif frame.kind == Kind.GROWN:
+            self._grown(connection, frame)
         elif frame.kind == Kind.ROUTE:
             self._name_route(connection, frame)
         elif frame.kind in (Kind.ACCEPTED, Kind.REFUSED):
@@ -136,15 +142,24 @@ class Dispatcher(Watcher):
 
     def lost(self, connection: Connection, reason: str) -> None:
         arriving = self._arriving.pop(connection, None)
+        growing = self._growing.pop(connection, {})
         self._host.connection_lost(connection, reason)
-        self._routes.pop(connection, None)
+        routes = self._routes.pop(connection, {})
         if arriving is not None and arriving.lease is not None:
             arriving.lease.release()
         if arriving is not None and arriving.claim is not None:
             claim = arriving.claim
-            link = self._host.link_by_names("", claim.target)
-            # Not in this thread, which reads for everybody: the explanation may take a moment.
-            threading.Thread(target=lambda: claim.fail(self._host.explain(link, reason)), daemon=True).start()
+            self._mourn(claim.fail, self._host.link_by_names("", claim.target), reason)
+        for (route, _), growth in growing.items():
+            self._mourn(growth.fail, routes[route], reason)
+
+    def _mourn(self, fail: Callable[[Exception], object], link: Link, reason: str) -> None:
+        """Ends what will never be whole; not in this thread, which reads for all: to explain may take a moment."""
+
+        def explain_and_fail() -> None:
+            fail(self._host.explain(link, reason))
+
+        threading.Thread(target=explain_and_fail, name="rlinf-lost", daemon=True).start()
 
     def moved(self) -> None:
         self._host.board.operations.moved()
@@ -166,7 +181,8 @@ class Dispatcher(Watcher):
                 _There(self, connection, link).acknowledge(frame, None)
             return
         if frame.place is not None:
-            parcel = Parcel(frame, lease=_lease(connection, frame))
+            growth = self._begin_growth(connection, link, frame) if frame.flags & Flag.GROWING else None
+            parcel = Parcel(frame, lease=_lease(connection, frame), growth=growth)
         elif arriving is not None and arriving.lease is not None:
             parcel = Parcel(frame, lease=arriving.lease)
         else:
@@ -175,6 +191,27 @@ class Dispatcher(Watcher):
             for kind, part in zip(frame.kinds, parcel.parts(keep=False), strict=True):
                 self._host.devices.announce(kind, part)
         self._deliver(link, parcel, _There(self, connection, link))
+
+    def _begin_growth(self, connection: Connection, link: Link, frame: Frame) -> Growth:
+        host = self._host
+        growth = Growth(frame.sizes[0], link.peer, connection, host.board, host.settings.timeout)
+        self._growing.setdefault(connection, {})[frame.route, frame.sequence] = growth
+        return growth
+
+    def _grown(self, connection: Connection, frame: Frame) -> None:
+        """More of a body is there, or never will be."""
+        growing, key = self._growing.get(connection, {}), (frame.route, frame.sequence)
+        growth = growing.get(key)
+        if growth is None:
+            raise ProtocolError("the other side says that a message has grown which it never sent")
+        filled = read_grown(frame)
+        if filled is None:
+            growth.fail(PayloadError("the tensor was not sent to its end", why="its sender was interrupted"))
+        else:
+            growth.grown(filled)
+            self.moved()
+        if growth.error is not None or growth.complete:
+            del growing[key]
 
     def _deliver(self, link: Link, parcel: Parcel, origin: Origin) -> None:
         frame = parcel.frame

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     REFUSED = 4
     GOODBYE = 5
     FORGET = 6  # nothing more will lie in that shared memory, whose owner is gone
+    GROWN = 7  # more of a body is there
 
 
 class Flag:
@@ -51,6 +52,7 @@ class Flag:
     PRIVATE_COPY: Final = 16  # several receivers share the body: map it copy-on-write
     ACKNOWLEDGE: Final = 32  # the sender waits to hear whether it fitted
     ONE_SHOT: Final = 64  # that memory holds this body only
+    GROWING: Final = 128  # the body is still being written; GROWN frames say how far it has come
 
 
 class ProtocolError(RuntimeFailure):

@@ -122,8 +122,15 @@ class Incoming:
         else:
             parcel.release()
             receipt.fail(mismatch)
-        if mismatch is not None or parcel.frame.flags & Flag.ACKNOWLEDGE:
-            origin.acknowledge(parcel.frame, mismatch)
+        frame = parcel.frame
+        if mismatch is not None:
+            origin.acknowledge(frame, mismatch)
+        elif frame.flags & Flag.ACKNOWLEDGE:
+            if parcel.growth is None:
+                origin.acknowledge(frame, None)
+            else:
+                # Not before: its sender may then change the memory that it still copies from.
+                parcel.growth.when_ended(lambda: origin.acknowledge(frame, None))
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:

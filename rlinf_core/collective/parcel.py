@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.frame import Flag, Frame, layout
+from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.payload import PartKind, copy_bytes
 from rlinf_core.collective.segment import Lease
 from rlinf_core.collective.torch_payload import TensorTarget
@@ -22,12 +23,16 @@ class Parcel:
     Attributes:
         frame: the message's frame.
         nbytes: what it weighs in memory of this process outside shared memory.
+        growth: how much of its body is there, where its sender still writes it.
     """
 
-    __slots__ = ("_body", "_lease", "frame", "nbytes")
+    __slots__ = ("_body", "_lease", "frame", "growth", "nbytes")
 
-    def __init__(self, frame: Frame, body: memoryview | None = None, lease: Lease | None = None) -> None:
+    def __init__(
+        self, frame: Frame, body: memoryview | None = None, lease: Lease | None = None, growth: Growth | None = None
+    ) -> None:
         self.frame = frame
+        self.growth = growth
         self._body = body
         self._lease = lease
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
@@ -76,10 +81,26 @@ class Parcel:
     def fill(self, target: TensorTarget, adopt: Adopt | None = None) -> None:
         """Copies the one tensor that was sent into `target`."""
         try:
+            if self.growth is not None:
+                self._follow(self.growth, target)
+                return
             (source,) = adopted(self.frame.kinds, self.parts(keep=False), adopt)
             target.fill(source)
         finally:
             self.release()
+
+    def _follow(self, growth: Growth, target: TensorTarget) -> None:
+        """Copies what is there, as it comes."""
+        (source,) = self.parts(keep=False)
+        into = target.view()
+        done = 0
+        while done < source.nbytes:
+            there = growth.wait_beyond(done)
+            if into is not None:
+                copy_bytes(into[done:there], source[done:there])
+            done = there
+        if into is None:
+            target.fill(source)
 
     def release(self) -> None:
         """Drops the message unopened."""

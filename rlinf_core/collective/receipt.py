@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
+from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.parcel import Parcel
 from rlinf_core.collective.torch_payload import TensorTarget
 from rlinf_core.collective.work import Board, Work
@@ -49,8 +50,20 @@ class Receipt(Work[T], Generic[T]):
         self._opening = threading.Lock()
 
     def arrive(self, parcel: Parcel) -> bool:
-        """The message is here; tells whether this receipt still wanted it."""
+        """The message is here, or begins to be; tells whether this receipt still wanted it."""
+        growth = parcel.growth
+        if growth is not None:
+            growth.expect(self.seconds, self.since)
+            if self.serial is not None and not self._done:
+                # Its process goes on meanwhile, and nothing that it asks of this handle may block.
+                growth.when_ended(lambda: self._complete(parcel, growth))
+                return True
         return self._settle(parcel, None)
+
+    def _complete(self, parcel: Parcel, growth: Growth) -> None:
+        settled = self.fail(growth.error) if growth.error is not None else self._settle(parcel, None)
+        if growth.error is not None or not settled:
+            parcel.release()
 
     def done(self) -> bool:
         """Whether it has finished; a message that has arrived is opened for that."""

@@ -24,6 +24,7 @@ class Settings:
         inline_limit: messages up to this size travel inside their frame.
         arena_bytes: the most shared memory that this process holds for messages.
         spill_after: how long a sender waits for room in the arena before it takes memory outside of it.
+        growing_piece: tensors of two pieces of this size, or more, are received while they are still being sent.
         direct_limit: asynchronous sends up to this size are done before the call returns.
         inbox_messages: undelivered messages of one connection before its reading pauses.
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
@@ -39,6 +40,7 @@ class Settings:
     inline_limit: int = 32 * KIB
     arena_bytes: int = GIB
     spill_after: float = 0.5
+    growing_piece: int = 8 * MIB
     direct_limit: int = MIB
     inbox_messages: int = 20_000
     inbox_bytes: int = 256 * MIB

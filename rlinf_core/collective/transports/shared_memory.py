@@ -31,7 +31,7 @@ class SharedMemoryTransport(HostTransport):
 
     def fill(self, message: Message, work: Work[object]) -> Block:
         """The block that holds the message's body."""
-        block = self._room(message.body_size, work)
+        block = self.room(message.body_size, work)
         try:
             message.gather(block.memory())
         except BaseException:
@@ -39,7 +39,12 @@ class SharedMemoryTransport(HostTransport):
             raise
         return block
 
-    def _room(self, size: int, work: Work[object]) -> Block:
+    def room(self, size: int, work: Work[object]) -> Block:
+        """A block for a body, with a lease for each owner; waits for it.
+
+        Raises:
+            CommunicationTimeoutError: none became free.
+        """
         block = self._arena.try_allocate(size, self._owners)
         if block is not None:
             return block
