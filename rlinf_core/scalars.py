@@ -106,17 +106,24 @@ def expected(what: str, value: Any) -> PydanticCustomError:
     return PydanticCustomError("wrong-type", "expected {what}, found {found}", {"what": what, "found": _kind(value)})
 
 
-def _text(value: Any) -> Any:
-    raw = getattr(value, "raw", None)
+def text_of(value: Any, what: str = "text") -> str:
+    """The text of a scalar as written; `what` is expected where the value is none.
+
+    Raises:
+        PydanticCustomError: `value` is null, a list or a mapping.
+    """
+    raw = getattr(value, "raw", value)
     if isinstance(raw, str):
         return raw
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    raise expected("text", value)
+    if isinstance(raw, bool):
+        return "true" if raw else "false"
+    if isinstance(raw, int | float):
+        return str(raw)
+    raise expected(what, value)
+
+
+def _text(value: Any) -> str:
+    return text_of(value)
 
 
 def _int(value: Any) -> Any:

@@ -17,16 +17,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rlinf_core.config.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
-from rlinf_core.config.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.cluster import CLUSTER_LABEL, NODE_LABEL, RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.suggest import did_you_mean, quoted
-
-CLUSTER_LABEL = "cluster"
-NODE_LABEL = "node"
-RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
 
 
 class UnitKind(StrEnum):

@@ -49,6 +49,10 @@ from rlinf_core.scalars import Bool, Float, Int, Text, expected
 
 # Below Linux's default ephemeral range (32768-60999), where any client socket could be sitting on a port.
 DEFAULT_PORTS = range(20000, 21000)
+# Groups that always exist: every node with its accelerators, and every node whatever it holds.
+CLUSTER_LABEL = "cluster"
+NODE_LABEL = "node"
+RESERVED_LABELS = (CLUSTER_LABEL, NODE_LABEL)
 MAX_NODES = 100_000
 MAX_ACCELERATORS_PER_NODE = 1024
 
@@ -186,7 +190,7 @@ class NodeGroup(ConfigModel):
     label: Name = Field(
         description="Unique, case sensitive name that `component_placement` selects the group by. `cluster` and `node`"
         " are reserved.",
-        json_schema_extra={"not": {"enum": ["cluster", "node"]}},
+        json_schema_extra={"not": {"enum": [*RESERVED_LABELS]}},
     )
     node_ranks: NodeRanksField = Field(
         description="Global ranks of the group's nodes: `3`, `0-7`, `0-3,5`, a list of such, or `all`."

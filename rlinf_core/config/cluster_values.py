@@ -10,28 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.hosts import HostSyntaxError, check_destination, expand_hosts
 from rlinf_core.config.model import Finding, several
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
-from rlinf_core.scalars import Text, expected, plain, problem
+from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
 _NAME_BREAKS = re.compile(r"[:,\s]")
 _SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1}
-
-
-def scalar_text(value: Any, what: str) -> str:
-    """The text of a scalar as written.
-
-    Raises:
-        PydanticCustomError: `value` is null, a list or a mapping.
-    """
-    raw = getattr(value, "raw", value)
-    if isinstance(raw, str):
-        return raw
-    if isinstance(raw, bool):
-        return "true" if raw else "false"
-    if isinstance(raw, int | float):
-        return str(raw)
-    raise expected(what, value)
 
 
 def _name(text: str) -> str:
@@ -52,17 +37,6 @@ def _name(text: str) -> str:
     return text
 
 
-def _split_names(text: str) -> list[tuple[str, int, int]]:
-    """The names of `a, b` with their offsets."""
-    names: list[tuple[str, int, int]] = []
-    at = 0
-    for piece in text.split(","):
-        left = at + len(piece) - len(piece.lstrip())
-        names.append((piece.strip(), left, max(left, at + len(piece.rstrip()))))
-        at += len(piece) + 1
-    return names
-
-
 def split_names(text: str) -> tuple[str, ...]:
     """The names that `a, b` lists.
 
@@ -70,7 +44,7 @@ def split_names(text: str) -> tuple[str, ...]:
         PydanticCustomError: one of them is no name; `start` and `end` say where.
     """
     names: list[str] = []
-    for name, start, end in _split_names(text):
+    for name, start, end in name_pieces(text):
         try:
             names.append(_name(name))
         except PydanticCustomError as error:
@@ -85,7 +59,7 @@ def split_names(text: str) -> tuple[str, ...]:
 def _labels(value: Any) -> tuple[str, ...]:
     what = "a label, several joined by commas, or a list of labels"
     if not isinstance(value, list):
-        return split_names(scalar_text(value, what))
+        return split_names(text_of(value, what))
     items = cast("list[Any]", value)
     if not items:
         raise problem("name-syntax", "the list names no group", help="leave `node_group` out to mean every node")
@@ -93,7 +67,7 @@ def _labels(value: Any) -> tuple[str, ...]:
     findings: list[Finding] = []
     for index, item in enumerate(items):
         try:
-            labels.append(_name(scalar_text(item, "a label")))
+            labels.append(_name(text_of(item, "a label")))
         except PydanticCustomError as error:
             findings.append(((index,), error, item))
     if findings:
@@ -127,7 +101,7 @@ def _variable_value(value: Any) -> str:
             f"a variable's value is one scalar, found {'a list' if isinstance(value, list) else 'a mapping'}",
             help="quote it when the text itself holds brackets or braces",
         )
-    text = scalar_text(value, "a value")
+    text = text_of(value, "a value")
     if "\0" in text:
         raise problem("env-var-syntax", "a variable's value cannot hold a NUL character")
     return text
@@ -206,7 +180,7 @@ def _one_line(text: str) -> str:
 
 def _ports(value: Any) -> range:
     what = "a port range such as `20000-20999`"
-    text = scalar_text(value, what)
+    text = text_of(value, what)
     try:
         pieces = parse_ranks(text)
     except RankSyntaxError as error:
@@ -237,7 +211,7 @@ def _hosts(value: Any) -> tuple[str, ...]:
 
 def _hosts_of(value: Any, what: str) -> tuple[str, ...]:
     try:
-        return expand_hosts(scalar_text(value, what))
+        return expand_hosts(text_of(value, what))
     except HostSyntaxError as error:
         raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
 
@@ -274,7 +248,7 @@ def _ssh_options(value: Any) -> dict[str, str]:
     for key, item in cast("dict[Any, Any]", value).items():
         name = str(key)
         try:
-            text = scalar_text(_yes_no(item), "a value")
+            text = text_of(_yes_no(item), "a value")
             if not name.isalnum() or not name.isascii():
                 raise problem("bad-value", f"`{name}` is not an ssh option", help="write it as in `man ssh_config`")
             if not text or any(char in text for char in "\0\n\r"):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Set
 from typing import Final
 
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part
 from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar
 
@@ -38,7 +39,7 @@ def merge(base: Node, over: Node, path: Path = ()) -> Node:
 
 def component_names(key: str) -> tuple[str, ...]:
     """The components that a key of `component_placement` names."""
-    return tuple(name.strip() for name in key.split(","))
+    return tuple(piece.name for piece in name_pieces(key))
 
 
 def find_components(placement: Mapping, key: str) -> Entry | None:
@@ -105,15 +106,10 @@ def _names_twice(placement: Mapping) -> bool:
 
 def _pieces(entry: Entry) -> list[Entry]:
     """One entry for each component of a joined key, each pointing at its piece of the key."""
-    pieces: list[Entry] = []
-    at = 0
-    for text in entry.key.raw.split(","):
-        name = text.strip()
-        start = at + text.find(name)
-        span = part(entry.key, start, start + len(name)) or entry.key.span
-        pieces.append(Entry(Scalar(span, name, name), entry.value))
-        at += len(text) + 1
-    return pieces
+    return [
+        Entry(Scalar(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
+        for name, start, end in name_pieces(entry.key.raw)
+    ]
 
 
 def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:

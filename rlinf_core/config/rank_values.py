@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.model import Finding, several
 from rlinf_core.config.ranks import RankMapPart, RankSyntaxError, parse_rank_map
-from rlinf_core.scalars import expected, problem
+from rlinf_core.scalars import problem, text_of
 
 
 def _schema(part: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _read(
     value: Any, what: str, parse: Callable[[str, int | None], tuple[RankMapPart, ...]]
 ) -> tuple[str, tuple[RankMapPart, ...]]:
     if not isinstance(value, list):
-        text = _scalar_text(value, what)
+        text = text_of(value, what)
         try:
             return text, parse(text, None)
         except RankSyntaxError as error:
@@ -121,7 +121,7 @@ def _read(
     findings: list[Finding] = []
     for index, item in enumerate(items):
         try:
-            texts.append(_scalar_text(item, "a rank or a range such as `0-7`"))
+            texts.append(text_of(item, "a rank or a range such as `0-7`"))
             parts.extend(parse(texts[-1], index))
         except RankSyntaxError as error:
             findings.append(((index,), _finding(error), item))
@@ -134,13 +134,6 @@ def _read(
 
 def _finding(error: RankSyntaxError) -> PydanticCustomError:
     return problem("rank-syntax", error.message, help=error.help, start=error.start, end=error.end)
-
-
-def _scalar_text(value: Any, what: str) -> str:
-    raw = getattr(value, "raw", value)
-    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise expected(what, value)
-    return str(raw)
 
 
 NodeRanksField = Annotated[NodeRanks, PlainValidator(NodeRanks.parse), WithJsonSchema(_NODE_RANKS)]

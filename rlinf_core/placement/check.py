@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
 from rlinf_core.placement.resolve import resolve
-from rlinf_core.placement.written import GROUPS, PLACEMENT, Placed, group_paths, pieces, problem_span
+from rlinf_core.placement.written import GROUPS, PLACEMENT, Placed, group_paths, problem_span
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
 
 
@@ -83,7 +84,7 @@ class _Check:
             return
         first: dict[str, Span] = {}
         for entry in section.entries:
-            for name, start, end in pieces(entry.key.raw):
+            for name, start, end in name_pieces(entry.key.raw):
                 if not name:  # `a,,b`, which the model reports
                     continue
                 span = part(entry.key, start, end) or entry.key.span

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlinf_core.config.cluster import PlacementEntry
+from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part, place
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
@@ -47,7 +48,7 @@ def _label_span(tree: Mapping, entry: Path, index: int) -> Span:
     if isinstance(node, Sequence):
         return place(tree, (*path, index))
     if isinstance(node, Scalar):
-        _, start, end = pieces(node.raw)[index]
+        _, start, end = name_pieces(node.raw)[index]
         return part(node, start, end) or node.span
     return place(tree, map_path(tree, entry))
 
@@ -61,14 +62,3 @@ def group_paths(tree: Mapping) -> dict[str, Path]:
         if isinstance(label, Scalar):
             paths.setdefault(label.raw, (*GROUPS, index))
     return paths
-
-
-def pieces(raw: str) -> list[tuple[str, int, int]]:
-    """The names of `a, b`, each with its offsets."""
-    found: list[tuple[str, int, int]] = []
-    at = 0
-    for text in raw.split(","):
-        start = at + len(text) - len(text.lstrip())
-        found.append((text.strip(), start, start + len(text.strip())))
-        at += len(text) + 1
-    return found

@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 from rlinf_core.config.cluster import EnvConfig, NodeGroup
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.rank_values import NodeRanks
-from rlinf_core.config.ranks import format_range
+from rlinf_core.config.ranks import format_range, merge_ranges
 from rlinf_core.config.rules.groups import bounds, group_ranges, order, ranges_of
-from rlinf_core.config.rules.intervals import Claim, common, contradictions, merged, outside
+from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
@@ -56,7 +56,7 @@ def _group(
         order(site, ranks_at, config.node_ranks)
         if bounds(site, ranks_at, config.node_ranks) and sound_group:
             _within(site, ranks_at, config.node_ranks, nodes, group.label)
-        own = nodes if config.node_ranks.ranges is None else merged(ranges_of(config.node_ranks))
+        own = nodes if config.node_ranks.ranges is None else merge_ranges(ranges_of(config.node_ranks))
         spans = nodes if config.node_ranks.ranges is None else ranges_of(config.node_ranks)
         pieces += [Claim(piece, index, (ranks_at, config.node_ranks, i)) for i, piece in enumerate(spans)]
         for (name, value), value_at in zip(config.env_vars, variable_paths(site, at), strict=False):
@@ -67,7 +67,7 @@ def _group(
     _overlaps(site, group.label, pieces)
 
 
-def _within(site: Site, path: Path, ranks: NodeRanks, nodes: list[range], label: str) -> None:
+def _within(site: Site, path: Path, ranks: NodeRanks, nodes: tuple[range, ...], label: str) -> None:
     for index, piece in enumerate(ranges_of(ranks)):
         strangers = outside(piece, nodes)
         if strangers is not None:

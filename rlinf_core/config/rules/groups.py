@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from rlinf_core.config.cluster import MAX_NODES
+from rlinf_core.config.cluster import CLUSTER_LABEL, MAX_NODES, RESERVED_LABELS
 from rlinf_core.config.rank_values import NodeRanks
-from rlinf_core.config.ranks import format_range
-from rlinf_core.config.rules.intervals import Claim, common, contradictions, merged
+from rlinf_core.config.ranks import format_range, merge_ranges
+from rlinf_core.config.rules.intervals import Claim, common, contradictions
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path
-
-RESERVED_LABELS = ("cluster", "node")
 
 
 def check(site: Site) -> None:
@@ -38,7 +36,7 @@ def _labels(site: Site) -> None:
         if site.damaged(label):
             continue
         if group.label in RESERVED_LABELS:
-            meaning = "every node" if group.label == "cluster" else "every node without its hardware"
+            meaning = "every node" if group.label == CLUSTER_LABEL else "every node without its hardware"
             site.report(
                 "reserved-label",
                 f"the label `{group.label}` is reserved: it always means {meaning}",
@@ -102,7 +100,7 @@ def order(site: Site, path: Path, ranks: NodeRanks) -> None:
                 f"node {piece.start} {'is given twice' if again else f'stands after node {reach}'}",
                 path,
                 span=site.piece(path, ranks, index),
-                help=f"node ranks ascend, each given once: `{','.join(map(format_range, merged(ranges)))}`",
+                help=f"node ranks ascend, each given once: `{','.join(map(format_range, merge_ranges(ranges)))}`",
             )
             return
         reach = piece.stop - 1
@@ -137,8 +135,8 @@ def _accelerator_text(value: tuple[str | None, int]) -> str:
     return f"{count} x {model}" if model else f"{count} accelerator{'' if count == 1 else 's'}"
 
 
-def group_ranges(site: Site, ranks: NodeRanks) -> list[range]:
+def group_ranges(site: Site, ranks: NodeRanks) -> tuple[range, ...]:
     """The node ranges of a group, ascending and joined; `all` is every node, however many there are."""
     if ranks.ranges is None:
-        return [range(site.num_nodes or MAX_NODES)]
-    return merged(ranks.ranges)
+        return (range(site.num_nodes or MAX_NODES),)
+    return merge_ranges(ranks.ranges)

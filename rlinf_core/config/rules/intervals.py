@@ -6,7 +6,7 @@ They are found by sorting: 10,000 claims are no burden.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V", bound=Hashable)
@@ -52,19 +52,8 @@ def common(first: range, second: range) -> range:
     return range(max(first.start, second.start), min(first.stop, second.stop))
 
 
-def merged(ranges: Iterable[range]) -> list[range]:
-    """The same numbers as ascending ranges that neither overlap nor touch."""
-    result: list[range] = []
-    for piece in sorted((piece for piece in ranges if piece), key=lambda piece: piece.start):
-        if result and piece.start <= result[-1].stop:
-            result[-1] = range(result[-1].start, max(result[-1].stop, piece.stop))
-        else:
-            result.append(piece)
-    return result
-
-
-def outside(piece: range, inside: list[range]) -> range | None:
-    """The first numbers of `piece` that `inside` (as `merged` makes it) lacks, or None when it has them all."""
+def outside(piece: range, inside: Sequence[range]) -> range | None:
+    """The first numbers of `piece` that `inside` (as `merge_ranges` makes it) lacks, or None when it has them all."""
     index = bisect_right(inside, piece.start, key=lambda each: each.start) - 1
     if index < 0 or piece.start >= inside[index].stop:
         following = inside[index + 1].start if index + 1 < len(inside) else piece.stop

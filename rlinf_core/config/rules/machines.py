@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence as SequenceABC
 from itertools import accumulate
 from typing import Final
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.hosts import expand_hosts
-from rlinf_core.config.ranks import format_range
+from rlinf_core.config.ranks import format_range, merge_ranges
 from rlinf_core.config.rules.groups import group_ranges
-from rlinf_core.config.rules.intervals import merged
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, Scalar, Sequence, find
@@ -46,7 +46,7 @@ def _hosts(site: Site) -> None:
             return
         _assign(site, [(whole, site.cluster.hosts, [range(len(site.cluster.hosts))])])
         return
-    claims: list[tuple[Path, tuple[str, ...], list[range]]] = []
+    claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]] = []
     for path, group in with_hosts:
         hosts = (*path, "hosts")
         if site.damaged(hosts) or site.damaged((*path, "node_ranks")):
@@ -73,7 +73,7 @@ def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> Non
     )
 
 
-def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], list[range]]]) -> None:
+def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]]) -> None:
     """A node has one host, and a host is one node."""
     places = _Places(site)
     host_of: dict[int, tuple[str, Path, int]] = {}
@@ -128,7 +128,7 @@ def _without_host(site: Site, covered: list[range]) -> None:
         return
     missing: list[range] = []
     at = 0
-    for piece in merged(covered):
+    for piece in merge_ranges(covered):
         if piece.start > at:
             missing.append(range(at, min(piece.start, count)))
         at = max(at, piece.stop)

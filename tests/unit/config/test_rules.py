@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.rules.check import check_cluster
-from rlinf_core.config.rules.intervals import Claim, common, contradictions, merged, outside
+from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
 from rlinf_core.config.shape import validate
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -362,7 +363,7 @@ def test_contradictions_are_found_exactly_where_there_are_some(items: list[tuple
 
 @given(ranges, st.lists(ranges, max_size=6))
 def test_outside_is_the_first_run_of_missing_numbers(piece: range, others: list[range]) -> None:
-    inside = merged(others)
+    inside = merge_ranges(others)
     have = {number for each in others for number in each}
     assert sorted(have) == [number for each in inside for number in each]
     missing = [number for number in piece if number not in have]

@@ -52,7 +52,7 @@ runner: {max_steps: 3, save_interval: -1, logger: {log_path: "runs/${recipe}"}}
 actor: {global_batch_size: 25600, micro_batch_size: null, optim: {lr: 3.0e-4}}
 rollout: {pipeline_stage_num: 2}
 env: {train: {total_num_envs: 512}}
-algorithm: {adv_type: grpo, group_size: 8}
+algorithm: {adv_type: grpo, loss_type: actor, group_size: 8}
 """
 TOKENS = re.findall(r"[ \t]+|\n|\w+|[^\w\s]", TEXT)
 STRANGE = (
