@@ -17,6 +17,7 @@ from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
     import logging
+    from types import FrameType
 
     from rlinf_cli.live.view import View
     from rlinf_core.job.load import Job
@@ -82,14 +83,25 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     From its folder's first moment a run can be found and told to end (`rlinf stop`). Before it has handlers it would
     just die, and its folder would say for ever that it runs.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    came: list[int] = []
+    earlier: dict[signal.Signals, Any] = {}
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
 
     def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(came.pop(0))
 
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # What is ignored, as under nohup, stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            earlier[number] = signal.signal(number, hold)
     try:
         yield release
     finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
         release()
 
 
@@ -131,6 +143,7 @@ class Training:
             ready: called as soon as signals end the run cleanly.
         """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
+        from rlinf_core.runners.run_folder import FINISHED
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
@@ -143,6 +156,8 @@ class Training:
             failure = failure or unseen
             if self._interrupts.code is not None or isinstance(failure, KeyboardInterrupt):
                 return self._interrupted(log)
+            if failure is None:
+                failure = self._end(FINISHED)
             if failure is not None:
                 return self._failed(failure, log)
             return self._finished(log)
@@ -187,7 +202,6 @@ class Training:
         from rlinf_cli.render.run_summary import summary_text
         from rlinf_core.runners.run_folder import FINISHED
 
-        self._end(FINISHED)
         log.info("finished after step %d", self._progress.step)
         if self._output is Output.TEXT:
             console.result(summary_text(self._progress, self._folder.path))
@@ -199,7 +213,7 @@ class Training:
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
-        self._end(INTERRUPTED, reason)
+        self._end_as_can_be(INTERRUPTED, reason)
         log.info("%s after step %d", reason, self._progress.step)
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         self._say_how_to_go_on()
@@ -213,7 +227,7 @@ class Training:
         from rlinf_core.runners.run_folder import FAILED
 
         reason = reason_of(error)
-        self._end(FAILED, reason)
+        self._end_as_can_be(FAILED, reason)
         trace = "".join(traceback.format_exception(error)).rstrip()
         # Not on the screen, too: the block says what a person wants to know first.
         log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
@@ -228,11 +242,21 @@ class Training:
         if self._folder.checkpoints.latest() is not None:
             console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
 
-    def _end(self, status: str, reason: str = "") -> None:
-        """Writes how the run ended, and after which step where one was done."""
-        if self._progress.started is not None:
-            self._folder.update(step=self._progress.step)
-        self._folder.end(status, reason)
+    def _end(self, status: str, reason: str = "") -> RLinfError | None:
+        """Writes how the run ended, and after which step where one was done; returns what keeps it from that."""
+        try:
+            if self._progress.started is not None:
+                self._folder.update(step=self._progress.step)
+            self._folder.end(status, reason)
+        except RLinfError as error:
+            return error
+        return None
+
+    def _end_as_can_be(self, status: str, reason: str) -> None:
+        """The same; a folder that cannot be written, as on a full disk, must not hide why the run ends."""
+        error = self._end(status, reason)
+        if error is not None:
+            console.error(f"how the run ended could not be written to {self._folder.path}: {error.why}")
 
     def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if self._output is Output.JSON:
@@ -249,10 +273,7 @@ class Training:
         if sys.stderr.isatty():
             # The live view hides the cursor.
             os.write(2, b"\x1b[?25h")
-        try:
-            self._end(INTERRUPTED, _reason_of_end(code))
-        except RLinfError as error:
-            console.error_block(error.message, where=error.where, why=error.why)
+        self._end_as_can_be(INTERRUPTED, _reason_of_end(code))
 
 
 def _components(job: Job) -> dict[str, str]:

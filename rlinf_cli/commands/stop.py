@@ -27,7 +27,12 @@ _DEATH_SECONDS = 10.0
 def stop(
     run: Run = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Kill it; nothing of the step under way is kept.", show_default=False)
+        bool,
+        typer.Option(
+            "--force",
+            help="Kill it; nothing of the step under way is kept. A run of a machine that is gone is given up.",
+            show_default=False,
+        ),
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long it may take to end.")
@@ -53,9 +58,10 @@ def stop(
             raise RunError("no run is going on", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
         console.message(f"{shown(folder.path)} is {status} already")
         return
-    _check_here(folder)
     pid = folder.state.pid
-    if force:
+    if not folder.state.here:
+        _end_elsewhere(folder, force)
+    elif force:
         _kill(folder)
     else:
         _ask(folder, timeout)
@@ -65,17 +71,22 @@ def stop(
 app = command(stop)
 
 
-def _check_here(folder: RunFolder) -> None:
+def _end_elsewhere(folder: RunFolder, force: bool) -> None:
+    """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
     from rlinf_core.errors import RunError
+    from rlinf_core.runners.run_folder import INTERRUPTED
 
     state = folder.state
-    if not state.here:
+    if not force:
         raise RunError(
             "the run is driven from another machine",
             where=str(folder.path),
             why=f"process {state.pid} on {state.host}",
-            help=f"run the same command on {state.host}",
+            help=f"run the same command on {state.host}\nwhere that machine or container is gone for good, `--force`"
+            " here gives the run up, so that it can be resumed",
         )
+    folder.end(INTERRUPTED, f"given up by `rlinf stop --force`; process {state.pid} was on {state.host}")
+    console.message(f"nothing was killed: process {state.pid} on {state.host} cannot be reached from here")
 
 
 def _ask(folder: RunFolder, timeout: float) -> None:

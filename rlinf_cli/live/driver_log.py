@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,17 @@ class _Screen(logging.Handler):
         console.message(f"{console.style(record.levelname.lower(), style)}: {record.getMessage()}")
 
 
+class _File(logging.FileHandler):
+    """The file. That it cannot be written is told once, where logging would print a traceback for every line."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not self._told:
+            self._told = True
+            console.error(f"{self.baseFilename} cannot be written any more: {sys.exc_info()[1]}")
+
+
 @contextmanager
 def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None, None]:
     """Within the block, what this process logs goes to `file`, each line as those of workers are.
@@ -33,7 +45,7 @@ def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None
         on_screen: whether warnings and errors are shown, too.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    writer = logging.FileHandler(file, encoding="utf-8")
+    writer = _File(file, encoding="utf-8")
     writer.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
     handlers: list[logging.Handler] = [writer]
     if on_screen:

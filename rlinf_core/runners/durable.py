@@ -5,9 +5,17 @@ Everything that a run keeps is written through these few operations. Each leaves
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+# What file systems say that know no locks.
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -26,6 +34,29 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
         os.fsync(file.fileno())
     os.replace(part, path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def claimed(path: Path) -> Generator[bool, None, None]:
+    """Within the block no other process is in such a block for the file `path`; False: one is, and this one is not.
+
+    Whoever writes the file in the block by `write_whole` makes it another file for those who come after, so what it
+    says is to be read within the block. A file system without locks claims for everybody.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield True
+    finally:
+        # Closing gives the lock back.
+        os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:

@@ -129,29 +129,26 @@ class RunFolder:
         experiment = runner.logger.experiment_name or recipe
         source = _find_source(runner.resume_dir, log_path, experiment)
         home = None if source is None else _home(source.path, log_path)
-        if home is not None and home.state.alive:
-            state = home.state
-            raise RunError(
-                "the run to continue from is still going on",
-                where=str(home.path),
-                why=f"process {state.pid} on {state.host} drives it",
-                help="wait for its end, or end it with `rlinf stop`",
-            )
-        newest = None if home is None else home.checkpoints.latest()
         try:
-            if home is not None and source is not None and newest is not None and newest.step == source.step:
-                folder = cls(home.path, home.state)
-                folder.checkpoints.recover()
-            else:
+            if home is None or source is None:
                 folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
-                if home is not None and source is not None:
+                folder._begin(runner, source)
+                return folder
+            # Of two commands that come at the same moment one goes on with the run.
+            with durable.claimed(home.path / STATE) as ours:
+                if not ours or home.refresh().alive:
+                    raise _going_on(home)
+                newest = home.checkpoints.latest()
+                if newest is not None and newest.step == source.step:
+                    folder = cls(home.path, home.state)
+                    folder.checkpoints.recover()
+                else:
+                    folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
                     _copy_metrics(home.metrics_file, folder.metrics_file, source.step)
-            folder._keep = runner.keep_checkpoints
-            folder.resumed_from = source.path if source else None
-            folder._claim(source)
+                folder._begin(runner, source)
+                return folder
         except OSError as error:
             raise _unwritable(log_path, error) from error
-        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -191,8 +188,10 @@ class RunFolder:
         folder.logs.mkdir()
         return folder
 
-    def _claim(self, source: Checkpoint | None) -> None:
+    def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
         """Writes that this process drives the run from now on."""
+        self._keep = runner.keep_checkpoints
+        self.resumed_from = source.path if source else None
         self.update(
             status=RUNNING,
             step=source.step if source else 0,
@@ -257,12 +256,13 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        self._state = self._state._replace(**changes, updated=time.time())
-        text = json.dumps({"schema": SCHEMA, **self._state._asdict()}, indent=2) + "\n"
+        state = self._state._replace(**changes, updated=time.time())
+        text = json.dumps({"schema": SCHEMA, **state._asdict()}, indent=2) + "\n"
         try:
             durable.write_whole(self.path / STATE, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error
+        self._state = state
 
     def end(self, status: str, reason: str = "") -> None:
         """Writes how the run ended.
@@ -370,6 +370,16 @@ def _read_state(folder: Path) -> RunState:
         return RunState(**{name: value for name, value in fields.items() if name in RunState._fields})
     except TypeError:
         raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` lacks fields") from None
+
+
+def _going_on(run: RunFolder) -> RunError:
+    state = run.state
+    return RunError(
+        "the run to continue from is still going on",
+        where=str(run.path),
+        why=f"process {state.pid} on {state.host} drives it" if state.alive else "another command goes on with it",
+        help="wait for its end, or end it with `rlinf stop`",
+    )
 
 
 def _copy_metrics(old: Path, new: Path, step: int) -> None:

@@ -242,6 +242,17 @@ class TestStop:
         assert ended.code == 1
         assert f"process {run.state.pid} on farm-7" in ended.err
         assert socket.gethostname() != "farm-7"
+        assert run.refresh().alive
+
+    def test_one_whose_machine_is_gone_is_given_up_by_force(self, cli: Cli) -> None:
+        run = RunFolder.create(RunnerConfig(), "embodied")
+        run.update(host="farm-7")
+        ended = cli("stop", "--force")
+        assert ended.code == 0
+        # The pid is this process's own, on another machine it is another's.
+        assert "nothing was killed" in ended.err
+        assert (run.refresh().status, run.state.alive) == ("interrupted", False)
+        assert run.state.reason == f"given up by `rlinf stop --force`; process {run.state.pid} was on farm-7"
 
     def test_one_whose_process_is_gone(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder, outcome
 
 Cli = Callable[..., Any]
@@ -228,6 +230,51 @@ class TestAFailure:
         data = contract("train", ended.out)
         assert (data["status"], data["step"]) == ("failed", 2)
         assert data["reason"] == "the driver failed: KeyError: 'surprise'"
+
+    def test_that_a_full_disk_keeps_from_being_written_is_told_all_the_same(
+        self, cli: Cli, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kept = durable.write_whole
+
+        def write_whole(path: Path, text: str, **options: Any) -> None:
+            if '"failed"' in text:
+                raise OSError(28, "No space left on device")
+            kept(path, text, **options)
+
+        monkeypatch.setattr(durable, "write_whole", write_whole)
+        ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
+        assert ended.code == 1
+        assert "the driver failed: KeyError: 'surprise'" in ended.err
+        assert "how the run ended could not be written to " in ended.err
+        assert "No space left on device" in ended.err
+        assert contract("train", ended.out)["status"] == "failed"
+
+    def test_of_the_log_is_told_once(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        def emit(handler: logging.FileHandler, record: logging.LogRecord) -> None:
+            try:
+                raise OSError(28, "No space left on device")
+            except OSError:
+                handler.handleError(record)
+
+        monkeypatch.setattr(logging.FileHandler, "emit", emit)
+        ended = cli("train", "recipe=fake")
+        assert ended.code == 0
+        assert ended.err.count("cannot be written any more: [Errno 28] No space left on device") == 1
+        assert "Traceback" not in ended.err
+
+    def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = durable.write_whole
+
+        def write_whole(path: Path, text: str, **options: Any) -> None:
+            if '"finished"' in text:
+                raise OSError(28, "No space left on device")
+            kept(path, text, **options)
+
+        monkeypatch.setattr(durable, "write_whole", write_whole)
+        ended = cli("train", "recipe=fake", "-q")
+        assert (ended.code, ended.out) == (1, "")
+        assert "error: the run folder cannot be written" in ended.err
+        assert last_run().state.status == "failed"
 
 
 class TestAnEndBeforeItsTime:

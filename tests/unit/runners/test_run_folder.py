@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from rlinf_core.config.fragments.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners import run_folder
+from rlinf_core.runners import durable, run_folder
 from rlinf_core.runners.checkpoint import Manifest, config_hash
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.run_folder import RunFolder, outcome
@@ -135,6 +136,51 @@ def test_a_run_that_goes_on_is_not_taken_over(tmp_path: Path) -> None:
         RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
     assert str(os.getpid()) in str(raised.value)
     first.update(start="1:1")
+    assert RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied").path == first.path
+
+
+def test_of_two_commands_at_the_same_moment_one_goes_on_with_a_run(tmp_path: Path) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5)
+    first.end("failed")
+    before = first.refresh()
+    with durable.claimed(first.path / "run.json") as ours:
+        assert ours
+        with pytest.raises(RunError, match="still going on") as raised:
+            RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+    assert "another command goes on with it" in str(raised.value)
+    assert first.refresh() == before
+    again = RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+    assert (again.path, again.state.alive) == (first.path, True)
+
+
+def test_a_run_that_was_taken_over_meanwhile_is_not_taken_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5)
+    first.end("failed")
+    claimed = durable.claimed
+
+    def later(path: Path) -> Any:
+        # Between finding the run and claiming it, another command has claimed it and let go.
+        monkeypatch.setattr(durable, "claimed", claimed)
+        RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+        return claimed(path)
+
+    monkeypatch.setattr(durable, "claimed", later)
+    with pytest.raises(RunError, match="still going on"):
+        RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied")
+
+
+def test_a_file_system_without_locks_claims_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(durable.fcntl, "flock", refuse)
+    first = RunFolder.create(settings(tmp_path), "embodied")
+    save(first, 5)
+    first.end("failed")
     assert RunFolder.create(settings(tmp_path, resume_dir="auto"), "embodied").path == first.path
 
 
