@@ -23,6 +23,7 @@ class BackendSettings(NamedTuple):
         name: of the run.
         config: the resolved configuration without secrets, as plain data.
         resumed: whether the run goes on where an earlier one ended.
+        known: the last step that an earlier process of the run told of; -1: none.
     """
 
     folder: Path
@@ -30,6 +31,7 @@ class BackendSettings(NamedTuple):
     name: str
     config: Mapping[str, Any]
     resumed: bool = False
+    known: int = -1
 
 
 class MetricsBackend(ABC):
@@ -52,24 +54,26 @@ class TensorBoard(MetricsBackend):
 
     def __init__(self, settings: BackendSettings) -> None:
         self._folder = settings.folder / "tensorboard"
-        self._writer = self._open(None)
-
-    def _open(self, purge_step: int | None) -> Any:
-        module: Any = import_module("torch.utils.tensorboard")
-        return module.SummaryWriter(str(self._folder), purge_step=purge_step)
+        self._module: Any = import_module("torch.utils.tensorboard")
+        self._purge_step: int | None = None
+        self._writer: Any = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._module.SummaryWriter(str(self._folder), purge_step=self._purge_step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def rewind(self, step: int) -> None:
-        # TensorBoard hides what earlier files say from this step on.
-        self._writer.close()
-        self._writer = self._open(step + 1)
+        # TensorBoard hides what earlier files say from this step on. A run that begins has a single file.
+        self.close()
+        self._purge_step = step + 1
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 class _Tracker(MetricsBackend):
@@ -79,10 +83,12 @@ class _Tracker(MetricsBackend):
     """
 
     module: str
+    # Whether a run that is resumed goes on in what the service has of it; else it begins there anew.
+    continues = True
 
     def __init__(self, settings: BackendSettings) -> None:
         self._module: Any = import_module(self.module)
-        self._known = -1
+        self._known = settings.known if settings.resumed and self.continues else -1
         self._replayed_until = -1
         self._module.init(**self.arguments(settings))
 
@@ -123,6 +129,7 @@ class SwanLab(_Tracker):
     """SwanLab; local where its own settings say so."""
 
     module = "swanlab"
+    continues = False
 
     def arguments(self, settings: BackendSettings) -> dict[str, Any]:
         return {

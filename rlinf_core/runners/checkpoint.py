@@ -162,6 +162,10 @@ class CheckpointStore:
             raise _unwritable(self.folder, error) from error
         return final
 
+    def abandon(self, step: int) -> None:
+        """Removes what was written since `begin`: it will not be whole, and may be what filled the disk."""
+        durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
+
     def latest(self) -> Checkpoint | None:
         """The complete checkpoint of the highest step, or None.
 

@@ -18,7 +18,7 @@ from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
 from rlinf_core.runners.curve import draw_curve
 from rlinf_core.runners.events import Listener
-from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
@@ -89,9 +89,11 @@ class RunRecord:
         if job.tree is not None:
             digest = folder.write_config(job)
             plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
-        settings = BackendSettings(
-            folder.path, runner.logger.project_name, folder.path.name, plain, resumed=folder.resumed_from is not None
-        )
+        resumed = folder.resumed_from is not None
+        # What came after the checkpoint is still there: it is cut off below, once the services know of it.
+        known = max((each.step for each in read_metrics(folder.metrics_file)), default=-1)
+        project = runner.logger.project_name
+        settings = BackendSettings(folder.path, project, folder.path.name, plain, resumed, known)
         metrics = MetricsWriter(folder.metrics_file, open_backends(runner.logger.logger_backends, settings))
         try:
             trace = TraceWriter(folder.trace_file) if runner.trace else None
@@ -180,7 +182,6 @@ class RunRecord:
         """
         self.tell(events.PhaseStarted(step, events.SAVE_CHECKPOINT))
         store = self.folder.checkpoints
-        write(store.begin(step))
         manifest = Manifest(
             step,
             config_hash=self._config_hash,
@@ -189,8 +190,13 @@ class RunRecord:
             weight_version=weight_version,
             world_sizes=world_sizes,
         )
-        path = store.commit(step, manifest)
-        self.folder.update(step=step)
+        work = store.begin(step)
+        try:
+            write(work)
+            path = store.commit(step, manifest)
+        except Exception:
+            store.abandon(step)
+            raise
         self._worked()
         self.tell(events.CheckpointSaved(step, path))
 

@@ -63,6 +63,22 @@ def test_a_service_is_told_every_step_once(tmp_path: Path, monkeypatch: pytest.M
     assert told == [*((step, {"env/return": step}) for step in (1, 2, 3, 4)), "finished"]
 
 
+@pytest.mark.parametrize(("name", "first"), [("wandb", 4), ("trackio", 4), ("swanlab", 2)])
+def test_a_service_that_goes_on_after_a_resume_gets_no_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: int
+) -> None:
+    service = Service(name)
+    monkeypatch.setitem(sys.modules, name, service)
+    # The process before had told of three steps, and its checkpoint was of the first. SwanLab begins anew.
+    resumed = settings(tmp_path, resumed=True)._replace(known=3)
+    (backend,) = open_backends([name], resumed)
+    backend.rewind(1)
+    for step in (2, 3, 4, 5):
+        backend.log(step, {"env/return": step})
+    _, *told = service.told
+    assert [step for step, _ in told] == list(range(first, 6))
+
+
 def test_a_package_that_is_missing_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,16 @@ def test_a_curve_that_cannot_be_drawn_hides_no_failure(run: RunRecord, caplog: p
     assert "the learning curve cannot be drawn" in caplog.text
 
 
+def test_half_a_checkpoint_is_not_left_on_a_full_disk(run: RunRecord) -> None:
+    def write(path: Path) -> None:
+        (path / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run.save(1, write, weight_version=1, world_sizes={})
+    assert list(run.folder.checkpoints.folder.iterdir()) == []
+
+
 def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: clock.now))
