@@ -111,8 +111,7 @@ class Progress:
                 self.curve = event.path
 
     def _start(self, event: RunStarted, now: float) -> None:
-        if self._ready is None:
-            self._ready = now
+        self._ready = now
         self.started, self.step, self.waiting = event, event.first_step - 1, None
         self._moments.clear()
         self._moments.append(now)
@@ -129,12 +128,12 @@ class Progress:
 
     @property
     def launch_seconds(self) -> float:
-        """From the beginning to the first `RunStarted`, or to now while it is awaited."""
+        """From the beginning to `RunStarted`, or to now while it is awaited."""
         return (self.clock() if self._ready is None else self._ready) - self._began
 
     @property
     def train_seconds(self) -> float:
-        """Since the first `RunStarted`, until the end of the run's work."""
+        """Since `RunStarted`, until the end of the run's work."""
         if self.finished is not None:
             return self.finished.seconds
         return 0.0 if self._ready is None else self.clock() - self._ready

@@ -97,12 +97,11 @@ def processes(started: RunStarted) -> str:
 
 
 def _start_line(event: RunStarted, progress: Progress) -> str:
-    again = progress.restart is not None
-    text = "started again" if again else f"started in {words.duration(progress.launch_seconds)}"
+    text = f"started in {words.duration(progress.launch_seconds)}"
     if event.components:
         text += f": {processes(event)}"
     text += f"; {_steps(event)}"
-    return f"{text}; continued from {shown(event.resumed_from)}" if event.resumed_from and not again else text
+    return f"{text}; continued from {shown(event.resumed_from)}" if event.resumed_from else text
 
 
 def _steps(event: RunStarted) -> str:

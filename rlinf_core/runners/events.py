@@ -18,7 +18,7 @@ SAVE_CHECKPOINT: Final = "save_checkpoint"
 
 
 class RunStarted(NamedTuple):
-    """The workers are there and training begins.
+    """The workers are there and training begins. Told once: workers that are started again follow a `RunRestarted`.
 
     Attributes:
         folder: the run folder.
