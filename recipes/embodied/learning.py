@@ -14,7 +14,7 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.trajectory import Trajectories
-from rlinf_core.algorithms.advantages import AdvantageSettings, groups_that_vary
+from rlinf_core.algorithms.advantages import AdvantageSettings, groups_that_vary, total_rewards
 from rlinf_core.algorithms.advantages import Trajectories as Episodes
 from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from rlinf_core.algorithms.registry import get_advantage
@@ -91,8 +91,7 @@ def samples_of(
     settings = replace(settings, group_size=group_size)
     mask = episodes.mask
     if algorithm.filter_rewards and mask is not None:
-        scores = torch.where(mask, episodes.rewards, 0).sum(dim=0)
-        mask = mask & groups_that_vary(scores, group_size)
+        mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
     found = get_advantage(algorithm.adv_type)(episodes, settings)
 
     def samples(level: Tensor) -> Tensor:

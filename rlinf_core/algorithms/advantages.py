@@ -17,6 +17,8 @@ from rlinf_core.algorithms.returns import discounted_returns
 
 GROUP_EPSILON = 1e-6
 NORMALIZE_EPSILON = 1e-8
+# Scores of a group that differ by less than this share of the largest are equal: rewards are float32, of 7 digits.
+SAME_SCORE = 1e-6
 
 
 def _identity(value: Tensor) -> Tensor:
@@ -93,9 +95,10 @@ def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
 
 def grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Group-relative advantages of the total rewards of trajectories, the same for every step that counts, else 0."""
-    mask = expand_mask(trajectories.mask, trajectories.rewards)
-    scores = torch.where(mask, trajectories.rewards, 0).sum(dim=0)
-    return Advantages(torch.where(mask, group_advantages(scores, settings.group_size), 0))
+    rewards = trajectories.rewards
+    mask = expand_mask(trajectories.mask, rewards)
+    relative = group_advantages(total_rewards(rewards, mask), settings.group_size).to(rewards.dtype)
+    return Advantages(torch.where(mask, relative, 0))
 
 
 def reinpp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
@@ -111,7 +114,7 @@ def reinpp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> 
     """
     rewards = trajectories.rewards
     mask = expand_mask(trajectories.mask, rewards)
-    scores = torch.where(mask, rewards, 0).sum(dim=0)
+    scores = total_rewards(rewards, mask).to(rewards.dtype)
     means = _groups(scores, settings.group_size).mean(dim=1, keepdim=True)
     baseline = means.expand(-1, settings.group_size).reshape(scores.shape)
     steps = torch.arange(len(rewards), device=rewards.device)[:, None]
@@ -156,10 +159,17 @@ def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float,
     return advantages
 
 
+def total_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
+    """The score of each trajectory, float64 [B]: the sum of those rewards [T, B] that count, with little rounding."""
+    return torch.where(mask, rewards, 0).sum(dim=0, dtype=torch.float64)
+
+
 def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
 
-    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one.
+    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one. Scores that differ
+    by rounding alone are equal: divided by so small a deviation that would be learned from like anything else, and a
+    policy that always succeeds would unlearn it.
 
     Args:
         scores: float [B], members of a group next to each other.
@@ -176,7 +186,6 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     groups = _groups(scores, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
     relative = centered / (groups.std(dim=1, keepdim=True, correction=1) + GROUP_EPSILON)
-    # Rounding of the mean leaves a trace in equal scores, which the tiny deviation would blow up.
     return torch.where(_varies(groups)[:, None], relative, 0).reshape(scores.shape)
 
 
@@ -214,4 +223,4 @@ def _groups(scores: Tensor, group_size: int) -> Tensor:
 
 
 def _varies(groups: Tensor) -> Tensor:
-    return groups.amax(dim=1) != groups.amin(dim=1)
+    return groups.amax(dim=1) - groups.amin(dim=1) > SAME_SCORE * groups.abs().amax(dim=1)
