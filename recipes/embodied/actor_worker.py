@@ -135,7 +135,7 @@ class EmbodiedFSDPActor(Worker):
         """Several passes over the samples in random batches.
 
         Returns:
-            Figures of the training, means over its batches, by their full names.
+            Figures of the training, means over all parts of its batches, by their full names.
         """
         config, samples = self._config.actor, self._samples
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
@@ -143,7 +143,8 @@ class EmbodiedFSDPActor(Worker):
         share, micro = config.global_batch_size // self._world_size, config.micro_batch(self._world_size)
         seen: list[dict[str, Tensor]] = []
         for _ in range(self._config.algorithm.update_epoch):
-            seen += [self._update(batch, micro) for batch in samples.batches(share)]
+            for batch in samples.batches(share):
+                seen += self._update(batch, micro)
         self._version += 1
         del self._samples
         if config.enable_offload:
@@ -157,22 +158,23 @@ class EmbodiedFSDPActor(Worker):
             self._outgoing.move(device)
             move_state(self._optimizer, device)
 
-    def _update(self, batch: Samples, micro: int) -> dict[str, Tensor]:
-        """One optimizer step on this rank's share of a batch, in parts of `micro` samples."""
+    def _update(self, batch: Samples, micro: int) -> list[dict[str, Tensor]]:
+        """One optimizer step on this rank's share of a batch, in parts of `micro` samples; figures of each part."""
         holding, totals = self._holding, self._totals(batch)
         parts = list(batch.parts(micro))
+        # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
+        totals = {name: total / len(parts) for name, total in totals.items()}
         self._optimizer.zero_grad()
-        losses: list[Loss] = []
+        figures: list[dict[str, Tensor]] = []
         for number, part in enumerate(parts):
             holding.accumulate(last=number == len(parts) - 1)
             found = self._judge(part, totals)
-            # With totals the losses of the parts add up to that of the batch; means are averaged.
-            (found.loss if totals or len(parts) == 1 else found.loss / len(parts)).backward()
-            losses.append(found)
+            (found.loss / len(parts)).backward()
+            figures.append(found.metrics)
         holding.finish_gradients()
         norm = holding.clip_gradients(self._config.actor.optim.clip_grad)
         self._optimizer.step()
-        return {**losses[-1].metrics, "actor/grad_norm": norm.detach()}
+        return [{**each, "actor/grad_norm": norm.detach()} for each in figures]
 
     def _totals(self, batch: Samples) -> dict[str, Tensor]:
         """What counts in the whole batch, by rank on average; empty where everything does."""

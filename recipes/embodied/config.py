@@ -125,6 +125,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
     check_batches(config, config.actor, world_sizes.get("actor"), report)
+    _check_offload(config, world_sizes, report)
     _check_available(config, report)
     _check_algorithm(config, report)
     _check_samples(config, report)
@@ -263,6 +264,19 @@ def _check_actors(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repor
         f"`env.train.total_num_envs` does not divide: {total} / {actors} actors{groups} = {total / actors / size:g}",
         f"`env.train.total_num_envs` could be {near_multiples(total, actors * size)}",
     )
+
+
+def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """There are shards where they are to be kept in the host's memory."""
+    fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
+    if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
+        why = "a single actor" if alone else "`sharding_strategy: no_shard`"
+        report(
+            ("actor", "fsdp_config", "cpu_offload"),
+            "conflicting-settings",
+            f"`cpu_offload` keeps shards in the host's memory, and {why} has none",
+            "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
+        )
 
 
 def _check_staleness(config: EmbodiedConfig, report: Report) -> None:

@@ -33,6 +33,9 @@ class Stages:
         info = worker.worker_info
         self.routes: Routes = routes_of(layout, config, training=training)
         self.passes = environments.rollout_epoch
+        # Values are asked for where episodes are cut off, or wherever they end.
+        self._values = training and config.actor.model.add_value_head
+        self._always = config.algorithm.bootstrap_type == "always"
         self.chunks = chunks_of(config, environments, training=training)
         self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]
         self.batches: list[VectorEnv] = [
@@ -48,6 +51,14 @@ class Stages:
             )
             for stage in range(self.routes.stages)
         ]
+
+    def message(self, result: StepResult) -> dict[str, Any]:
+        """What rollout workers are told of a step; final observations only where it is asked what they are worth."""
+        message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
+        message["observations"] = result.observations
+        if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
+            message["final_observations"] = result.final_observations
+        return message
 
     def close(self) -> None:
         """Gives back what the environments hold."""
@@ -110,7 +121,7 @@ class EnvWorker(Worker):
                         actions = self._recv_actions(stages, stage)
                     with self.worker_timer("env/step"):
                         result = batch.step(actions)
-                    self._send(stages, stage, _message(result))
+                    self._send(stages, stage, stages.message(result))
                     if result.episodes is not None:
                         sums.add(result.episodes)
         return sums.sums
@@ -130,11 +141,3 @@ class EnvWorker(Worker):
             if stages is not None:
                 stages.close()
         super()._close()
-
-
-def _message(result: StepResult) -> dict[str, Any]:
-    message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
-    message["observations"] = result.observations
-    if result.final_observations is not None:
-        message["final_observations"] = result.final_observations
-    return message

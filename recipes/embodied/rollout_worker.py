@@ -133,7 +133,7 @@ class MultiStepRolloutWorker(Worker):
             self.send(actions[share.start : share.stop], self._env, share.peer)
 
     def _finals(self, message: dict[str, Any]) -> Tensor | None:
-        if "final_observations" not in message or not self._judges:
+        if "final_observations" not in message:
             return None
         return self._values(self.policy.prepare(message["final_observations"]))
 

@@ -58,7 +58,17 @@ class Alone(Holding):
 
 
 class Replicated(Alone):
-    """Every rank holds everything, and gradients are averaged: `sharding_strategy: no_shard`."""
+    """Every rank holds everything, and gradients are averaged: `sharding_strategy: no_shard`.
+
+    Args:
+        module: see `Holding`.
+        world_size: see `Holding`.
+        reduce_type: in which gradients are summed; None: the one they have.
+    """
+
+    def __init__(self, module: nn.Module, world_size: int, reduce_type: torch.dtype | None = None) -> None:
+        super().__init__(module, world_size)
+        self._reduce_type = reduce_type
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         """See `Holding`."""
@@ -68,6 +78,7 @@ class Replicated(Alone):
         """See `Holding`; one message for all of them."""
         gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
         flat = torch.cat([each.flatten() for each in gradients])
+        flat = flat if self._reduce_type is None else flat.to(self._reduce_type)
         dist.all_reduce(flat)
         flat /= self.world_size
         for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
@@ -96,11 +107,12 @@ def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device
     if world_size == 1:
         return Alone(module, 1)
     _join(rank, world_size, device)
+    types = fsdp.mixed_precision
     if fsdp.sharding_strategy == "no_shard":
-        return Replicated(module, world_size)
+        reduced = types.reduce_dtype or types.param_dtype
+        return Replicated(module, world_size, DTYPES[reduced] if reduced else None)
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-    types = fsdp.mixed_precision
     # Forward inputs stay as they are: actions in half the bits would be other actions.
     precision = MixedPrecisionPolicy(
         param_dtype=DTYPES[types.param_dtype] if types.param_dtype else None,

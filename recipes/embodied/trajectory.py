@@ -26,8 +26,8 @@ class Trajectories:
         version: of the weights that acted; the oldest where they changed in between.
         inputs: of the policy, each [T, B, ...].
         steps: `actions` and `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`, `valid` bool
-            [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an episode ended,
-            [T, B, V].
+            [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an episode ended
+            where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
         last: float32 [B, V], value of the observation after the last step; None without a value head.
     """
 
@@ -97,7 +97,7 @@ class Recorder:
             self._write(self._steps, "values", step, decision.values)
 
     def happened(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
-        """What came of it; `finals` are the values of observations in which episodes ended, None when none did."""
+        """What came of it; `finals` are the values of observations in which episodes ended, None when none counts."""
         for name in OUTCOME:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
         if finals is not None:

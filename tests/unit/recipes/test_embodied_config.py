@@ -290,11 +290,17 @@ class TestConflicts:
                 "actor:\n  fsdp_config:\n    sharding_strategy: shard_grad_op\n    reshard_after_forward: true\n",
                 "true",
             ),
+            ("actor: {fsdp_config: {cpu_offload: true}}\n", "true"),
             ("actor:\n  group_name: G\nrollout:\n  group_name: G\n", "G"),
         ],
     )
     def test_two_settings_that_contradict(self, findings: Any, sections: str, underlined: str) -> None:
         assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+
+    def test_shards_to_offload(self, findings: Any) -> None:
+        assert findings(EIGHT + "actor: {fsdp_config: {cpu_offload: true}}\n") == []
+        replicated = EIGHT + "actor: {fsdp_config: {cpu_offload: true, sharding_strategy: no_shard}}\n"
+        assert findings(replicated) == [("conflicting-settings", "true")]
 
     def test_grpo_as_it_should_be(self, findings: Any) -> None:
         assert findings(LAPTOP + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n") == []

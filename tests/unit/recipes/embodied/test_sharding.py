@@ -1,0 +1,34 @@
+"""Gradients of several ranks become one, without the ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recipes.embodied.sharding import Replicated
+
+
+@pytest.mark.parametrize("reduce_type", [None, torch.bfloat16])
+def test_gradients_are_averaged_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, reduce_type: torch.dtype | None
+) -> None:
+    sent: list[Tensor] = []
+
+    def all_reduce(values: Tensor) -> None:
+        """As if the other rank had three times the gradients."""
+        sent.append(values.clone())
+        values *= 4
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    module = nn.Linear(3, 2)
+    module(torch.ones(1, 3) / 3).sum().backward()
+    # A head of values that no loss asks for.
+    module.register_parameter("unused", nn.Parameter(torch.zeros(2)))
+    Replicated(module, 2, reduce_type).finish_gradients()
+    (message,) = sent
+    assert message.dtype == (reduce_type or torch.float32)
+    assert module.weight.grad is not None
+    assert module.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(module.weight.grad, torch.full((2, 3), 2 / 3), rtol=0, atol=1e-2)
