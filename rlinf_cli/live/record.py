@@ -11,8 +11,8 @@ from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRe
 if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
 
-# The state is written whole and to the disk. What that takes decides how often: it costs a run 2 % at most, and the step
-# that is written was done milliseconds before the last one on a good disk, this many seconds on the worst.
+# The state is written whole and to the disk. What that takes decides how often: it costs a run 2 % at most, and the
+# step that is written was done milliseconds before the last one on a good disk, this many seconds on the worst.
 _SHARE = 0.02
 _SELDOM = 2.0
 

@@ -132,6 +132,43 @@ def test_a_service_that_fails_later_is_left_out(tmp_path: Path, caplog: pytest.L
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
+def test_tensorboard_has_a_file_for_each_attempt_that_did_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            told.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            told.append((name, value, step))
+
+        def flush(self) -> None:
+            return
+
+        def close(self) -> None:
+            told.append("closed")
+
+    module: Any = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    (backend,) = open_backends(["tensorboard"], settings(tmp_path))
+    # As a run that begins does it, then goes back to step 1 and dies at once, twice.
+    backend.rewind(0)
+    backend.log(1, {"a": 1.0})
+    backend.log(2, {"a": 2.0})
+    backend.rewind(1)
+    backend.rewind(1)
+    backend.log(2, {"a": 3.0})
+    backend.close()
+    assert told == [
+        *(("tensorboard", 1), ("a", 1.0, 1), ("a", 2.0, 2), "closed"),
+        *(("tensorboard", 2), ("a", 3.0, 2), "closed"),
+    ]
+
+
 def test_tensorboard_hides_what_a_restart_does_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch")
