@@ -69,6 +69,8 @@ def _example(example: Example) -> str:
     blocks += [f"with `{name}`:\n\n```yaml\n{text.rstrip()}\n```" for name, text in example.files]
     blocks += [f"and on the command line: `{argument}`" for argument in example.overrides]
     blocks += [f"with `--assume {argument}`" for argument in example.assume]
+    if example.found is not None:
+        blocks.append(f"with `--live`, where each node has {example.found} accelerators")
     return "\n\n".join(blocks)
 
 

@@ -22,13 +22,27 @@ if TYPE_CHECKING:
     from rlinf_core.topology import ClusterTopology
 
 
-def load(name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None) -> Job:
-    """The job of a file, with everything that was found in it."""
+def load(
+    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+) -> Job:
+    """The job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
+
+    Raises:
+        ClusterError: a node cannot be asked.
+    """
     from rlinf_core.job.load import load_job
+
+    probe = None
+    if live:
+        if assume:
+            raise typer.BadParameter("`--assume` says what `--live` asks the nodes; give one of them")
+        from rlinf_cli.looking import prober
+
+        probe = prober(name)
 
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input, end it with Ctrl-D")
-    return load_job(name, overrides or (), assume=assume or (), environ=os.environ)
+    return load_job(name, overrides or (), assume=assume or (), environ=os.environ, probe=probe)
 
 
 class SoundJob(NamedTuple):
@@ -51,13 +65,16 @@ class SoundJob(NamedTuple):
     topology: ClusterTopology
 
 
-def load_sound(name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None) -> SoundJob:
+def load_sound(
+    name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
+) -> SoundJob:
     """A file that has no errors; its warnings and notes are for `rlinf validate` to tell.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
+        ClusterError: with `live`, a node cannot be asked.
     """
-    return sound(load(name, overrides, assume))
+    return sound(load(name, overrides, assume, live=live))
 
 
 def sound(job: Job) -> SoundJob:

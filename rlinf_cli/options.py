@@ -51,6 +51,14 @@ Assume = Annotated[
 ]
 
 
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live", help="Ask the nodes what they have, over ssh, and go by that. Starts nothing.", show_default=False
+    ),
+]
+
+
 def is_override(argument: str) -> bool:
     """True for `key=value`, `~key`, `+key=value`; False for what names a file.
 

@@ -11,7 +11,7 @@ import typer
 from rlinf_cli import completion, console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Assume, Quiet, Verbose, split_files
+from rlinf_cli.options import Assume, Live, Quiet, Verbose, split_files
 
 if TYPE_CHECKING:
     from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
@@ -32,10 +32,11 @@ def validate(
         ReportForm, typer.Option("--output", "-o", help="Form of the findings.", metavar="text|json|github")
     ] = ReportForm.TEXT,
     assume: Assume = None,
+    live: Live = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Report every mistake of a file, offline.
+    """Report every mistake of a file, offline or, with --live, also against what its nodes have.
 
     FILE is a path, the name of a shipped config such as `hetero18`, or `-` for standard input; several are checked one
     after another. KEY=VALUE replaces a value of theirs, as in `actor.seed=7`, and ~KEY deletes one.
@@ -47,7 +48,7 @@ def validate(
         raise typer.BadParameter("name a file to check, or `-` for standard input")
     if files.count("-") > 1:
         raise typer.BadParameter("standard input can be read once only")
-    reports = [(file, load(file, overrides, assume).diagnostics) for file in files]
+    reports = [(file, load(file, overrides, assume, live=live).diagnostics) for file in files]
     _print(reports, output)
     if any(not found.ok for _, found in reports):
         raise typer.Exit(ExitCode.INVALID)

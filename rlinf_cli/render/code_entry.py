@@ -43,6 +43,7 @@ def _record(example: Example) -> dict[str, Any]:
         "files": {name: _unmarked(text) for name, text in example.files},
         "environ": dict(example.environ),
         "assume": list(example.assume),
+        "found": example.found,
     }
 
 
@@ -54,6 +55,8 @@ def _example(example: Example, color: str) -> str:
         blocks.append(f"    {name}:\n{_numbered(text, color)}")
     settings = [f"{name}={value}" for name, value in example.environ]
     arguments = [*example.overrides, *(f"--assume {value}" for value in example.assume)]
+    if example.found is not None:
+        arguments.append(f"--live    # each node has {example.found} accelerators")
     if settings or arguments:
         command = " ".join([*settings, "rlinf validate FILE", *arguments])
         blocks.append("\n".join(f"    {line}" for line in _with_caret(f"$ {command}", color)))

@@ -8,9 +8,9 @@ Every stage reports what it finds and passes on what is sound, so that one run t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingABC
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,7 +29,10 @@ from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import resolve
-from rlinf_core.topology import ClusterTopology
+from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
+
+Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
+"""What the nodes of a cluster have, by rank; raises what kept them from being asked."""
 
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # What the rules go on with where a required value is missing or wrong: they never believe it (`Validated.damaged`),
@@ -103,6 +106,7 @@ def load_job(
     assume: Sequence[str] = (),
     stdin: bytes | None = None,
     environ: MappingABC[str, str] | None = None,
+    probe: Probe | None = None,
 ) -> Job:
     """Reads and checks a configuration, without touching a machine. Never raises for what a file can hold.
 
@@ -112,6 +116,8 @@ def load_job(
         assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
         stdin: stands in for the process's standard input.
         environ: what `${env:NAME}` refers to; default the process's environment.
+        probe: asks the nodes what they have; then the file is checked against that. A file that is wrong without
+            asking is not asked about.
     """
     diagnostics = Diagnostics()
     source = _load_source(name, stdin, diagnostics)
@@ -127,7 +133,7 @@ def load_job(
     if composed is None:
         return Job(source.name, diagnostics)
     job = Job(source.name, diagnostics, composed.tree, composed.sources, secret=composed.secret)
-    return _understand(job, composed, assume)
+    return _understand(job, composed, assume, probe)
 
 
 def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> SourceText | None:
@@ -153,7 +159,7 @@ def _find_base(name: str, _extending: str) -> str | None:
     return str(shipped) if shipped else None
 
 
-def _understand(job: Job, composed: Composed, assume: Sequence[str]) -> Job:
+def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
     """The stages after composing."""
     diagnostics = job.diagnostics
     recipe, model = _select_recipe(composed, diagnostics)
@@ -168,7 +174,13 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str]) -> Job:
         return job._replace(recipe=recipe, config=config)
     check_cluster(cluster, view, diagnostics)
     topology = _topology(cluster, assume, diagnostics)
-    check_placement(composed.tree, cluster, topology, diagnostics, view.pruned)
+    offline = Diagnostics()
+    check_placement(composed.tree, cluster, topology, offline, view.pruned)
+    if probe is not None and diagnostics.ok and offline.ok:
+        topology = _probed(cluster, probe(cluster), composed.tree, diagnostics) or topology
+        check_placement(composed.tree, cluster, topology, diagnostics)
+    else:
+        diagnostics.extend(offline)
     if recipe is not None and config is not None:
         _check_recipe(recipe, config, view, _world_sizes(cluster, topology, view), diagnostics)
     damaged = view.damaged(("cluster", "num_nodes"))
@@ -246,6 +258,33 @@ def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagno
             diagnostics.add(Diagnostic("bad-assumption", Severity.ERROR, error.message, span, (), error.help))
         start += len(text) + 1
     return ClusterTopology.from_config(cluster, sound)
+
+
+def _probed(
+    cluster: ClusterConfig, nodes: Sequence[NodeInfo], tree: Mapping, diagnostics: Diagnostics
+) -> ClusterTopology | None:
+    """The topology that the nodes turn out to have; None where they are not what is declared, which is reported."""
+    mismatches = accelerator_mismatches(cluster, nodes)
+    if not mismatches:
+        return ClusterTopology.from_nodes(nodes, cluster)
+    from rlinf_core.config.places import naming
+    from rlinf_core.config.ranks import format_ranks
+
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for each in mismatches:
+        alike.setdefault((each.label, each.declared, each.found), []).append(each.node_rank)
+    by_label: dict[str, list[str]] = {}
+    for (label, declared, found), ranks in alike.items():
+        on = f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
+        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found} on {on}")
+    for index, group in enumerate(cluster.node_groups):
+        if group.label in by_label:
+            path: Path = ("cluster", "node_groups", index, "accelerators")
+            message = ", ".join(by_label[group.label])
+            help_text = "repair the node, or correct `accelerators` of the group"
+            span = naming(tree, path)
+            diagnostics.add(Diagnostic("accelerators-differ", Severity.ERROR, message, span, path, help_text))
+    return None
 
 
 def check_assumption(text: str, cluster: ClusterConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlinf_cli import completion, console
-from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose, assumed
+from rlinf_cli.options import Assume, File, Live, Output, OutputOption, Overrides, Quiet, Verbose, assumed
 
 
 def env(
@@ -18,6 +18,7 @@ def env(
     rank: Annotated[int, typer.Option("--rank", "-r", help="Rank of the process among its component's.", min=0)],
     overrides: Overrides = None,
     assume: Assume = None,
+    live: Live = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -32,7 +33,7 @@ def env(
     from rlinf_cli.render.process_env import env_record, env_text
     from rlinf_core.errors import PlacementError
 
-    job = load_sound(file, overrides, assume)
+    job = load_sound(file, overrides, assume, live=live)
     said = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
     placements = lay_out(job, "env", file, component, said).placements[component]
     if rank >= len(placements):

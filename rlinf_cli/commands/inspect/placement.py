@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.options import Assume, File, Output, OutputOption, Overrides, Quiet, Verbose, assumed
+from rlinf_cli.options import Assume, File, Live, Output, OutputOption, Overrides, Quiet, Verbose, assumed
 from rlinf_cli.outfile import write_whole
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ def placement(
     file: File,
     overrides: Overrides = None,
     assume: Assume = None,
+    live: Live = False,
     output: OutputOption = Output.TEXT,
     tree: Annotated[bool, typer.Option("--tree", help="Show groups, nodes and units.", show_default=False)] = False,
     show_all: Annotated[
@@ -33,14 +34,14 @@ def placement(
 ) -> None:
     """Show who runs where, who shares what, and what is idle.
 
-    No machine is touched: accelerators that FILE does not declare are given with --assume. KEY=VALUE replaces a value
-    of FILE, ~KEY deletes one.
+    No machine is touched: accelerators that FILE does not declare are given with --assume, or asked of the nodes with
+    --live. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.files import load_sound
     from rlinf_cli.layout import lay_out
     from rlinf_cli.render.placement_picture import picture_of
 
-    job = load_sound(file, overrides, assume)
+    job = load_sound(file, overrides, assume, live=live)
     if svg is not None and any(svg.exists() and svg.samefile(name) for name in job.files):
         raise typer.BadParameter(f"`{svg}` is a part of the configuration; name another file", param_hint="'--svg'")
     layout = lay_out(job, "placement", file, said=(*(overrides or ()), *assumed(assume)))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
 from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.topology import NodeInfo
 
 _PACKAGE: Final = {"realsense": "pyrealsense2", "zed": "pyzed"}
 
@@ -54,6 +55,18 @@ def found_text(said: Any) -> str:
         return "none"
     names = ", ".join(sorted({model for model in models if model}))
     return f"{len(models)} {said['found']['type']}" + (f" ({names})" if names else "")
+
+
+def node_info(seen: Seen) -> NodeInfo:
+    """A node that answered, with the accelerators that it has; they are unknown where it could not tell."""
+    node = NodeInfo(seen.node.rank)
+    said = seen.facts["accelerators"].get("found")
+    if said is None:
+        return node
+    models: list[str | None] = said["models"]
+    if not models:
+        return node._replace(num_accelerators=0)
+    return node._replace(num_accelerators=len(models), accelerator_type=said["type"], accelerator_model=models[0])
 
 
 def robots(seen: Sequence[Seen]) -> list[Finding]:

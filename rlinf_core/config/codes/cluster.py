@@ -99,6 +99,19 @@ _GROUPS = (
     ),
 )
 
+_LIVE = (
+    Code(
+        "accelerators-differ",
+        Severity.ERROR,
+        "nodes do not have the accelerators that their group declares",
+        "With `--live` the nodes are asked. `per_node` must be the number that is found, and `model` a part of the "
+        "name that is. Either a node is not in order, or the file describes another one. A visibility variable such "
+        "as `CUDA_VISIBLE_DEVICES` of a node hides accelerators from it.",
+        Example(_groups("- {label: a800, node_ranks: 0-3, «accelerators»: {per_node: 8}}"), found=4),
+        Example(_groups("- {label: a800, node_ranks: 0-3, accelerators: {per_node: 4}}"), found=4),
+    ),
+)
+
 _ENVIRONMENT = (
     _error(
         "env-config-outside-group",
@@ -292,4 +305,4 @@ _MACHINES = (
     ),
 )
 
-CODES: tuple[Code, ...] = (*_GROUPS, *_ENVIRONMENT, *_HARDWARE, *_MACHINES)
+CODES: tuple[Code, ...] = (*_GROUPS, *_LIVE, *_ENVIRONMENT, *_HARDWARE, *_MACHINES)

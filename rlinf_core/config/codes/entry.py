@@ -22,6 +22,7 @@ class Example:
         files: other files beside it, name and text.
         environ: the environment that `${env:...}` sees.
         assume: `--assume` arguments.
+        found: how many accelerators every node turns out to have when it is asked (`--live`); None where none is.
         data: the bytes of the file where a text cannot say it; `text` then describes it.
         name: the name the file is asked for under where that is the point; nothing is written to it.
     """
@@ -31,6 +32,7 @@ class Example:
     files: tuple[tuple[str, str], ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     assume: tuple[str, ...] = ()
+    found: int | None = None
     data: bytes | None = None
     name: str = ""
 

@@ -14,7 +14,8 @@ import pytest
 from rlinf_core.config.codes.entry import CLOSE, OPEN, Code, Example
 from rlinf_core.config.codes.registry import all_codes
 from rlinf_core.config.diagnostics import Diagnostic
-from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.load import Job, Probe, load_job
+from rlinf_core.topology import NodeInfo
 
 PACKAGE = Path(__file__).parents[3] / "rlinf_core"
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -57,10 +58,21 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
             (tmp_path / name).write_bytes(text.encode())
         if not clean.name:
             (tmp_path / "job.yaml").write_bytes(clean.text.encode() if clean.data is None else clean.data)
-        job = load_job(clean.name or "job.yaml", clean.overrides, assume=clean.assume, environ=dict(clean.environ))
+        job = load_job(
+            clean.name or "job.yaml",
+            clean.overrides,
+            assume=clean.assume,
+            environ=dict(clean.environ),
+            probe=None if clean.found is None else nodes_with(clean.found),
+        )
         return job, marked
 
     return loading
+
+
+def nodes_with(accelerators: int) -> Probe:
+    """Nodes that all turn out to have so many."""
+    return lambda cluster: [NodeInfo(rank, accelerators, "NVIDIA") for rank in range(cluster.num_nodes)]
 
 
 def without_markers(example: Example) -> tuple[Example, tuple[str, int, int, int, int] | None]:
