@@ -16,10 +16,9 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Host
+from tests.cluster.host import Host
 
 PORT = 6379
 _STORE_BYTES = 80 << 20
@@ -50,13 +49,21 @@ class RayHosts:
         self.environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
-    def begin(self, host: Host, *, label: int | None = None, env: Mapping[str, str] | None = None) -> None:
+    def begin(
+        self,
+        host: Host,
+        *,
+        label: int | None = None,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
         """Starts Ray on a host, without waiting for it.
 
         Args:
             host: the host.
             label: the rank that `rlinf up` would give it as a label.
             env: of its Ray.
+            python: the interpreter that runs it.
         """
         is_head = host is self.hosts[0]
         place = ["--head", f"--port={PORT}", "--include-dashboard=false"] if is_head else [f"--address={self.address}"]
@@ -67,7 +74,7 @@ class RayHosts:
                 # Straight to the entry point: `ray` on the path may be another one.
                 with_env(
                     {**self.environment, **(env or {})},
-                    [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"],
+                    [python, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"],
                     [f"--node-ip-address={host.address}", "--disable-usage-stats"],
                     ["--temp-dir=/tmp/ray", f"--object-store-memory={_STORE_BYTES}", *place, *labels],
                 ),

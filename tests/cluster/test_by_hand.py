@@ -8,16 +8,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import Hosts
+from tests.cluster.ray_hosts import PORT, RayHosts, with_env
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
-PORT = 6379
 FILE = """\
 recipe: embodied
 cluster:
@@ -35,54 +34,47 @@ runner:
 
 
 class ByHand:
-    """Ray on `render0`, which is the head and has rank 1, and on `render1` with another interpreter and rank 0."""
+    """Ray on `render0`, which is its head and has rank 1, and on `render1` with another interpreter and rank 0."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        self.folder = hosts.folder / "by-hand"
-        self.folder.mkdir()
-        self.address = f"{hosts['render0'].address}:{PORT}"
-        self.processes = [
-            self._start("render0", 1, sys.executable, "--head", f"--port={PORT}", "--include-dashboard=false"),
-            self._start("render1", 0, str(hosts.interpreter("sim")), f"--address={self.address}"),
-        ]
+        self.ray = RayHosts(hosts.folder / "accepted", hosts["render0"], hosts["render1"])
 
-    def _start(self, name: str, rank: int, python: str, *arguments: str) -> subprocess.Popen[str]:
-        host = self.hosts[name]
-        log = self.folder / f"{name}.log"
-        command = [python, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={host.address}"]
-        command += ["--num-cpus=2", "--object-store-memory=80000000", "--disable-usage-stats", *arguments]
-        with log.open("w") as file:
-            process = host.spawn(
-                ["env", f"RLINF_NODE_RANK={rank}", *command], stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
+    def begin(self) -> None:
+        self.ray.begin(self.hosts["render0"], env={"RLINF_NODE_RANK": "1"})
+        self.ray.wait_for_head()
+        sim = str(self.hosts.interpreter("sim"))
+        self.ray.begin(self.hosts["render1"], env={"RLINF_NODE_RANK": "0"}, python=sim)
         end = time.monotonic() + 90
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.2)
-        return process
+        while self.listed().count("ALIVE") != 2:
+            assert time.monotonic() < end, self.listed()
+            time.sleep(0.5)
+
+    def listed(self) -> str:
+        """The states of the nodes, as Ray itself tells them."""
+        code = (
+            "import sys; from ray._raylet import GcsClient\n"
+            "nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5).values()\n"
+            "print(*('ALIVE' if node.state == 0 else 'DEAD' for node in nodes))"
+        )
+        command = [sys.executable, "-c", code, self.ray.address]
+        return self.hosts["render0"].run(with_env(self.ray.environment, command), check=False).stdout
 
     def rlinf(self, name: str, *arguments: str, address: str | None = None) -> subprocess.CompletedProcess[str]:
         """What `rlinf` answers on a host."""
-        command = ["env", f"RLINF_ADDRESS={address or self.address}", sys.executable, "-m", "rlinf_cli", *arguments]
-        return self.hosts[name].run(command, check=False, timeout=200)
-
-    def end(self) -> None:
-        for host in ("render1", "render0"):
-            pids = [str(pid) for pid, words in self.hosts[host].processes().items() if "ray" in words]
-            self.hosts[host].run(["kill", "-9", *pids], check=False)
-        for process in self.processes:
-            process.wait(timeout=60)
-        for host in ("render1", "render0"):
-            self.hosts[host].sh("rm -rf /tmp/* /dev/shm/*")
+        env = {**self.ray.environment, "RLINF_ADDRESS": address or self.ray.address}
+        command = [sys.executable, "-m", "rlinf_cli", *arguments]
+        return self.hosts[name].run(with_env(env, command), check=False, timeout=200)
 
 
 @pytest.fixture(scope="module")
 def by_hand(hosts: Hosts) -> Iterator[ByHand]:
     made = ByHand(hosts)
-    yield made
-    made.end()
+    try:
+        made.begin()
+        yield made
+    finally:
+        made.ray.end()
 
 
 def test_status_shows_it_on_each_of_its_nodes(by_hand: ByHand) -> None:
@@ -94,7 +86,7 @@ def test_status_shows_it_on_each_of_its_nodes(by_hand: ByHand) -> None:
     addresses = [by_hand.hosts[name].address for name in ("render1", "render0")]
     for name in ("render0", "render1"):
         report = seen(name)
-        assert (report["cluster"], report["address"], report["whole"]) == (None, by_hand.address, True)
+        assert (report["cluster"], report["address"], report["whole"]) == (None, by_hand.ray.address, True)
         assert [(node["rank"], node["address"]) for node in report["nodes"]] == list(enumerate(addresses))
         assert report["jobs"] == []
 
@@ -102,7 +94,7 @@ def test_status_shows_it_on_each_of_its_nodes(by_hand: ByHand) -> None:
 def test_a_machine_that_is_no_node_of_it_is_told_so(by_hand: ByHand) -> None:
     done = by_hand.rlinf("robot0", "status")
     assert done.returncode == 3, done.stderr
-    assert f"this machine is not a node of the cluster at {by_hand.address}" in done.stderr
+    assert f"this machine is not a node of the cluster at {by_hand.ray.address}" in done.stderr
     assert "StackTrace" not in done.stderr
 
 
@@ -118,13 +110,13 @@ def test_where_nothing_answers_is_told_at_once(by_hand: ByHand) -> None:
 def test_down_leaves_it_alone(by_hand: ByHand) -> None:
     done = by_hand.rlinf("render0", "down")
     assert (done.returncode, done.stdout) == (0, "no cluster is up\n")
-    assert [process.poll() for process in by_hand.processes] == [None, None]
+    assert by_hand.listed().split() == ["ALIVE", "ALIVE"]
 
 
 @pytest.mark.nightly
 def test_a_job_trains_over_it(by_hand: ByHand, hosts: Hosts) -> None:
     # Under /var/tmp, which all hosts see.
-    file, runs = by_hand.folder / "two.yaml", by_hand.folder / "runs"
+    file, runs = by_hand.ray.folder / "two.yaml", by_hand.ray.folder / "runs"
     file.write_text(FILE.format(runs=runs))
     done = by_hand.rlinf("render0", "train", str(file), "--output", "json")
     assert done.returncode == 0, done.stderr

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Hosts
-    from tests.cluster.ray_hosts import Driver
+from tests.cluster import ray_hosts
+from tests.cluster.hosts import Hosts
+from tests.cluster.ray_hosts import Driver
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
 _SCRIPT = Path(__file__).with_name("channel_driver.py")
 HEAD, OTHER = "render0", "render1"
 
 
-def _load(name: str) -> Any:
-    # Tests are imported by path, so a module beside them is loaded by its path, too.
-    spec = importlib.util.spec_from_file_location(f"rlinf_test_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ray_hosts = _load("ray_hosts")
-
-
 @pytest.fixture(scope="module")
 def job(hosts: Hosts) -> Iterator[Driver]:
     """A driver on the head, which is node 0. Each actor is on the host of its rank."""
+    made: Any
     ray = ray_hosts.RayHosts(hosts.folder / "channels", hosts[HEAD], hosts[OTHER])
     try:
         ray.begin(hosts[HEAD], env={"RLINF_NODE_RANK": "0"})

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import Hosts, sweep
 
 pytestmark = pytest.mark.netns
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2")
@@ -55,14 +53,14 @@ def test_a_key_that_is_unknown_wrong_or_refused_keeps_one_out(hosts: Hosts) -> N
 
 
 def test_nothing_stays_of_a_run_that_was_killed(hosts: Hosts) -> None:
-    script = Path(__file__).with_name("hosts.py")
     code = (
-        f"import sys; sys.path.insert(0, {str(script.parent)!r}); import hosts, time\n"
-        "made = hosts.Hosts(['alone'])\n"
+        "import time; from tests.cluster.hosts import Hosts\n"
+        "made = Hosts(['alone'])\n"
         "print(made['alone'].pid, made.folder, flush=True)\n"
         "time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         pid, folder = run.stdout.readline().split()
         run.send_signal(signal.SIGKILL)
@@ -71,5 +69,5 @@ def test_nothing_stays_of_a_run_that_was_killed(hosts: Hosts) -> None:
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
-    sys.modules["rlinf_test_hosts"].sweep()
+    sweep()
     assert not os.path.exists(folder)

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Host, Hosts
-    from tests.cluster.ray_hosts import Driver, RayHosts
+from tests.cluster import ray_hosts
+from tests.cluster.host import Host
+from tests.cluster.hosts import Hosts
+from tests.cluster.ray_hosts import Driver, RayHosts
 
 pytestmark = pytest.mark.netns
 _SCRIPT = Path(__file__).with_name("netns_driver.py")
-
-
-def _load(name: str) -> Any:
-    # Tests are imported by path, so a module beside them is loaded by its path, too.
-    spec = importlib.util.spec_from_file_location(f"rlinf_test_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ray_hosts = _load("ray_hosts")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +36,7 @@ def pair(hosts: Hosts) -> Iterator[RayHosts]:
 @pytest.fixture(scope="module")
 def job(pair: RayHosts, hosts: Hosts) -> Iterator[Driver]:
     """A driver on the head, with workers 0 on its host and 1 and 2 on the other one."""
+    made: Any
     with ray_hosts.driver(pair, hosts["trainer0"], _SCRIPT) as made:
         made.nodes = made.call("join", 2)
         made.places = made.call("launch", [1, 0, 0])

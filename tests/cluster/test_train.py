@@ -7,12 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cluster.hosts import Hosts
+from tests.cluster import seer
+from tests.cluster.hosts import Hosts
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
@@ -55,26 +54,6 @@ ON_THE_ARM = (
     "actor.global_batch_size=8",
     "runner.max_steps=2",
 )
-
-# Run on the head: what a process of each component was given.
-SEER = """\
-import json, os, sys
-from rlinf_core import Cluster, HybridComponentPlacement, Worker, load_job
-
-class Seer(Worker):
-    def see(self):
-        return sys.executable, dict(os.environ)
-
-if __name__ == "__main__":
-    job = load_job(sys.argv[1])
-    with Cluster(cluster_cfg=job.cluster) as cluster:
-        placement = HybridComponentPlacement(job.config, cluster)
-        seen = {}
-        for name in ("actor", "rollout", "env"):
-            with Seer.create_group().launch(cluster, placement.get_strategy(name), name=name) as group:
-                [seen[name]] = group.see().wait()
-    print(json.dumps(seen))
-"""
 
 
 class Three:
@@ -126,27 +105,9 @@ def test_three_machines_train_one_policy(three: Three) -> None:
 
 
 def test_processes_have_the_environment_that_was_shown_before(three: Three) -> None:
-    script = three.folder / "seer.py"
-    script.write_text(SEER)
-    code = (
-        "import sys; from rlinf_core.bootstrap import driver, state\n"
-        "sys.exit(driver.run_on_head(state.recorded('three'), sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, str(script), str(three.file)]
-    done = three.hosts.control.run(command, env={"XDG_STATE_HOME": str(three.folder / "state")})
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    for component, (interpreter, environment) in seen.items():
-        told = three.rlinf(
-            "inspect", "env", str(three.file), "--component", component, "--rank", "0", "--output", "json",
-            "--assume", "train=0", "--assume", "sim=0",
-        )  # fmt: skip
-        assert told.returncode == 0, told.stderr
-        offline = json.loads(told.stdout)
-        assert interpreter == (offline["python"] or sys.executable)
-        known = {each["name"]: each["value"] for each in offline["variables"] if each["value"] != "<at launch>"}
-        assert len(known) >= 6
-        assert {name: environment.get(name) for name in known} == known
+    env = {"XDG_STATE_HOME": str(three.folder / "state")}
+    control, assume = three.hosts.control, ("train=0", "sim=0")
+    assert seer.compare(control, "three", three.file, sys.executable, env, assume) == 3
 
 
 @pytest.mark.nightly

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.cluster.hosts import Host, Hosts
+    from tests.cluster.host import Host
+    from tests.cluster.hosts import Hosts
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
