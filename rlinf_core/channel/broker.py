@@ -23,11 +23,11 @@ from rlinf_core.channel.memory_gate import MemoryGate
 from rlinf_core.channel.outbox import Outbox, Payload
 from rlinf_core.channel.receipts import NO_SLOT, Receipts
 from rlinf_core.channel.wire import Ask, Question, Request, Say
-from rlinf_core.collective.courier import Handover
 from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.relay import Handover
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wakers import ChannelView

@@ -8,10 +8,10 @@ from typing import TypeAlias
 from rlinf_core.channel import wire
 from rlinf_core.channel.effects import Item
 from rlinf_core.channel.wire import Say
-from rlinf_core.collective.courier import Handover
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.relay import Handover
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind

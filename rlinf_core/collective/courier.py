@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from enum import Enum
+from collections.abc import Callable, Sequence
 
 from rlinf_core.collective.arena import LOCAL, Arena, Block, spill
 from rlinf_core.collective.connection import Connection, ConnectionLostError
-from rlinf_core.collective.forwards import Forwards
-from rlinf_core.collective.frame import Flag, Frame, Kind, SharedPlace, pack_message
+from rlinf_core.collective.frame import Flag, Frame, Kind, pack_message
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.parcel import Parcel, private_memory
-from rlinf_core.collective.payload import HostPart, PartKind
+from rlinf_core.collective.payload import PartKind
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.transports.base import Bytes, Cargo, HostTransport, Message, inline
+from rlinf_core.collective.transports.base import Announced, Bytes, Cargo, HostTransport, Message, inline
 from rlinf_core.collective.transports.growing import fill_by_pieces, growing_source, grown_frame
-from rlinf_core.collective.transports.shared_memory import SharedMemoryTransport, descriptors, shared_cargo
+from rlinf_core.collective.transports.shared_memory import SharedMemoryTransport, shared_cargo
 from rlinf_core.collective.transports.stream import StreamTransport
 from rlinf_core.collective.work import Board, Work
 
-# What of a parcel's flags is still true when it travels on.
-_LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 # Below this, one buffer is cheaper than two.
 _JOIN = 16 << 10
 Loading = Callable[[Connection], Cargo]
@@ -52,11 +47,10 @@ class Courier:
         self._settings = settings
         self._arena = arena
         self._board = board
-        self._connect = connect
-        self._hand_over = hand_over
+        self.connect = connect
+        self.hand_over = hand_over
         self._explain = explain
         self._stream = StreamTransport()
-        self.forwards = Forwards()
 
     def send(self, link: Link, message: Message, work: Work[object], *, acknowledgement: Work[None] | None) -> None:
         """Sends and returns when the message's memory may be changed.
@@ -67,7 +61,7 @@ class Courier:
         if link.outgoing.run_at_once(lambda: self._try(link, message, acknowledgement)):
             return
         with self._board.during(work):
-            link.outgoing.run(lambda: self._send(link, message, work, acknowledgement), work)
+            link.outgoing.run(lambda: self.transmit(link, message, work, acknowledgement), work)
 
     def send_async(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
         """Sends in the background; `work` finishes when the message's memory may be changed."""
@@ -80,7 +74,7 @@ class Courier:
             if done:
                 work.finish(None)
                 return
-        link.outgoing.queue(lambda: self._send(link, message, work, acknowledgement), work)
+        link.outgoing.queue(lambda: self.transmit(link, message, work, acknowledgement), work)
 
     def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
         """Sends one message to several peers: those on this host share one copy of the body.
@@ -89,13 +83,13 @@ class Courier:
         """
         sharers: list[tuple[Link, Work[object], Connection]] = []
         for link, work in zip(links, works, strict=True):
-            connection = self._connection_or_fail(link, work) if message.body_size > self._limit else None
+            connection = self._connection_or_fail(link, work) if message.body_size > self.limit else None
             # Two members in one process share its mapping, so the second gets a copy of its own.
             taken = any(connection is other for _, _, other in sharers)
             if connection is not None and connection.shares_memory and not taken:
                 sharers.append((link, work, connection))
             elif not work.settled:
-                link.outgoing.queue(lambda link=link, work=work: self._send(link, message, work, None), work)
+                link.outgoing.queue(lambda link=link, work=work: self.transmit(link, message, work, None), work)
         if sharers:
             self._share(message, sharers)
         for work in works:
@@ -109,66 +103,32 @@ class Courier:
         connection.post(pack_message(tag, link.outgoing.route, key, head, weight))
         return True
 
-    def forward_async(
-        self, link: Link, parcel: Parcel, message: Message, work: Work[object], handover: Handover
-    ) -> None:
-        """Passes on what has arrived, in the background; where both sides share memory, without a copy."""
-
-        def at_once() -> bool:
-            connection = self._ready_connection(link)
-            cargo = None if connection is None else self._pass_on(parcel, connection, message, handover)
-            if connection is None or cargo is None:
-                return False
-            with self._handing_over(parcel, connection, cargo, handover) as handed:
-                handed.done = self._write_now(link, connection, message, cargo, None)
-            return handed.done
-
-        try:
-            if link.outgoing.run_at_once(at_once):
-                work.finish(None)
-                return
-        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
-            work.fail(error)
-            return
-        link.outgoing.queue(lambda: self._forward(link, parcel, message, work, handover), work)
-
     def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
         """Sends a message whose body is fresh memory that both sides keep; None where they share none: it has none."""
-        connection = self._connect(link, work)
+        connection = self.connect(link, work)
         block = spill(size, 1) if connection is not None and connection.shares_memory else None
         if connection is None or block is None:
             self.send(link, message, work, acknowledgement=None)
             return None
-        message.parts = [_Announced(size, PartKind.HOST)]
+        message.parts = [Announced(size, PartKind.HOST)]
         cargo = shared_cargo(block, 0, _keep)
-        link.outgoing.run(lambda: self._write(link, connection, message, cargo, work, None), work)
+        link.outgoing.run(lambda: self.write(link, connection, message, cargo, work, None), work)
         return block.memory()
 
-    def concede(self, link: Link, parcel: Parcel) -> None:
-        """The other side has taken what was lent to it: the parcel is its own now, and nothing of it remains here."""
-        lease = parcel.take_lease()
-        connection = link.outgoing.connection
-        if lease is None or connection is None:
-            return
-        if lease.forwarded:
-            self.forwards.remember(lease, connection)
-        else:
-            lease.release()
-
     @property
-    def _limit(self) -> int:
+    def limit(self) -> int:
         return self._settings.inline_limit
 
     # One message at its turn
 
     def _try(self, link: Link, message: Message, acknowledgement: Work[None] | None) -> bool:
         """Sends if that needs no waiting for anybody, and tells whether it did."""
-        connection = self._ready_connection(link)
+        connection = self.ready_connection(link)
         if connection is None:
             return False
         size = message.body_size
-        if size <= self._limit:
-            return self._write_now(link, connection, message, inline(message), acknowledgement)
+        if size <= self.limit:
+            return self.write_now(link, connection, message, inline(message), acknowledgement)
         if not connection.shares_memory:
             return False
         source = growing_source(message, self._settings.growing_piece)
@@ -182,7 +142,7 @@ class Courier:
                 message.gather(block.memory())
             else:
                 cargo.flags |= Flag.GROWING
-            done = self._write_now(link, connection, message, cargo, acknowledgement)
+            done = self.write_now(link, connection, message, cargo, acknowledgement)
         finally:
             if not done:
                 cargo.undo()
@@ -190,8 +150,8 @@ class Courier:
             self._grow(link, connection, block, source)
         return done
 
-    def _send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
-        connection = self._connect(link, work)
+    def transmit(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
+        connection = self.connect(link, work)
         if connection is None:
             self._deliver_here(link, message, acknowledgement)
             return
@@ -207,7 +167,7 @@ class Courier:
             self._write_or_undo(link, connection, message, cargo, work, acknowledgement)
 
     def _load(self, message: Message, connection: Connection, work: Work[object]) -> Cargo:
-        if message.body_size <= self._limit:
+        if message.body_size <= self.limit:
             return inline(message)
         transport: HostTransport = self._stream
         if connection.shares_memory:
@@ -233,11 +193,11 @@ class Courier:
             if not whole:
                 connection.post(grown_frame(route, sequence, None).pack())
 
-    def _ready_connection(self, link: Link) -> Connection | None:
+    def ready_connection(self, link: Link) -> Connection | None:
         connection = link.outgoing.connection
         return None if connection is None or connection.closed else connection
 
-    def _write_now(
+    def write_now(
         self,
         link: Link,
         connection: Connection,
@@ -257,7 +217,7 @@ class Courier:
             self._written(link, connection, cargo)
         return written
 
-    def _write(
+    def write(
         self,
         link: Link,
         connection: Connection,
@@ -312,7 +272,7 @@ class Courier:
         acknowledgement: Work[None] | None,
     ) -> None:
         try:
-            self._write(link, connection, message, cargo, work, acknowledgement)
+            self.write(link, connection, message, cargo, work, acknowledgement)
         except BaseException:
             cargo.undo()
             raise
@@ -327,7 +287,7 @@ class Courier:
 
     def _connection_or_fail(self, link: Link, work: Work[object]) -> Connection | None:
         try:
-            return self._connect(link, work)
+            return self.connect(link, work)
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
             work.fail(error)
             return None
@@ -357,7 +317,7 @@ class Courier:
             self._write_or_undo(link, connection, message, cargo, work, None)
 
         try:
-            done = link.outgoing.run_at_once(lambda: self._write_now(link, connection, message, cargo, None))
+            done = link.outgoing.run_at_once(lambda: self.write_now(link, connection, message, cargo, None))
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
             cargo.undo()
             work.fail(error)
@@ -366,61 +326,6 @@ class Courier:
             work.finish(None)
         else:
             link.outgoing.queue(write, work)
-
-    # Passing on
-
-    def _forward(self, link: Link, parcel: Parcel, message: Message, work: Work[object], handover: Handover) -> None:
-        connection = self._connect(link, work)
-        if connection is None and handover is Handover.GIVE:
-            self._hand_over(
-                link, Parcel(message.frame(Kind.MESSAGE, 0, 0, Cargo()), parcel.body(), parcel.take_lease())
-            )
-            return
-        cargo = None if connection is None else self._pass_on(parcel, connection, message, handover)
-        if connection is not None and cargo is not None:
-            with self._handing_over(parcel, connection, cargo, handover) as handed:
-                self._write(link, connection, message, cargo, work, None)
-                handed.done = True
-            return
-        message.parts = [
-            HostPart(view, kind) for view, kind in zip(parcel.parts(keep=False), parcel.frame.kinds, strict=True)
-        ]
-        self._send(link, message, work, None)
-        if handover is Handover.GIVE:
-            parcel.release()
-
-    def _pass_on(self, parcel: Parcel, connection: Connection, message: Message, handover: Handover) -> Cargo | None:
-        """The parcel's body as cargo where it needs no copy, else None."""
-        frame, lease = parcel.frame, parcel.lease
-        if lease is None and frame.body_size <= self._limit:
-            body: list[Bytes] = [parcel.body()] if frame.body_size else []
-            return Cargo(body=body, body_size=frame.body_size)
-        if lease is None or lease.private or handover is Handover.COPY or not connection.shares_memory:
-            return None
-        segment = lease.segment
-        flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
-        place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
-        return Cargo(flags, place, fds=descriptors(segment))
-
-    @contextmanager
-    def _handing_over(
-        self, parcel: Parcel, connection: Connection, cargo: Cargo, handover: Handover
-    ) -> Generator[_Handed, None, None]:
-        """The other side's from before it hears of it, for it may give it back at once."""
-        handed = _Handed()
-        lease = parcel.lease if cargo.place is not None else None
-        if lease is not None:
-            lease.forward(self.forwards.mark)
-        try:
-            yield handed
-        finally:
-            if handed.done:
-                if handover is Handover.GIVE:
-                    parcel.take_lease()
-                    if lease is not None:
-                        self.forwards.remember(lease, connection)
-            elif lease is not None:
-                lease.keep()
 
     # Within this process
 
@@ -432,47 +337,18 @@ class Courier:
         if acknowledgement is not None:
             frame.flags |= Flag.ACKNOWLEDGE
             link.outgoing.unacknowledged[link.outgoing.sequence] = acknowledgement
-        block = self._arena.try_allocate(size) if size > self._limit else None
+        block = self._arena.try_allocate(size) if size > self.limit else None
         if block is None:
             body = private_memory(size)
             message.gather(body)
-            self._hand_over(link, Parcel(frame, body))
+            self.hand_over(link, Parcel(frame, body))
         else:
             message.gather(block.memory())
-            self._hand_over(link, Parcel(frame, lease=block.lease()))
-
-
-class Handover(Enum):
-    """What becomes of a parcel that is passed on."""
-
-    GIVE = "give"  # it is the other side's
-    LEND = "lend"  # it is the other side's once `concede` is called; until then it can be passed on anew
-    COPY = "copy"  # it stays, and the other side gets a copy
-
-
-def outline(parcel: Parcel, *, tag: int, key: bytes, weight: float) -> Message:
-    """A message that says what the parcel holds, whose bytes are added, or lie in the cargo already."""
-    frame = parcel.frame
-    parts = [_Announced(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
-    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)
+            self.hand_over(link, Parcel(frame, lease=block.lease()))
 
 
 def _keep() -> None:
     """Shared memory that could not be sent goes with its last reference."""
-
-
-class _Handed:
-    """Whether a frame has left."""
-
-    done = False
-
-
-class _Announced(HostPart):
-    """A part whose bytes lie in the cargo already."""
-
-    def __init__(self, nbytes: int, kind: int) -> None:
-        super().__init__(memoryview(b""), kind)
-        self.nbytes = nbytes
 
 
 def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:

@@ -18,17 +18,19 @@ from rlinf_core.collective.arena import Arena, ArenaUse
 from rlinf_core.collective.card import make_card
 from rlinf_core.collective.codec import FallbackDumps, encode
 from rlinf_core.collective.connection import Connection
-from rlinf_core.collective.connections import Connections, UnreachableError
+from rlinf_core.collective.connections import Connections
 from rlinf_core.collective.connector import Connector
-from rlinf_core.collective.courier import Courier, Handover, outline
+from rlinf_core.collective.courier import Courier
 from rlinf_core.collective.dispatcher import Dispatcher, Handler
 from rlinf_core.collective.frame import Frame, Kind
 from rlinf_core.collective.link import AnyReceipt, Link
+from rlinf_core.collective.links import Explain, Links, died
 from rlinf_core.collective.listener import Listener, listen_tcp, listen_unix
 from rlinf_core.collective.network import advertised_address
 from rlinf_core.collective.parcel import Parcel
 from rlinf_core.collective.payload import DeviceExport, Encoded
 from rlinf_core.collective.reactor import Reactor
+from rlinf_core.collective.relay import Handover, Relay
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.base import Message
@@ -37,22 +39,13 @@ from rlinf_core.collective.unix_directory import UnixDirectory
 from rlinf_core.collective.work import Board, Work
 from rlinf_core.errors import (
     CancelledOperationError,
-    CommunicationTimeoutError,
     MismatchError,
-    PeerNotFoundError,
     RuntimeFailure,
-    WorkerDiedError,
 )
 from rlinf_core.waiting import OperationBoard, OperationKind
 
 _log = logging.getLogger(__name__)
-# (peer, what happened to the connection) -> the error that its operations raise.
-Explain = Callable[[str, str], Exception]
 _SOCKET = "s"
-
-
-def _died(peer: str, reason: str) -> Exception:
-    return WorkerDiedError(peer, cause=reason)
 
 
 class Endpoint:
@@ -77,7 +70,7 @@ class Endpoint:
         settings: Settings | None = None,
         operations: OperationBoard | None = None,
         fallback: FallbackDumps | None = None,
-        explain: Explain = _died,
+        explain: Explain = died,
         devices: tuple[str, ...] = (),
         transports: Sequence[DeviceTransport] = (),
     ) -> None:
@@ -97,11 +90,8 @@ class Endpoint:
         self.board = Board(operations)
         self.board.patience = self.settings.timeout
         self._fallback = fallback
-        self._explain_loss = explain
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._links: dict[tuple[str, str], Link] = {}
-        self._lost_callbacks: list[Callable[[str, str], None]] = []
         # Shared memory of processes that are gone, by identity.
         self._orphans: list[int] = []
         self._closed = False
@@ -118,9 +108,11 @@ class Endpoint:
         self._connections = Connections(
             self.card, secret, self.settings, self._dispatcher, lambda connection: self._reactor.add(connection)
         )
+        self._links = Links(self._connections, self.card, self.settings.connect_timeout, explain)
         self._courier = Courier(
-            self.settings, self._arena, self.board, self._connect, self._dispatcher.deliver_here, self.explain
+            self.settings, self._arena, self.board, self._links.connect, self._dispatcher.deliver_here, self.explain
         )
+        self._relay = Relay(self._courier)
         self._listener = Listener(
             [listen_unix(path), tcp],
             secret,
@@ -134,17 +126,10 @@ class Endpoint:
 
     def link(self, me: WorkerAddress, peer: WorkerAddress, connector: Connector | None = None) -> Link:
         """Both directions between a local address and another; the connector finds the other when needed."""
-        link = self.link_by_names(me.get_name(), peer.get_name())
+        link = self._links.of(me.get_name(), peer.get_name())
         if connector is not None:
             link.connector = connector
         return link
-
-    def link_by_names(self, me: str, peer: str) -> Link:
-        with self._lock:
-            link = self._links.get((me, peer))
-            if link is None:
-                link = self._links[me, peer] = Link(me, peer)
-            return link
 
     # Messages
 
@@ -206,8 +191,7 @@ class Endpoint:
         A parcel that is lent is the other side's once `concede` is called; until then it may be passed on anew.
         """
         self._check_open()
-        message = outline(parcel, tag=tag, key=key, weight=weight)
-        self._courier.forward_async(link, parcel, message, work, handover)
+        self._relay.forward(link, parcel, work, handover, tag=tag, key=key, weight=weight)
 
     def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
         """Sends a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
@@ -220,7 +204,7 @@ class Endpoint:
 
     def concede(self, link: Link, parcel: Parcel) -> None:
         """The peer has taken a parcel that was lent to it."""
-        self._courier.concede(link, parcel)
+        self._relay.concede(link, parcel)
 
     def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0) -> bool:
         """Sends a small message to a service, past whatever waits for its turn on the link; never blocks.
@@ -258,7 +242,7 @@ class Endpoint:
 
         def connect() -> None:
             try:
-                receipt.driver = self._connect(link, cast("Work[object]", receipt))
+                receipt.driver = self._links.connect(link, cast("Work[object]", receipt))
             except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
                 if not receipt.settled:
                     receipt.fail(error)
@@ -274,22 +258,22 @@ class Endpoint:
         """Fails every operation that goes on, or those with `peer`, and tells how many. Each raises `error`."""
         name = None if peer is None else peer.get_name()
         works = {id(work): work for work in self.board.waiting()}
-        for link in self.links():
+        for link in self._links.all():
             if name is None or link.peer == name:
                 works.update((id(work), work) for work in link.open_works())
         return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
 
     def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
         """Calls `callback(address, reason)` when the process of a peer is gone; it must not block."""
-        self._lost_callbacks.append(callback)
+        self._links.on_lost(callback)
 
     def links(self) -> list[Link]:
-        with self._lock:
-            return list(self._links.values())
+        """What its addresses have talked to, and wanted to."""
+        return self._links.all()
 
     def refusals(self) -> list[MismatchError]:
         """Mismatches that peers reported and that no operation has raised."""
-        return [error for link in self.links() for error in link.outgoing.take_refusals()]
+        return [error for link in self._links.all() for error in link.outgoing.take_refusals()]
 
     def shared_memory(self) -> ArenaUse:
         """What this process's shared memory holds."""
@@ -300,7 +284,7 @@ class Endpoint:
 
         To be called now and then by who passes on what others sent, as a channel does.
         """
-        self._courier.forwards.collect()
+        self._relay.forwards.collect()
         orphans, self._orphans = self._orphans, []
         for identity in orphans:
             for connection in self._connections.all():
@@ -310,11 +294,11 @@ class Endpoint:
 
     def answers_for_memory(self) -> bool:
         """Whether somebody still uses memory that was passed on here, and whose return this process looks after."""
-        return self._courier.forwards.outstanding()
+        return self._relay.forwards.outstanding()
 
     def explain(self, link: Link, reason: str) -> Exception:
         """The error for operations with a peer that was lost."""
-        return self._explain_loss(link.peer, reason)
+        return self._links.explain(link.peer, reason)
 
     # The end
 
@@ -329,7 +313,7 @@ class Endpoint:
                 return
             self._closed = True
         until = time.monotonic() + linger
-        for link in self.links():
+        for link in self._links.all():
             link.outgoing.drain(until - time.monotonic())
         self._listener.close()
         for connection in self._connections.all():
@@ -350,49 +334,11 @@ class Endpoint:
 
     # What its parts ask of it
 
-    def _connect(self, link: Link, work: Work[object]) -> Connection | None:
-        """The link's connection; None when the peer lives in this process."""
-        connection = link.outgoing.connection
-        if connection is not None and not connection.closed:
-            return connection
-        if link.incarnation == self.card.incarnation:
-            return None
-        if link.connector is None:
-            raise PeerNotFoundError(link.peer, f"`{link.peer}` is not connected, and nothing tells where it is")
-        deadline = min(work.deadline, time.monotonic() + self.settings.connect_timeout)
-        card = link.connector.lookup(WorkerAddress.from_name(link.peer), deadline - time.monotonic())
-        if card.incarnation == self.card.incarnation:
-            link.incarnation = card.incarnation
-            return None
-        try:
-            connection = self._connections.connect(card, deadline)
-        except UnreachableError as error:
-            if error.gone:
-                raise self.explain(link, error.why or error.message) from error
-            why = f"{error.message}: {error.why}" if error.why else error.message
-            if deadline == work.deadline:
-                # It was given less time than a connection may take.
-                raise CommunicationTimeoutError(work.operation, work.seconds, picture=why) from error
-            raise PeerNotFoundError(
-                link.peer,
-                f"`{link.peer}` could not be reached in {self.settings.connect_timeout:g} s",
-                why=why,
-                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks",
-            ) from error
-        self.bind(link, connection)
-        return connection
+    def link_by_names(self, me: str, peer: str) -> Link:
+        return self._links.of(me, peer)
 
     def bind(self, link: Link, connection: Connection) -> None:
-        """The link goes through this connection from now on."""
-        incarnation = connection.peer.incarnation
-        if link.incarnation not in (None, incarnation):
-            dropped = link.incoming.reset()
-            if dropped:
-                _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", link.peer, dropped)
-        link.incarnation = incarnation
-        current = link.outgoing.connection
-        if current is None or current.closed or current.peer.incarnation != incarnation:
-            link.outgoing.connection = connection
+        self._links.bind(link, connection)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """A connection is over: its operations fail, and what its process held is free again."""
@@ -401,31 +347,14 @@ class Endpoint:
             return
         if connection.farewell:
             reason = "it ended its communication"
-        peer = connection.peer.incarnation
-        lost = [link for link in self.links() if link.outgoing.connection is connection]
-        for link in lost:
-            for callback in self._lost_callbacks:
-                callback(link.peer, reason)
-        if any(link.open_works() for link in lost):
-            # Not in this thread, which reads for everybody: the explanation may take a moment.
-            threading.Thread(target=self._mourn, args=(lost, reason), name="rlinf-lost", daemon=True).start()
+        self._links.lost(connection, reason)
         for segment in connection.segments.values():
             segment.orphaned = True
             # Others are told later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
-        self._arena.owner_lost(peer, connection.process.is_dead)
-        self._courier.forwards.lost(connection)
+        self._arena.owner_lost(connection.peer.incarnation, connection.process.is_dead)
+        self._relay.forwards.lost(connection)
         self._reactor.close(connection)
-
-    def _mourn(self, links: list[Link], reason: str) -> None:
-        """Ends the operations with a peer that is gone."""
-        for link in links:
-            works = link.open_works()
-            link.outgoing.unacknowledged.clear()
-            if works:
-                error = self.explain(link, reason)
-                for work in works:
-                    work.fail(error)
 
     def hold_back(self, connection: Connection) -> None:
         self._reactor.hold_back(connection)

@@ -111,6 +111,14 @@ class HostTransport(ABC):
         """
 
 
+class Announced(HostPart):
+    """A part whose bytes lie in the cargo already."""
+
+    def __init__(self, nbytes: int, kind: int) -> None:
+        super().__init__(memoryview(b""), kind)
+        self.nbytes = nbytes
+
+
 def inline(message: Message) -> Cargo:
     """A small body, as bytes behind its frame."""
     size = message.body_size

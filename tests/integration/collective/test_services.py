@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.courier import Handover
+from rlinf_core.collective.relay import Handover
 from rlinf_core.waiting import OperationKind
 
 TAG = 7
