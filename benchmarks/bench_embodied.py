@@ -34,7 +34,7 @@ from recipes.embodied.program import program
 from recipes.embodied.weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.job.load import load_job
+from rlinf_core.job.load import Job, load_job
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.runners.events import Evaluated, Event, RunStarted, StepFinished
 from rlinf_core.runners.run_folder import RunFolder
@@ -124,51 +124,51 @@ class Meter:
         return self.marks[last][1] - self.marks[first][1]
 
 
+def shipped(*overrides: str) -> tuple[Job, EmbodiedConfig]:
+    """What `rlinf train recipe=embodied` runs."""
+    job = load_job("laptop", overrides, environ={})
+    job.raise_if_bad()
+    return job, cast("EmbodiedConfig", job.config)
+
+
 def run(meter: Meter, *overrides: str) -> None:
     """A run of the recipe in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as folder:
-        job = load_job("laptop", [f"runner.logger.log_path={folder}", *overrides], environ={})
-        job.raise_if_bad()
-        config = cast("EmbodiedConfig", job.config)
+        job, config = shipped(f"runner.logger.log_path={folder}", *overrides)
         program(job, RunFolder.create(config.runner, "embodied"), meter)
 
 
-def cpu_against_loop(seeds: Sequence[int], steps: int) -> list[Result]:
-    """Whole training of pick, by the recipe and by the loop, and what the policies can do afterwards."""
+def training(seeds: Sequence[int], steps: int) -> list[Result]:
+    """Whole training of pick by the recipe, and the CPU time of as many steps of the loop; what the policy can do then.
+
+    Goals are those of a whole training: fewer steps are not asked for success.
+    """
     results: list[Result] = []
     torch.set_num_threads(1)
+    whole = shipped()[1].runner.max_steps
     for seed in seeds:
         words = ["--steps", str(steps), "--every", str(steps)]
         before = single_process_ppo.run(single_process_ppo.arguments(words), seed)
         meter = Meter([steps])
-        seeded = (f"env.train.seed={seed}", f"actor.seed={seed}")
-        run(meter, f"runner.max_steps={steps}", "runner.val_check_interval=-1", "runner.save_interval=-1", *seeded)
+        lasts = (f"runner.max_steps={steps}", f"runner.val_check_interval={steps}", "runner.save_interval=-1")
+        run(meter, *lasts, f"env.train.seed={seed}", f"actor.seed={seed}", "env.eval.total_num_envs=256")
         after = single_process_ppo.run(single_process_ppo.arguments(words), seed)
         loop = statistics.mean(each.rollout + each.training for each in (before, after))
         ours = meter.cpu(0, steps)
         ratio = ours / loop
-        results.append(
-            Result(
-                f"CPU time of {steps} steps of pick, seed {seed}",
-                f"{ours:.1f} cpu-s against {loop:.1f} of the loop, {meter.wall(0, steps):.0f} s,"
-                f" start-up {meter.startup:.0f} s apart",
-                f"{ratio:.2f}x",
-                "<= 2x",
-                ratio <= 2,
-            )
+        cost = (
+            f"{ours:.1f} cpu-s against {loop:.1f} of the loop, {meter.wall(0, steps):.0f} s,"
+            f" start-up {meter.startup:.0f} s apart"
         )
-    return results
-
-
-def success(seeds: Sequence[int]) -> list[Result]:
-    """Greedy success of the recipe's defaults after all their steps."""
-    results: list[Result] = []
-    for seed in seeds:
-        meter = Meter([300])
-        run(meter, f"env.train.seed={seed}", f"actor.seed={seed}", "env.eval.total_num_envs=256")
-        last = meter.evaluations[max(meter.evaluations)]
-        measured = f"{meter.cpu(0, 300):.0f} cpu-s, {meter.wall(0, 300):.0f} s"
-        results.append(Result(f"greedy success of pick, seed {seed}", measured, f"{last:.3f}", ">= 0.9", last >= 0.9))
+        results.append(
+            Result(f"CPU time of {steps} steps of pick, seed {seed}", cost, f"{ratio:.2f}x", "<= 2x", ratio <= 2)
+        )
+        if steps == whole:
+            found = meter.evaluations[steps]
+            measured = f"256 starts that training has not seen; the loop {after.success:.3f}"
+            results.append(
+                Result(f"greedy success then, seed {seed}", measured, f"{found:.3f}", ">= 0.9", found >= 0.9)
+            )
     return results
 
 
@@ -314,7 +314,7 @@ def weight_sync(rounds: int) -> list[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed and few steps")
-    parser.add_argument("--only", choices=["cpu", "success", "overhead", "pipelining", "weights"])
+    parser.add_argument("--only", choices=["overhead", "pipelining", "weights", "training"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     seeds = args.seeds[:1] if args.quick else args.seeds
@@ -322,13 +322,12 @@ def main() -> int:
         "overhead": lambda: overhead(20 if args.quick else 40),
         "pipelining": pipelining,
         "weights": lambda: weight_sync(5 if args.quick else 15),
-        "cpu": lambda: cpu_against_loop(seeds, 20 if args.quick else 100),
-        "success": lambda: success(seeds),
+        "training": lambda: training(seeds, 20 if args.quick else shipped()[1].runner.max_steps),
     }
     print(f"{'what':55} {'figure':>9} {'goal':>9}      measured")
     missed = 0
     for name, part in parts.items():
-        if args.only not in (None, name) or (args.quick and name == "success" and args.only is None):
+        if args.only not in (None, name):
             continue
         for result in part():
             missed += not result.met
