@@ -95,7 +95,8 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
     where = "the nodes" if whole else quoted(waiting)
     raise PlacementError(
         f"the accelerators of {where} are unknown, so {quoted(components)} cannot be laid out",
-        help=f"say how many each node has: `{better}`,\nor declare `accelerators: {{per_node: 8}}` in the node group",
+        help=f"say how many each node has: `{better}`,\n"
+        "or ask the nodes with `--live`, or declare `accelerators: {per_node: 8}` in the node group",
     )
 
 
