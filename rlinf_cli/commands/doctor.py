@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli.cluster_options import NameOption, Parallel
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose

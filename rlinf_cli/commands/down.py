@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf_cli import completion, console
-from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli import console
+from rlinf_cli.cluster_options import FileIfAny, NameOption, Parallel
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def down(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", hidden=True, autocompletion=completion.files)] = None,
+    file: FileIfAny = None,
     name: NameOption = None,
     node_rank: Annotated[
         int | None,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli.cluster_options import Parallel, RecordedName
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
 
 
 def status(
-    name: NameOption = None,
+    name: RecordedName = None,
     parallel: Parallel = 128,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,

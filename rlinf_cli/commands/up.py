@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf_cli import console
+from rlinf_cli.cluster_options import NameOption, Parallel
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose
@@ -21,69 +22,70 @@ class Template(StrEnum):
     KUBERAY = "kuberay"
 
 
-NameOption = Annotated[
-    str | None,
-    typer.Option("--name", metavar="NAME", help="Of the cluster; by default the file's.", show_default=False),
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
 ]
-Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="Nodes that are talked to at a time.", min=1)]
+Print = Annotated[
+    Template | None,
+    typer.Option(
+        "--print",
+        metavar="slurm|kuberay",
+        help="Print what makes Slurm or Kubernetes start the same cluster.",
+        show_default=False,
+    ),
+]
+Rollback = Annotated[
+    bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="K", help="Start this machine alone, as node K.", min=0, show_default=False),
+]
+HeadAddress = Annotated[
+    str | None,
+    typer.Option("--head-address", metavar="A", help="With --node-rank: where node 0 is.", show_default=False),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file", metavar="FILE", help="With --node-rank: the token that all nodes share.", show_default=False
+    ),
+]
+Block = Annotated[
+    bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
+]
+Sync = Annotated[
+    str | None,
+    typer.Option("--sync", metavar="PATH", help="Ship rlinf and the code in PATH to the nodes.", show_default=False),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
+]
+NoAuth = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-no-auth",
+        help="Let anyone who reaches the ports run programs on the nodes.",
+        show_default=False,
+    ),
+]
 
 
 def up(
     file: File,
     overrides: Overrides = None,
     name: NameOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and connect to nothing.", show_default=False)
-    ] = False,
-    template: Annotated[
-        Template | None,
-        typer.Option(
-            "--print",
-            metavar="slurm|kuberay",
-            help="Print what makes Slurm or Kubernetes start the same cluster.",
-            show_default=False,
-        ),
-    ] = None,
-    rollback: Annotated[
-        bool, typer.Option("--rollback", help="If a node fails, take down what this run started.", show_default=False)
-    ] = False,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            "--node-rank", metavar="K", help="Start this machine alone, as node K.", min=0, show_default=False
-        ),
-    ] = None,
-    head_address: Annotated[
-        str | None,
-        typer.Option("--head-address", metavar="A", help="With --node-rank: where node 0 is.", show_default=False),
-    ] = None,
-    token_file: Annotated[
-        str | None,
-        typer.Option(
-            "--token-file", metavar="FILE", help="With --node-rank: the token that all nodes share.", show_default=False
-        ),
-    ] = None,
-    block: Annotated[
-        bool, typer.Option("--block", help="Stay until stopped, and take down at the end.", show_default=False)
-    ] = False,
-    sync: Annotated[
-        str | None,
-        typer.Option(
-            "--sync", metavar="PATH", help="Ship rlinf and the code in PATH to the nodes.", show_default=False
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="That Ray may take to come up on a node.", min=1)
-    ] = 60.0,
+    dry_run: DryRun = False,
+    template: Print = None,
+    rollback: Rollback = False,
+    node_rank: NodeRank = None,
+    head_address: HeadAddress = None,
+    token_file: TokenFile = None,
+    block: Block = False,
+    sync: Sync = None,
+    timeout: Timeout = 60.0,
     parallel: Parallel = 128,
-    insecure_no_auth: Annotated[
-        bool,
-        typer.Option(
-            "--insecure-no-auth",
-            help="Let anyone who reaches the ports run programs on the nodes.",
-            show_default=False,
-        ),
-    ] = False,
+    insecure_no_auth: NoAuth = False,
     output: OutputOption = Output.TEXT,
     quiet: Quiet = False,
     verbose: Verbose = False,

@@ -16,7 +16,6 @@ from rlinf_core.bootstrap.agent import Answer, ask
 from rlinf_core.bootstrap.checks import access, devices, room, software
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
 from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.bootstrap.transport import Kind, Transport
 from rlinf_core.config.cluster import ClusterConfig
@@ -113,7 +112,7 @@ async def look_at(
     nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
 ) -> Look:
     """What each node says about itself, all at once."""
-    connect = max((node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0 for node in nodes)
+    connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
@@ -122,7 +121,6 @@ async def look_at(
 
 
 async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> Seen | Finding:
-    connect = (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
     asked = time.time()
     request: dict[str, Any] = {
         "verb": "inspect",
@@ -134,7 +132,7 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
         "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
     }
-    answer = await ask(transport, node, request, deadline=connect + LOOK_SECONDS)
+    answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
     if answer.data is None:
         return _unanswered(node, answer)
     return Seen(node, answer.data, asked, time.time())

@@ -13,13 +13,14 @@ from rlinf_core.bootstrap import state
 from rlinf_core.bootstrap.agent import Answer, ask
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
-from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
 from rlinf_core.bootstrap.transport import Transport
 
 # Seconds that Ray gets to end by itself, and that ending it may take in all.
 GRACE_SECONDS: Final = 8.0
 STOP_SECONDS: Final = 45.0
 _JOBS_SECONDS: Final = 10.0
+# What the way to a node may take beyond what happens on it.
+_MARGIN_SECONDS: Final = 5.0
 _NOT_FOUND: Final = 127
 
 
@@ -71,7 +72,7 @@ async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Tra
     if head is None:
         return []
     request: dict[str, Any] = {"verb": "members", "cluster": cluster, "wanted": [], "deadline": _JOBS_SECONDS}
-    answer = await ask(transport, head, request, deadline=_JOBS_SECONDS + 25.0 + _connect(head))
+    answer = await ask(transport, head, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + head.connect_seconds)
     if answer.data is None:
         return []
     return [
@@ -117,10 +118,11 @@ async def _end(
     deadline = STOP_SECONDS + grace
     tell(Event(node.rank, Phase.STOP, Progress.BEGUN, deadline=deadline))
     request: dict[str, Any] = {"verb": "stop", "cluster": cluster, "grace": grace}
-    answer = await ask(transport, node, request, deadline=deadline + _connect(node))
+    patience = deadline + _MARGIN_SECONDS + node.connect_seconds
+    answer = await ask(transport, node, request, deadline=patience)
     if answer.data is None and answer.result.rc == _NOT_FOUND:
         # The node's interpreter was removed meanwhile; what it started can be ended by any other.
-        answer = await ask(transport, node, request, deadline=deadline + _connect(node), interpreter="python3")
+        answer = await ask(transport, node, request, deadline=patience, interpreter="python3")
     if answer.data is None:
         tell(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
         return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
@@ -172,7 +174,3 @@ def _record(name: str, ends: dict[int, NodeEnd]) -> None:
         state.forget(name)
     else:
         state.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))
-
-
-def _connect(node: NodeTarget) -> float:
-    return 5.0 + (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT)

@@ -29,6 +29,7 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z"
 # Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
 _FEWEST_PORTS: Final = 100
 _FIXED_PORTS: Final = 16
+_CONNECT_SECONDS: Final = 10.0
 
 
 class NodePorts(NamedTuple):
@@ -127,6 +128,11 @@ class NodeTarget:
     def name(self) -> str:
         """`node 3 (trainer03)`, for messages."""
         return f"node {self.rank} ({self.host or 'this machine'})"
+
+    @property
+    def connect_seconds(self) -> float:
+        """That reaching it may take; none for this machine."""
+        return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
 
     @property
     def labels(self) -> dict[str, str]:

@@ -16,7 +16,6 @@ from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport, run_process
 from rlinf_core.errors import ClusterError
 
-DEFAULT_CONNECT_TIMEOUT: Final = 10.0
 # Each is a process with three pipes here; a gate that all go through refuses more than it is told to take.
 DEFAULT_PARALLEL: Final = 128
 _SSH_FAILED: Final = 255
@@ -89,7 +88,7 @@ class SshTransport(Transport):
         """What stands between `ssh` and the command: options and the destination."""
         ssh = node.ssh
         given = [f"{name}={value}" for name, value in ssh.options.items()]
-        timeout = math.ceil(ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT)
+        timeout = math.ceil(node.connect_seconds)
         options = [
             "BatchMode=yes",
             *given,

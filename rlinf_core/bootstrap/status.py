@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.bootstrap.agent import Answer, ask
 from rlinf_core.bootstrap.down import RunningJob
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
 from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.bootstrap.transport import Kind, Transport
 
@@ -95,7 +94,7 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
     """
     begun = time.monotonic()
     nodes = cluster.targets()
-    connect = max(map(_connect, nodes))
+    connect = max(node.connect_seconds for node in nodes)
     tell(f"asking {len(nodes)} node{'' if len(nodes) == 1 else 's'}, {connect + PROBE_SECONDS:.0f} s at most")
     head = next((node for node in nodes if node.is_head), None)
     joined = asyncio.ensure_future(_members(cluster, head, transport))
@@ -108,16 +107,12 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
     return Report(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
 
-def _connect(node: NodeTarget) -> float:
-    return (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
-
-
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer | None:
     """What a node says; None of one that was started on its own machine, to which there is no way from here."""
     if node.host is None and not node.is_head:
         return None
     request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
-    return await ask(transport, node, request, deadline=_connect(node) + PROBE_SECONDS)
+    return await ask(transport, node, request, deadline=node.connect_seconds + PROBE_SECONDS)
 
 
 async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: Transport) -> Mapping[str, Any] | None:
@@ -127,7 +122,7 @@ async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: T
     ranks = [node.rank for node in cluster.nodes]
     # A node that died a moment ago is listed until its beats are missed; none is waited for that is not there.
     request = {"verb": "members", "cluster": cluster.id, "wanted": ranks, "deadline": _MEMBERS_SECONDS}
-    deadline = _connect(head) + _MEMBERS_SECONDS + _MEMBERS_MARGIN_SECONDS
+    deadline = head.connect_seconds + _MEMBERS_SECONDS + _MEMBERS_MARGIN_SECONDS
     answer = await ask(transport, head, request, deadline=deadline)
     return answer.data if answer.data is not None and answer.data["fault"] is None else None
 

@@ -20,7 +20,6 @@ from rlinf_core.bootstrap.agent import Answer, ask
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
 from rlinf_core.bootstrap.plan import Action, Decision, Own, decide, refuse_other_nodes, spec_of
-from rlinf_core.bootstrap.ssh import DEFAULT_CONNECT_TIMEOUT
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 from rlinf_core.bootstrap.transport import Kind, Transport
 
@@ -176,7 +175,7 @@ class _Run:
         return frozenset((first, now["fingerprint"] or first))
 
     async def _probe(self, node: NodeTarget) -> None:
-        connect = (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) if node.host else 0.0
+        connect = node.connect_seconds
         self._begin(node.rank, Phase.CONNECT, connect + PROBE_SECONDS)
         ports = node.ports.fixed(head=node.is_head)
         request = {**self._common(node), "verb": "probe", "ports": ports}
@@ -211,8 +210,9 @@ class _Run:
         """Ships the code; a node that does not take it is not started."""
         self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
         request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
-        connect = node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT
-        answer = await ask(self._transport, node, request, deadline=SYNC_SECONDS + connect + _MARGIN_SECONDS)
+        answer = await ask(
+            self._transport, node, request, deadline=SYNC_SECONDS + node.connect_seconds + _MARGIN_SECONDS
+        )
         if answer.data is not None:
             self._done(node.rank, Phase.SYNC, f"{answer.data['files']} files")
         else:
@@ -275,7 +275,7 @@ class _Run:
             "deadline": seconds,
         }
         # Ending what a dead Ray has left comes on top of starting.
-        margin = _MARGIN_SECONDS + (node.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) + 15.0
+        margin = _MARGIN_SECONDS + node.connect_seconds + 15.0
         answer = await ask(self._transport, node, request, deadline=seconds + margin)
         if answer.data is not None:
             self._up[node.rank] = answer.data
@@ -310,7 +310,7 @@ class _Run:
             "wanted": sorted(self._up),
             "deadline": seconds,
         }
-        margin = _MARGIN_SECONDS + (asked.ssh.connect_timeout or DEFAULT_CONNECT_TIMEOUT) + 20.0
+        margin = _MARGIN_SECONDS + asked.connect_seconds + 20.0
         answer = await ask(self._transport, asked, request, deadline=seconds + margin)
         if answer.data is None:
             self._fail(self._failure(asked, Phase.VERIFY, answer))

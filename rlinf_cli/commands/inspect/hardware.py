@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from rlinf_cli import completion, console
-from rlinf_cli.commands.up import NameOption, Parallel
+from rlinf_cli import console
+from rlinf_cli.cluster_options import FileIfAny, NameOption, Parallel
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.options import Output, OutputOption, Overrides, Quiet, Verbose
 
 
 def hardware(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", hidden=True, autocompletion=completion.files)] = None,
+    file: FileIfAny = None,
     overrides: Overrides = None,
     name: NameOption = None,
     parallel: Parallel = 128,
