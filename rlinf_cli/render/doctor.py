@@ -30,7 +30,10 @@ def doctor_text(report: Report, *, every_node: bool = False) -> str:
         (str(each.finding.verdict), each.finding.check, each.where, each.finding.what, each.finding.help)
         for each in lines
     ]
-    shown = console.table(("verdict", "check", "where", "what", "do"), rows, keep=(0, 1))
+    headers = ("verdict", "check", "where", "what", "do")
+    if not any(help for *_, help in rows):
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    shown = console.table(headers, rows, keep=(0, 1))
     return f"{shown}\n\n{_summary(report)}"
 
 

@@ -223,7 +223,7 @@ def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
     data |= {"latency_seconds": each.latency, "bytes_per_second": each.bandwidth}
     what = f"{figures([each.latency], [each.bandwidth])} ({uses})"
     if each.bandwidth < _SLOW_BYTES:
-        help = "check the cable, the card's speed and whether another network was meant (`GLOO_SOCKET_IFNAME`)"
+        help = "check the cable, the card's speed and whether another network was meant (`RLINF_NET_IF`)"
         return Finding("link", Verdict.WARNING, f"slow: {what}", None, where, help, data)
     return Finding("link", Verdict.OK, what, None, where, "", data)
 
