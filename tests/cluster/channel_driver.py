@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-import traceback
 from typing import Any
 
 from rlinf_core import Channel, Cluster, NodePlacementStrategy, Worker, WorkerGroup, WorkerGroupHandle
-
-MB = 1 << 20
+from tests.cluster.steps import serve
 
 
 class Actor(Worker):
@@ -85,19 +81,5 @@ def answer(rank: int) -> list[int]:
     return calls[rank].wait(timeout=60)[0]
 
 
-def main() -> None:
-    """Does steps, one for each line of input, until that ends."""
-    out = os.fdopen(os.dup(1), "w")
-    # Ray forwards what workers print to this process's output.
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        step, *args = json.loads(line)
-        try:
-            answer: dict[str, Any] = {"value": globals()[step](*args)}
-        except Exception:
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), file=out, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(globals())

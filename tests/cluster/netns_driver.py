@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
-import traceback
 from typing import Any
 
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerDiedError, WorkerGroup, WorkerGroupError
+from tests.cluster.steps import serve
 
 
 class Peer(Worker):
@@ -76,19 +75,5 @@ def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
     return told
 
 
-def main() -> None:
-    """Does steps, one for each line of input, until that ends."""
-    out = os.fdopen(os.dup(1), "w")
-    # Ray forwards what workers print to this process's output.
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        step, *args = json.loads(line)
-        try:
-            answer: dict[str, Any] = {"value": globals()[step](*args)}
-        except Exception:
-            answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), file=out, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(globals())
