@@ -108,7 +108,7 @@ def load_job(
     environ: MappingABC[str, str] | None = None,
     probe: Probe | None = None,
 ) -> Job:
-    """Reads and checks a configuration, without touching a machine. Never raises for what a file can hold.
+    """Reads and checks a configuration; only `probe` touches a machine. Never raises for what a file can hold.
 
     Args:
         name: a file, the bare name of a shipped configuration, or `-` for standard input.
