@@ -77,7 +77,13 @@ def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
 
 
 def _shown(file: str) -> str:
-    return "standard input" if file == "-" else file
+    if file == "-":
+        return "standard input"
+    if file.isprintable():
+        return file
+    from rlinf_core.config.render import visible
+
+    return visible(file)
 
 
 def _summary(found: Diagnostics) -> str:

@@ -93,6 +93,14 @@ def test_a_name_with_an_equals_sign_is_a_file_when_it_has_a_folder(cli: Cli, tmp
     assert cli("validate", path).code == 0
 
 
+def test_a_name_that_a_terminal_would_act_on_is_shown_with_escapes(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "a\n\x1b[31mb.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    ended = cli("validate", path)
+    assert ended.code == 0
+    assert ended.err.endswith("a\\x0a\\x1b[31mb.yaml: valid\n")
+
+
 def test_assumptions_are_checked_against_the_ranges(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "ranges.yaml"
     path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}\n", encoding="utf-8")
