@@ -60,8 +60,10 @@ def stop(
         return
     pid = folder.state.pid
     if not folder.state.here:
-        _end_elsewhere(folder, force)
-    elif force:
+        # Whoever gives a run up says which: it may be going on.
+        _give_up(folder, force=force and run is not None)
+        return
+    if force:
         _kill(folder)
     else:
         _ask(folder, timeout)
@@ -71,8 +73,9 @@ def stop(
 app = command(stop)
 
 
-def _end_elsewhere(folder: RunFolder, force: bool) -> None:
+def _give_up(folder: RunFolder, *, force: bool) -> None:
     """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
+    from rlinf_cli.render.run_summary import shown
     from rlinf_core.errors import RunError
     from rlinf_core.runners.run_folder import INTERRUPTED
 
@@ -82,11 +85,14 @@ def _end_elsewhere(folder: RunFolder, force: bool) -> None:
             "the run is driven from another machine",
             where=str(folder.path),
             why=f"process {state.pid} on {state.host}",
-            help=f"run the same command on {state.host}\nwhere that machine or container is gone for good, `--force`"
-            " here gives the run up, so that it can be resumed",
+            help=f"run the same command on {state.host}\nwhere that machine or container is gone for good,"
+            f" `rlinf stop {shown(folder.path)} --force` gives the run up, so that it can be resumed",
         )
     folder.end(INTERRUPTED, f"given up by `rlinf stop --force`; process {state.pid} was on {state.host}")
-    console.message(f"nothing was killed: process {state.pid} on {state.host} cannot be reached from here")
+    console.result(
+        f"{shown(folder.path)} is given up after step {state.step}; nothing was killed: process {state.pid} was on"
+        f" {state.host}"
+    )
 
 
 def _ask(folder: RunFolder, timeout: float) -> None:

@@ -247,10 +247,14 @@ class TestStop:
     def test_one_whose_machine_is_gone_is_given_up_by_force(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(host="farm-7")
-        ended = cli("stop", "--force")
+        unnamed = cli("stop", "--force")
+        assert unnamed.code == 1
+        assert f"`rlinf stop runs/{run.path.name} --force` gives the run up" in unnamed.err
+        assert run.refresh().alive
+        ended = cli("stop", run.path.name, "--force")
         assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert "nothing was killed" in ended.err
+        assert ended.out.startswith(f"runs/{run.path.name} is given up after step 0; nothing was killed: process ")
         assert (run.refresh().status, run.state.alive) == ("interrupted", False)
         assert run.state.reason == f"given up by `rlinf stop --force`; process {run.state.pid} was on farm-7"
 
