@@ -44,9 +44,11 @@ def down(
     from rlinf_cli.bring_up import end, jobs_of
     from rlinf_cli.render.bring_up import down_record, down_text, show_failures
 
+    if node_rank is not None and file is None:
+        raise typer.BadParameter("it goes with FILE, of which this machine is node K", param_hint="'--node-rank'")
     cluster, nodes = _nodes(file, name, node_rank)
     if cluster is None or not nodes:
-        console.result("no cluster is up" if cluster is None else f"cluster {cluster} is not up")
+        _nothing_recorded(cluster, output)
         return
     jobs = [] if force else jobs_of(cluster, nodes)
     if jobs and not _agreed(cluster, [f"pid {job.pid} on {job.address}: {_first_line(job.command)}" for job in jobs]):
@@ -62,6 +64,30 @@ def down(
 
 
 app = command(down)
+
+
+def _nothing_recorded(cluster: str | None, output: Output) -> None:
+    """There is nothing that could be taken down from here.
+
+    Raises:
+        ClusterError: a node that was started by itself runs here.
+    """
+    from rlinf_cli.render.bring_up import down_record
+    from rlinf_core.bootstrap import attach
+    from rlinf_core.bootstrap.down import Report
+    from rlinf_core.errors import ClusterError
+
+    here = attach.known()
+    if here is not None and cluster in (None, here.name):
+        raise ClusterError(
+            f"a node of cluster `{here.name}` runs here, which was started by itself",
+            why="the record of the cluster is on the machine of node 0",
+            help="take this one down by `rlinf down FILE --node-rank K`",
+        )
+    if output is Output.JSON:
+        console.result_json(down_record(Report(cluster or "", (), (), 0.0)))
+    else:
+        console.result("no cluster is up" if cluster is None else f"cluster {cluster} is not up")
 
 
 def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:

@@ -111,7 +111,7 @@ def down_record(report: down.Report) -> dict[str, Any]:
     return {
         "schema": DOWN_SCHEMA,
         "ok": report.ok,
-        "cluster": report.name,
+        "cluster": report.name or None,
         "seconds": round(report.seconds, 3),
         "nodes": [
             {

@@ -54,7 +54,11 @@ class NodeEnd(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `down` did."""
+    """What `down` did.
+
+    Attributes:
+        name: of the cluster; empty where none was named and none is up.
+    """
 
     name: str
     nodes: tuple[NodeEnd, ...]

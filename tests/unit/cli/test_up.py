@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.bootstrap import node_facts, node_processes, routes, state
+from rlinf_core.bootstrap import attach, node_facts, node_processes, routes, state
 from rlinf_core.bootstrap.transport import Kind
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
@@ -141,6 +141,27 @@ def test_down_without_a_record_asks_the_nodes_of_the_file(cli: Cli, site: FakeCl
     assert ended.code == 0
     assert ended.out.startswith("cluster lab: nothing of it was on 3 nodes, ")
     assert [rank for rank, verb in site.log if verb == "stop"] == [1, 2, 0]
+
+
+def test_down_of_nothing_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
+    for arguments, name in (((), None), (("--name", "lab"), "lab")):
+        ended = cli("down", "--output", "json", *arguments)
+        data = contract("down", ended.out)
+        assert (ended.code, data["ok"], data["cluster"], data["nodes"]) == (0, True, name, [])
+
+
+def test_down_on_the_machine_of_a_node_that_started_itself(
+    cli: Cli, site: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "known", lambda: attach.Known("lab", "10.0.0.1:20000", None))
+    ended = cli("down")
+    assert (ended.code, ended.out) == (3, "")
+    assert "a node of cluster `lab` runs here" in ended.err
+    assert "rlinf down FILE --node-rank K" in ended.err
+    assert cli("down", "--name", "other").out == "cluster other is not up\n"
+    ended = cli("down", "--node-rank", "1")
+    assert ended.code == 2
+    assert "it goes with FILE" in ended.err
 
 
 def test_down_asks_about_jobs(cli: Cli, site: FakeCluster) -> None:
