@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 
+from rlinf_core import env_vars
 from rlinf_core.bootstrap import links
 from rlinf_core.bootstrap.checks.finding import Seen, Verdict
 from rlinf_core.bootstrap.inventory import NodeTarget
@@ -129,6 +130,7 @@ def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
     )
     assert fast.what == "0.05 ms, 1.5 GB/s (Ray, actor-env)"
     assert slow.what == "slow: 2 ms, 11 MB/s (Ray, actor-env)"
+    assert f"`{env_vars.NET_IF.name}`" in slow.help
     assert none.what == "no answer at 10.0.0.1:20016 (Ray, actor-env)"
     assert [each.verdict for each in (fast, slow, none)] == [Verdict.OK, Verdict.WARNING, Verdict.FAULT]
     assert all(a.where == b.where for a, b in pairwise((fast, slow, none)))

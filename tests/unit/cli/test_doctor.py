@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.render.doctor import doctor_text
 from rlinf_core.bootstrap import state
+from rlinf_core.bootstrap.checks.finding import Finding, Verdict
+from rlinf_core.bootstrap.doctor import Report
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
@@ -51,6 +54,14 @@ def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[
     assert "0 of 8 declared were found" in by_check["accelerators"]["what"]
     assert {by_check[name]["verdict"] for name in ("reach", "interpreter", "ray", "code", "clock", "ports")} == {"ok"}
     assert "asking 1 node," in ended.err
+
+
+@pytest.mark.parametrize(("verdict", "help", "columns"), [(Verdict.OK, "", 4), (Verdict.FAULT, "end it", 5)])
+def test_what_to_do_has_a_column_where_there_is_something(verdict: Verdict, help: str, columns: int) -> None:
+    report = Report((Finding("ports", verdict, "as seen", 0, "node 0 (h)", help),), 1, 1, 0.1)
+    header, line = doctor_text(report).splitlines()[:2]
+    assert header.split() == ["verdict", "check", "where", "what", "do"][:columns]
+    assert line.endswith(help or "as seen")
 
 
 def test_hardware_is_shown_declared_against_found(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
