@@ -74,8 +74,18 @@ class Card:
     @property
     def pattern(self) -> object:
         """Equal for two nodes that differ only in which ranks they run."""
-        cells = tuple((cell.kind, cell.components) for cell in self.cells)
-        return cells, tuple((user.component, len(user.ranks)) for user in self.loose)
+        before = (None, *self.cells)
+        cells = tuple(
+            # A process that holds several units makes neighbours of equal users.
+            (cell.kind, _counts(cell.users), previous is not None and previous.users == cell.users)
+            for previous, cell in zip(before, self.cells, strict=False)
+        )
+        return cells, _counts(self.loose)
+
+
+def _counts(users: Sequence[User]) -> tuple[tuple[str, int], ...]:
+    """How many processes of each component there are."""
+    return tuple((user.component, len(user.ranks)) for user in users)
 
 
 @dataclass(frozen=True, slots=True)

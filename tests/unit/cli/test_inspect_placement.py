@@ -73,6 +73,15 @@ def test_the_tree_of_unlike_units(cli: Cli, mixed: Path) -> None:
     assert "Franka 0-1  env 0-1\n" in out
 
 
+def test_nodes_that_are_shared_otherwise_are_no_run(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "uneven.yaml"
+    placement = '"0-7:0-15,8-15:16-17,16-23"'
+    path.write_text(f"cluster:\n  num_nodes: 3\n  component_placement: {{actor: {placement}}}\n")
+    out = cli("inspect", "placement", path, "--assume", "8", "--tree").out
+    told = [line.split("  actor ")[1] for line in out.splitlines() if "  actor " in line]
+    assert told == ["0-15", "16-17", "18-25"]
+
+
 def test_unknown_accelerators_are_2_and_the_message_is_a_command_that_works(cli: Cli, mixed: Path) -> None:
     ended = cli("inspect", "placement", mixed)
     assert (ended.code, ended.out) == (2, "")
