@@ -38,10 +38,7 @@ class Deadline:
         Raises:
             ValueError: `seconds` is negative, infinite or not a number.
         """
-        if seconds is None:
-            seconds = env_vars.TIMEOUT.get()
-        if not 0 <= seconds < float("inf"):
-            raise ValueError(f"a timeout is a number of seconds from 0, not {seconds!r}")
+        seconds = env_vars.TIMEOUT.get() if seconds is None else checked_seconds(seconds)
         return cls(seconds, time.monotonic() + seconds)
 
     def remaining(self) -> float:
@@ -57,6 +54,17 @@ class Deadline:
         """The earlier one of this deadline and `seconds` from now: for one step of a longer wait."""
         at = time.monotonic() + seconds
         return Deadline(seconds, at) if at < self.at else self
+
+
+def checked_seconds(timeout: float) -> float:
+    """A timeout as somebody gave it. No wait is unbounded, and one of NaN seconds would be.
+
+    Raises:
+        ValueError: it is negative, infinite or not a number.
+    """
+    if not 0 <= timeout < float("inf"):
+        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
+    return timeout
 
 
 class OperationKind(StrEnum):

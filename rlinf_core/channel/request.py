@@ -22,7 +22,7 @@ from rlinf_core.errors import (
     ChannelFull,
     CommunicationTimeoutError,
 )
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import OperationKind, checked_seconds
 
 if TYPE_CHECKING:
     from rlinf_core.channel.lane import Lane
@@ -165,7 +165,7 @@ class Request(Work[T], Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         if not self._done:
-            if timeout is not None and time.monotonic() + timeout < self.deadline:
+            if timeout is not None and time.monotonic() + checked_seconds(timeout) < self.deadline:
                 return super().wait(timeout)
             try:
                 if not self.wait_until(self.deadline):

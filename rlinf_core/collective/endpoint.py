@@ -42,7 +42,7 @@ from rlinf_core.errors import (
     MismatchError,
     RuntimeFailure,
 )
-from rlinf_core.waiting import OperationBoard, OperationKind
+from rlinf_core.waiting import OperationBoard, OperationKind, checked_seconds
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"
@@ -228,7 +228,12 @@ class Endpoint:
         return Work(kind, target, self.seconds(timeout), self.board, detached=detached)
 
     def seconds(self, timeout: float | None) -> float:
-        return self.settings.timeout if timeout is None else timeout
+        """What an operation may take.
+
+        Raises:
+            ValueError: `timeout` is no time.
+        """
+        return self.settings.timeout if timeout is None else checked_seconds(timeout)
 
     def receive(self, link: Link, receipt: AnyReceipt) -> None:
         """Issues a receive. The connection is made in the background: the peer may dial as well."""

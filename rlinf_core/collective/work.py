@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from rlinf_core import spans
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.waiting import Operation, OperationBoard, OperationKind, task_strand
+from rlinf_core.waiting import Operation, OperationBoard, OperationKind, checked_seconds, task_strand
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -209,7 +209,7 @@ class Work(Generic[T]):
             if timeout is None:
                 deadline, seconds = self.deadline, self.seconds
             else:
-                deadline, seconds = time.monotonic() + timeout, timeout
+                deadline, seconds = time.monotonic() + checked_seconds(timeout), timeout
             if not self.wait_until(deadline, seconds):
                 raise self._too_late(seconds)
         return self.result()

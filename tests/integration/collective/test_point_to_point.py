@@ -256,6 +256,24 @@ def test_a_receive_that_timed_out_takes_no_message(duo: Any) -> None:
     assert round_trip(duo, 5) == 5
 
 
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_what_is_no_time_is_refused_before_anything_is_sent(duo: Any, timeout: float) -> None:
+    here, there = duo
+    group = here.group()
+    for operation in (
+        lambda: group.send("lost", THERE, timeout=timeout),
+        lambda: group.recv(THERE, timeout=timeout),
+        lambda: group.recv_tensor(torch.ones(1), THERE, async_op=True, timeout=timeout),
+        lambda: group.send_tensor(torch.ones(1), THERE, timeout=timeout),
+    ):
+        with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+            operation()
+    there.begin(echo, 1)
+    group.send("kept", THERE)
+    assert group.recv(THERE) == "kept"
+    there.result()
+
+
 def test_handles_are_awaited_without_polling(duo: Any) -> None:
     here, there = duo
     group = here.group()

@@ -45,6 +45,12 @@ def test_a_wait_that_is_too_short_names_the_operation_and_may_be_repeated() -> N
     assert work.wait(0) == 3
 
 
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_no_wait_takes_what_is_no_time(timeout: float) -> None:
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        new_work().wait(timeout)
+
+
 def test_the_operations_own_deadline_ends_a_wait() -> None:
     with pytest.raises(CommunicationTimeoutError):
         new_work(0.01).wait()

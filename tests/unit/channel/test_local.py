@@ -1,0 +1,21 @@
+"""Channels within one process: what the rules for all channels do not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.channel.channel import Channel
+
+
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_what_is_no_time_is_refused_and_nothing_is_put(timeout: float) -> None:
+    channel = Channel.create("mailbox", local=True)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        channel.put(1, timeout=timeout)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        channel.get(timeout=timeout)
+    handle = channel.get(async_op=True)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        handle.wait(timeout)
+    channel.put(2)
+    assert handle.wait(5) == 2
