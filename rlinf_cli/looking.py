@@ -157,25 +157,37 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
 
 
 def ask_status(name: str | None, *, parallel: int) -> status.Report:
-    """How the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one.
+    """How the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one,
+    else the one whose node was started here by itself.
 
     Raises:
         ClusterError: there is none, or it cannot be asked.
     """
     from rlinf_core import env_vars
-    from rlinf_core.bootstrap import status
+    from rlinf_core.bootstrap import attach, state, status
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
 
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None:
-        from rlinf_core.cluster import by_address
-
-        console.message(f"asking the cluster at {address}")
-        return by_address.ask(address)
+        return _ask_ray(address)
+    # The record is on the head's machine, where each node was started by itself.
+    here = attach.known() if name is None and state.recorded() is None else None
+    if here is not None:
+        attach.authenticate(here)
+        return _ask_ray(here.address, here.name)
     record = recorded_cluster(name)
 
     async def work() -> status.Report:
         return await status.ask_all(record, Routes(parallel=parallel), console.message)
 
     return run(work())
+
+
+def _ask_ray(address: str, name: str | None = None) -> status.Report:
+    """How the nodes are that the Ray at an address lists."""
+    from rlinf_core import env_vars
+    from rlinf_core.cluster import by_address
+
+    console.message(f"asking the cluster at {address}, {env_vars.CONNECT_TIMEOUT.get():g} s a node at most")
+    return by_address.ask(address, name)

@@ -1,4 +1,4 @@
-"""How a cluster is that `rlinf up` did not bring up: asked of its Ray, which was started by hand or by Kubernetes."""
+"""How a cluster is of which nothing is recorded here, such as one that was started by hand: its own Ray tells."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from rlinf_core.topology import NodeInfo
 _SECONDS: Final = 5
 
 
-def ask(address: str) -> Report:
+def ask(address: str, name: str | None = None) -> Report:
     """The nodes by the ranks that a job would find there, and the jobs that run.
 
     It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
+
+    Args:
+        address: of its head, `HOST:PORT`.
+        name: that `rlinf up` gave it, where it did.
 
     Raises:
         ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
@@ -26,7 +30,7 @@ def ask(address: str) -> Report:
     with Cluster(address=address) as cluster:
         nodes = tuple(map(_status, cluster.topology.nodes))
         jobs = _other_jobs(address)
-    return Report(nodes, jobs, time.monotonic() - begun, address=address)
+    return Report(nodes, jobs, time.monotonic() - begun, address=address, name=name)
 
 
 def _status(node: NodeInfo) -> NodeStatus:

@@ -353,6 +353,11 @@ def test_nodes_that_start_themselves_and_one_that_was_started_by_hand(site: Site
         timeout=120,
     )
     assert "is up" in done.stdout
+    # The record is the head's; on the other one its own Ray tells.
+    for host in (head, second):
+        seen = json.loads(host.run([*rlinf, "status", "--output", "json"], timeout=120).stdout)
+        assert (seen["cluster"], seen["whole"]) == ("alone", True)
+        assert [node["state"] for node in seen["nodes"]] == ["up", "up"]
     job = f"load_job({str(path)!r}).cluster"
     code = f"from rlinf_core import Cluster, load_job; print(Cluster(cluster_cfg={job}).num_nodes)"
     assert head.run([sys.executable, "-c", code], timeout=120).stdout.strip() == "2"
