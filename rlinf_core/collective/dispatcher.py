@@ -142,8 +142,9 @@ class Dispatcher(Watcher):
 
     def lost(self, connection: Connection, reason: str) -> None:
         arriving = self._arriving.pop(connection, None)
-        growing = self._growing.pop(connection, {})
         self._host.connection_lost(connection, reason)
+        # It is closed by now: one that begins at this very moment sees that for itself.
+        growing = self._growing.pop(connection, {})
         routes = self._routes.pop(connection, {})
         if arriving is not None and arriving.lease is not None:
             arriving.lease.release()
@@ -195,7 +196,11 @@ class Dispatcher(Watcher):
     def _begin_growth(self, connection: Connection, link: Link, frame: Frame) -> Growth:
         host = self._host
         growth = Growth(frame.sizes[0], link.peer, connection, host.board, host.settings.timeout)
-        self._growing.setdefault(connection, {})[frame.route, frame.sequence] = growth
+        growing, key = self._growing.setdefault(connection, {}), (frame.route, frame.sequence)
+        growing[key] = growth
+        if connection.closed:
+            growing.pop(key, None)
+            self._mourn(growth.fail, link, "the connection was closed")
         return growth
 
     def _grown(self, connection: Connection, frame: Frame) -> None:
