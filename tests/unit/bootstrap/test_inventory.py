@@ -61,6 +61,13 @@ def test_a_groups_ssh_settings_win_value_by_value(mixed: tuple[NodeTarget, ...])
     assert mixed[2].ssh.options == {"ProxyJump": "gate", "Compression": "yes"}
 
 
+def test_reaching_a_node_has_its_own_time_and_this_machine_none(make_nodes: Nodes) -> None:
+    text = "cluster: {num_nodes: 1, hosts: [h], ssh: {connect_timeout: 3}}"
+    assert [node.connect_seconds for node in make_nodes(text=text)] == [3.0]
+    assert [node.connect_seconds for node in make_nodes(1)] == [10.0]
+    assert [node.connect_seconds for node in make_nodes(text="cluster: {num_nodes: 1}")] == [0.0]
+
+
 def test_variables_are_those_of_the_node_and_what_is_forwarded(mixed: tuple[NodeTarget, ...]) -> None:
     assert dict(mixed[0].env) == {"WANDB_API_KEY": "k", "A": "1", "PATH": "/opt/a/bin", "RLINF_NODE_RANK": "0"}
     assert mixed[0].prepended == ("PATH",)
