@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 from rlinf_core.errors import ConfigError
 
 CONTROL_SECONDS = 0.05  # between two actions
@@ -56,6 +56,31 @@ def distance(points: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
     """[B], between points [D, B]."""
     away = points - others
     return np.sqrt(np.einsum("db,db->b", away, away))
+
+
+def start_joints(draws: NDArray[Any]) -> NDArray[np.float64]:
+    """Joints [7, B] around the arm's home, from random numbers [7, B]."""
+    return HOME[:, None] + HOME_NOISE * (2 * draws - 1)
+
+
+def between(low: NDArray[Any], high: NDArray[Any], draws: NDArray[Any]) -> NDArray[np.float64]:
+    """Points [D, B] in the box from `low` to `high` [D], from random numbers [D, B]."""
+    return low[:, None] + (high - low)[:, None] * draws
+
+
+def reach_target(draws: NDArray[Any]) -> NDArray[np.float64]:
+    """The points [3, B] to reach, from random numbers [3, B]."""
+    return between(POINT_LOW, POINT_HIGH, draws)
+
+
+def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
+    """[B], what the rewards of `reach` are differences of."""
+    return -2 * distance(target, hand)
+
+
+def reached(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.bool_]:
+    """Bool [B], success of `reach`."""
+    return distance(target, hand) < REACH_RADIUS
 
 
 def check_task(env_type: str, task: str, tasks: Sequence[str], options: Mapping[str, Any], known: str = "") -> None:

@@ -24,15 +24,16 @@ from recipes.embodied.envs.base import (
 )
 from recipes.embodied.envs.franka_arm import (
     ACTION_STEP,
-    HOME_NOISE,
-    POINT_HIGH,
-    POINT_LOW,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
-    REACH_RADIUS,
     REACH_STATES,
+    between,
     check_task,
     distance,
+    reach_potential,
+    reach_target,
+    reached,
+    start_joints,
     write_arm_states,
 )
 from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
@@ -85,9 +86,9 @@ class FrankaKinEnv(VectorEnv):
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T
-        self._joints[:, rows] = HOME[:, None] + HOME_NOISE * (2 * draws[:7] - 1)
-        low, high = (BLOCK_LOW, BLOCK_HIGH) if self._picks else (POINT_LOW, POINT_HIGH)
-        self._target[:, rows] = low[:, None] + (high - low)[:, None] * draws[7:]
+        self._joints[:, rows] = start_joints(draws[:7])
+        placed = draws[7:]
+        self._target[:, rows] = between(BLOCK_LOW, BLOCK_HIGH, placed) if self._picks else reach_target(placed)
         self._hand[:, rows], self._axis[:, rows] = hand_pose(self._joints[:, rows])
         self._closed[rows] = False
         self._held[rows] = False
@@ -122,22 +123,19 @@ class FrankaKinEnv(VectorEnv):
     def _grip(self, command: NDArray[Any]) -> None:
         closes, opens = command > GRIPPER_THRESHOLD, command < -GRIPPER_THRESHOLD
         # Fingers that are closed already cannot take the block between them.
-        near = (self._distance() < GRASP_RADIUS) & (self._axis[2] < -GRASP_UPRIGHT)
+        near = (distance(self._target, self._hand) < GRASP_RADIUS) & (self._axis[2] < -GRASP_UPRIGHT)
         grasps = closes & ~self._closed & near
         self._closed = (self._closed | closes) & ~opens
         self._held = (self._held | grasps) & self._closed
         self._target = np.where(self._held, self._hand, self._target)
         self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
 
-    def _distance(self) -> NDArray[np.float64]:
-        return distance(self._target, self._hand)
-
     def _lift(self) -> NDArray[np.float64]:
         """How high the block is held, as a share of what success needs."""
         return np.clip((self._target[2] - BLOCK_LOW[2]) / LIFT_HEIGHT, 0, 1)
 
     def _potential_now(self) -> NDArray[np.float64]:
-        way = -2 * self._distance()
+        way = reach_potential(self._target, self._hand)
         if not self._picks:
             return way
         tilt = 1 + self._axis[2]
@@ -146,7 +144,7 @@ class FrankaKinEnv(VectorEnv):
     def _successes(self) -> BoolArray:
         if self._picks:
             return self._held & (self._target[2] >= BLOCK_LOW[2] + LIFT_HEIGHT)
-        return self._distance() < REACH_RADIUS
+        return reached(self._target, self._hand)
 
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)

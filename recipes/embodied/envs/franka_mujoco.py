@@ -31,19 +31,19 @@ from recipes.embodied.envs.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
     CONTROL_SECONDS,
-    HOME_NOISE,
-    POINT_HIGH,
-    POINT_LOW,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
-    REACH_RADIUS,
     REACH_STATES,
     check_task,
     distance,
+    reach_potential,
+    reach_target,
+    reached,
     scaled_position,
+    start_joints,
     write_arm_states,
 )
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
 from recipes.embodied.envs.starts import Starts
 
@@ -99,18 +99,17 @@ class FrankaMujocoEnv(VectorEnv):
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(11)
-        noise = 2 * draws[:, :7] - 1
         self._state[rows] = self._rest
         if self._pushes:
-            self._state[rows, _JOINTS] = LOW_HOME + LOW_NOISE * noise
+            self._state[rows, _JOINTS] = LOW_HOME + LOW_NOISE * (2 * draws[:, :7] - 1)
             puck = PUCK_LOW + (PUCK_HIGH - PUCK_LOW) * draws[:, 7:9]
             self._state[rows, _PUCK] = np.column_stack((puck, np.full(len(rows), PUCK_HALF_HEIGHT)))
             angle = MARK_ANGLE * (2 * draws[:, 9] - 1)
             way = (MARK_NEAR + (MARK_FAR - MARK_NEAR) * draws[:, 10]) * np.stack((np.cos(angle), np.sin(angle)))
             self._target[:, rows] = np.vstack((puck.T + way, np.full(len(rows), PUCK_HALF_HEIGHT)))
         else:
-            self._state[rows, _JOINTS] = HOME + HOME_NOISE * noise
-            self._target[:, rows] = (POINT_LOW + (POINT_HIGH - POINT_LOW) * draws[:, 7:10]).T
+            self._state[rows, _JOINTS] = start_joints(draws[:, :7].T).T
+            self._target[:, rows] = reach_target(draws[:, 7:10].T)
         self._look()
         self._potential[rows] = self._potential_now()[rows]
 
@@ -156,13 +155,13 @@ class FrankaMujocoEnv(VectorEnv):
 
     def _potential_now(self) -> NDArray[np.float64]:
         if not self._pushes:
-            return -2 * distance(self._target, self._hand)
+            return reach_potential(self._target, self._hand)
         tilt = 1 + self._axis[2]
         return -8 * self._way()[1] - 2 * distance(self._behind(), self._hand) - tilt
 
     def _successes(self) -> BoolArray:
         if not self._pushes:
-            return distance(self._target, self._hand) < REACH_RADIUS
+            return reached(self._target, self._hand)
         return self._way()[1] < PUSH_RADIUS
 
     def _observe(self) -> Observation:

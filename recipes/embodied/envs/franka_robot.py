@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.franka_arm import (
     ACTION_STEP,
-    HOME_NOISE,
-    POINT_HIGH,
-    POINT_LOW,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
-    REACH_RADIUS,
     REACH_STATES,
     check_task,
-    distance,
+    reach_potential,
+    reach_target,
+    reached,
+    start_joints,
     write_arm_states,
 )
 from recipes.embodied.envs.franka_kinematics import HOME, hand_pose
@@ -87,18 +86,18 @@ class FrankaRobotEnv(VectorEnv):
             self._arm.client.close()
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
-        draws = starts.uniform(10)[0]
-        self._target[:, 0] = POINT_LOW + (POINT_HIGH - POINT_LOW) * draws[7:]
-        self._take(HOME + HOME_NOISE * (2 * draws[:7] - 1))
-        self._potential = -2 * distance(self._target, self._hand)
+        draws = starts.uniform(10).T
+        self._target = reach_target(draws[7:])
+        self._take(start_joints(draws[:7])[:, 0])
+        self._potential = reach_potential(self._target, self._hand)
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         if self._arm.mover is not self:
             self._take(self._joints[:, 0])
         deltas = np.clip(actions[0], -1, 1) * ACTION_STEP[:, 0]
         self._see(self._arm.client.move(deltas).joints)
-        before, self._potential = self._potential, -2 * distance(self._target, self._hand)
-        successes = distance(self._target, self._hand) < REACH_RADIUS
+        before, self._potential = self._potential, reach_potential(self._target, self._hand)
+        successes = reached(self._target, self._hand)
         return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
 
     def _take(self, joints: NDArray[np.float64]) -> None:

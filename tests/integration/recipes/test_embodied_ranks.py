@@ -40,21 +40,6 @@ def test_two_actors_learn_what_one_learns(train: Train, strategy: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("auto_reset", ["true", "false"])
-def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(train: Train, auto_reset: str) -> None:
-    # Poles fall before the pass ends, so that without new episodes not all samples count.
-    cart_pole = ("env.train.env_type=gymnasium", "env.train.task=CartPole-v1", "env.train.max_episode_steps=40")
-    steps = ("runner.max_steps=1", "env.train.max_steps_per_rollout_epoch=40", "actor.global_batch_size=160")
-    how = (*cart_pole, *steps, f"env.train.auto_reset={auto_reset}")
-    whole = train(*how)
-    parts = train(*how, "actor.micro_batch_size=20")
-    close(whole, parts)
-    (told,), (also_told,) = whole.metrics, parts.metrics
-    for name in ("train/actor/policy_loss", "train/critic/value_loss", "train/actor/grad_norm"):
-        assert also_told.metrics[name] == pytest.approx(told.metrics[name], rel=1e-3, abs=1e-5), name
-
-
-@pytest.mark.nightly
 def test_several_of_each_kind(train: Train) -> None:
     run = train(*place(actor=2, rollout=2, env=2), "rollout.pipeline_stage_num=2", "runner.val_check_interval=3")
     assert [each.step for each in run.metrics] == [1, 2, 3]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.envs import franka_kin
+from recipes.embodied.envs import franka_arm, franka_kin
 from recipes.embodied.envs.base import EnvSettings, StepResult
 from recipes.embodied.envs.franka_arm import CONTROL_SECONDS, SPEED
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
@@ -54,7 +54,9 @@ def test_a_scripted_arm_picks_the_block() -> None:
     rewards = np.zeros(50)
     for _ in range(50):
         goal = np.stack((env._target[0], env._target[1], np.where(env._held, 0.4, env._target[2])))
-        result = move_to(env, goal, np.where(env._held | (env._distance() < 0.02), CLOSE, OPEN))
+        result = move_to(
+            env, goal, np.where(env._held | (franka_arm.distance(env._target, env._hand) < 0.02), CLOSE, OPEN)
+        )
         rewards += result.rewards[:, 0]
         solved |= env._success
     assert solved.all()
@@ -120,10 +122,10 @@ def test_the_hand_stops_at_the_table() -> None:
 def test_starts_are_where_they_should_be(seed: int) -> None:
     pick, reach = make(16, seed=seed), make(16, seed=seed, task="reach")
     assert ((pick._target.T >= franka_kin.BLOCK_LOW) & (pick._target.T <= franka_kin.BLOCK_HIGH)).all()
-    assert ((reach._target.T >= franka_kin.POINT_LOW) & (reach._target.T <= franka_kin.POINT_HIGH)).all()
+    assert ((reach._target.T >= franka_arm.POINT_LOW) & (reach._target.T <= franka_arm.POINT_HIGH)).all()
     assert not pick._successes().any()
     assert not pick._held.any()
-    assert (np.abs(pick._joints - franka_kin.HOME[:, None]) <= franka_kin.HOME_NOISE).all()
+    assert (np.abs(pick._joints - franka_kin.HOME[:, None]) <= franka_arm.HOME_NOISE).all()
 
 
 @given(st.integers(0, 1000), st.sampled_from(["pick", "reach"]))
