@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,10 +33,7 @@ class WorkerAddress:
 
     def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
         check_group_name(root_group_name)
-        path = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-        for rank in path:
-            if isinstance(rank, bool) or rank < 0:
-                raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks count from 0")
+        path = tuple(map(_checked_rank, (ranks,) if isinstance(ranks, int) else ranks))
         object.__setattr__(self, "root_group_name", root_group_name)
         object.__setattr__(self, "ranks", path)
 
@@ -46,6 +44,8 @@ class WorkerAddress:
         Raises:
             InvalidNameError: `name` is not a group name followed by ranks, as in `actor:0:1`.
         """
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise InvalidNameError(f"{name!r} is not the address of a worker", help="an address is text")
         group, *parts = name.split(_SEPARATOR)
         for part in parts:
             # Only what get_name writes: no signs, spaces, underscores or leading zeros.
@@ -93,12 +93,25 @@ class WorkerAddress:
         return WorkerAddress, (self.root_group_name, self.ranks)
 
 
+def _checked_rank(rank: int) -> int:
+    """`rank` as an int: one that only equals it, as 1.0 does, would be the same address by another name."""
+    try:
+        number = -1 if isinstance(rank, bool) else operator.index(rank)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidNameError(f"{rank!r} is not a rank of a worker", help="ranks are whole numbers from 0")
+    return number
+
+
 def check_group_name(name: str) -> None:
     """Whether `name` can be the name of a group.
 
     Raises:
-        InvalidNameError: it is empty, or holds a `:`, which separates ranks.
+        InvalidNameError: it is no text, empty, or holds a `:`, which separates ranks.
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise InvalidNameError(f"{name!r} cannot be the name of a group", help="a name is text")
     if not name or _SEPARATOR in name:
         raise InvalidNameError(
             f"`{name}` cannot be the name of a group", help="a group's name is not empty and holds no `:`"

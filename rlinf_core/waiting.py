@@ -62,9 +62,17 @@ def checked_seconds(timeout: float) -> float:
     Raises:
         ValueError: it is negative, infinite or not a number.
     """
-    if not 0 <= timeout < float("inf"):
+    if not is_amount(timeout):
         raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
     return timeout
+
+
+def is_amount(value: float) -> bool:
+    """Whether what a caller gave is a finite number from 0."""
+    try:
+        return 0 <= value < float("inf")
+    except TypeError:
+        return False
 
 
 class OperationKind(StrEnum):

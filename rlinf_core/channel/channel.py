@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal, overload
 
@@ -12,6 +11,7 @@ from rlinf_core.channel.statistics import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Question
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError
+from rlinf_core.waiting import is_amount
 
 
 class Channel:
@@ -59,7 +59,7 @@ class Channel:
             ClusterError: there is no such node, or its process does not start.
             ValueError: `maxsize` is negative.
         """
-        _checked_bound(maxsize)
+        maxsize = _checked_bound(maxsize)
         if local:
             from rlinf_core.channel.local import LocalBackend
 
@@ -210,8 +210,8 @@ class Channel:
         Raises:
             ValueError: `batch_weight` is not a finite number above 0.
         """
-        if not 0 < batch_weight < math.inf:
-            raise ValueError(f"`batch_weight` is {batch_weight}, expected a finite number above 0")
+        if not is_amount(batch_weight) or not batch_weight:
+            raise ValueError(f"`batch_weight` is {batch_weight!r}, expected a finite number above 0")
         work = self._backend.get(_checked(key), batch_weight, wait=True, timeout=timeout, detached=async_op)
         return work if async_op else work.wait()
 
@@ -294,9 +294,9 @@ class Channel:
 
 
 def _checked_bound(maxsize: int) -> int:
-    if maxsize < 0:
-        raise ValueError(f"`maxsize` is {maxsize}, expected a whole number from 0 (0 means no bound)")
-    return maxsize
+    if not is_amount(maxsize) or maxsize != int(maxsize):
+        raise ValueError(f"`maxsize` is {maxsize!r}, expected a whole number from 0 (0 means no bound)")
+    return int(maxsize)
 
 
 def _checked(key: str) -> str:
@@ -307,5 +307,5 @@ def _checked(key: str) -> str:
 
 
 def _check_weight(weight: float) -> None:
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
+    if not is_amount(weight):
+        raise ValueError(f"`weight` is {weight!r}, expected a finite number from 0")

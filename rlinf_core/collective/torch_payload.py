@@ -169,6 +169,9 @@ class TensorTarget:
             self.nbytes = self._tensor.numel() * self._tensor.element_size()
             self.dtype = str(self._tensor.dtype).removeprefix("torch.")
         else:
+            numpy = sys.modules.get("numpy")
+            if numpy is None or not isinstance(buffer, numpy.ndarray):
+                raise PayloadError(f"`recv_tensor` fills a tensor or an array, not a `{type(buffer).__name__}`")
             array = cast("np.ndarray[Any, Any]", buffer)
             self.nbytes = array.nbytes
             self.dtype = array.dtype.name

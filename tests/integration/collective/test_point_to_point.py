@@ -256,6 +256,12 @@ def test_a_receive_that_timed_out_takes_no_message(duo: Any) -> None:
     assert round_trip(duo, 5) == 5
 
 
+def test_what_is_no_buffer_is_refused(duo: Any) -> None:
+    here, _ = duo
+    with pytest.raises(PayloadError, match="fills a tensor or an array, not a `list`"):
+        here.group().recv_tensor([1, 2], THERE)
+
+
 @pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
 def test_what_is_no_time_is_refused_before_anything_is_sent(duo: Any, timeout: float) -> None:
     here, there = duo

@@ -75,3 +75,17 @@ def test_what_is_no_address_is_refused(name: str) -> None:
 def test_what_cannot_be_one_is_refused(group: str, ranks: int | tuple[int, ...]) -> None:
     with pytest.raises(InvalidNameError):
         WorkerAddress(group, ranks)
+
+
+@pytest.mark.parametrize("rank", [1.0, "1", None, -1, True])
+def test_what_is_no_rank_is_refused_though_it_may_equal_one(rank: object) -> None:
+    with pytest.raises(InvalidNameError, match="is not a rank of a worker"):
+        WorkerAddress("actor").get_child_address(rank)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", [5, None, b"actor:0"])
+def test_what_is_no_text_is_no_name(name: object) -> None:
+    with pytest.raises(InvalidNameError):
+        WorkerAddress.from_name(name)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidNameError):
+        WorkerAddress(name)  # pyright: ignore[reportArgumentType]
