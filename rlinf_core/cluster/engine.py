@@ -22,7 +22,7 @@ from typing import Any
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, reachable
-from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
 from rlinf_core.manager.sweep import MARK, guard
@@ -165,16 +165,24 @@ def _start(namespace: str) -> Engine:
     guardian = guard(folder)
     ray = ray_api()
 
-    with exit_status.own_signals():
-        ray.init(
-            address="local",
-            namespace=namespace,
-            include_dashboard=False,
-            object_store_memory=_object_store_bytes(),
-            _temp_dir=str(folder),
-            _node_ip_address="127.0.0.1",
-            **_quiet(),
-        )
+    try:
+        with exit_status.own_signals(), loopback_only():
+            ray.init(
+                address="local",
+                namespace=namespace,
+                include_dashboard=False,
+                object_store_memory=_object_store_bytes(),
+                _temp_dir=str(folder),
+                _node_ip_address=LOOPBACK,
+                **_quiet(),
+            )
+    except Exception as error:
+        # Ray has no type of its own for it; its message names the process that did not come.
+        raise ClusterError(
+            "Ray does not start on this machine",
+            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            help="a machine that is very busy or short of memory takes longer than Ray waits: try again when it is not",
+        ) from error
     # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
     atexit.register(_disconnect_at_exit)
     return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)

@@ -1,0 +1,86 @@
+"""The Ray that a driver starts for itself is private to its machine, and is named when it does not start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Set
+from pathlib import Path
+
+from rlinf_core import Cluster, Worker
+
+_LISTENS = "0A"
+# 127.0.0.1 as the kernel writes it, also within an IPv6 address.
+_LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+WITHOUT_RAYLET = """
+import ray._private.node as node
+from rlinf_core import Cluster, ClusterError
+
+def never(self, *args, **kwargs):
+    raise Exception("the node timed out during startup")
+
+node.Node.start_ray_processes = never
+try:
+    Cluster(num_nodes=1)
+except ClusterError as error:
+    print(error)
+"""
+
+
+class Idle(Worker):
+    def ready(self) -> int:
+        return self._rank
+
+
+def test_it_listens_on_loopback_alone(cluster: Cluster) -> None:
+    with Idle.create_group().launch(cluster) as group:
+        group.ready().wait()
+        listening = _listening(_family(os.getpid()))
+    assert cluster.get_node_ip(0) == "127.0.0.1"
+    assert len(listening) > 3
+    assert {address for address, _ in listening} <= _LOOPBACK
+
+
+def test_one_that_does_not_start_is_an_error_of_the_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAYLET], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Ray does not start on this machine" in done.stdout
+    assert "the node timed out during startup" in done.stdout
+
+
+def _family(pid: int) -> set[int]:
+    """A process and all that it started, and what those did."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    known = {pid}
+    while more := {each for each, parent in parents.items() if parent in known} - known:
+        known |= more
+    return known
+
+
+def _listening(pids: Set[int]) -> set[tuple[str, str]]:
+    """Address and port of each TCP socket at which one of these processes listens, in hexadecimal."""
+    inodes: set[str] = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(entry)
+            except OSError:
+                continue
+            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    found: set[tuple[str, str]] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENS and fields[9] in inodes:
+                address, _, port = fields[1].partition(":")
+                found.add((address, port))
+    return found
