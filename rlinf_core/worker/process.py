@@ -65,9 +65,14 @@ class Birth:
 
 
 class WorkerProcess:
-    """One process of a worker group. Methods run one after another on the process's main thread."""
+    """One process of a worker group. Methods run one after another on the process's main thread.
 
-    def __init__(self) -> None:
+    Args:
+        name: address of the worker that will live in it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._worker: Any = None
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
@@ -76,8 +81,8 @@ class WorkerProcess:
         self._dismissed: Exception | None = None
 
     def __repr__(self) -> str:
-        """What Ray puts before each line that this process prints."""
-        return str(self._context.address) if self._context else "worker"
+        """What Ray puts before each line that this process prints; it asks once, when the process begins."""
+        return self._name
 
     def find_port(self) -> int:
         """A free port of this node, for the group's `MASTER_PORT`."""

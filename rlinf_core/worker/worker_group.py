@@ -379,13 +379,14 @@ def _allocate(
     actors: list[Any] = []
     try:
         for placement in placements:
-            address = base.get_child_address(placement.rank)
+            name = str(base.get_child_address(placement.rank))
             actors.append(
                 cluster.allocate(
                     WorkerProcess,
                     node_rank=placement.cluster_node_rank,
-                    name=str(address),
+                    name=name,
                     max_concurrency=max_concurrency,
+                    args=(name,),
                 )
             )
     except ValueError as error:

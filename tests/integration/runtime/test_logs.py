@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +61,45 @@ def test_a_folder_that_cannot_be_written_is_no_failure(recorded: Cluster, tmp_pa
     recorded.record(tmp_path / "logs")
     with Talker.create_group().launch(recorded, NodePlacementStrategy([0]), name="quiet") as group:
         assert group.talk("anyway").wait()
+
+
+PRINTER = """
+import sys, time
+from rlinf_core import Cluster, NodePlacementStrategy, Worker
+
+class Talker(Worker):
+    def talk(self):
+        print("hello from", self._rank)
+
+with Cluster(num_nodes=1) as cluster:
+    with Talker.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="talk") as group:
+        group.talk().wait()
+        print("said", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_what_a_worker_prints_comes_to_the_driver_under_its_name() -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", PRINTER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"},
+    )
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    heard: set[str] = set()
+    try:
+        for line in driver.stdout:  # ends with the driver, if it never comes
+            found = re.search(r"\((talk:\d) pid=\d+\).* hello from (\d)", line)
+            if found:
+                heard.add(f"{found[1]} {found[2]}")
+            if len(heard) == 2:
+                break
+    finally:
+        driver.stdin.close()
+        driver.stdout.read()
+        driver.wait(60)
+    assert heard == {"talk:0 0", "talk:1 1"}
