@@ -6,6 +6,8 @@ Every rank writes its shards. Any number of ranks reads them again, because what
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +23,15 @@ FOLDER: Final = "actor"
 
 
 def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int) -> None:
-    """Writes `folder/actor`; all ranks call it."""
+    """Writes `folder/actor`; all ranks call it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     model, state = get_state_dict(policy, optimizer)
-    with warnings.catch_warnings():
-        # One rank needs no process group, and that is said on purpose.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    with _explained(
+        "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
+    ):
         dcp.save(
             {"model": model, "optimizer": state, "version": version},
             checkpoint_id=folder / FOLDER,
@@ -45,18 +51,33 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> i
     options = StateDictOptions()
     model, state = get_state_dict(policy, optimizer, options=options)
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
-    except Exception as error:
-        raise CheckpointError(
-            "the weights of the checkpoint cannot be read",
-            where=str(folder),
-            why=(str(error).strip().splitlines() or [type(error).__name__])[0],
-            help="the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them",
-        ) from error
+    sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
+    with _explained("the weights of the checkpoint cannot be read", folder, sizes):
+        dcp.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
     return int(stored["version"])
+
+
+@contextmanager
+def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, None]:
+    """Turns what torch raises in here into a CheckpointError, and keeps it from warning of what is meant."""
+    try:
+        with warnings.catch_warnings():
+            # One rank needs no process group, and that is said on purpose.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except (Exception, dcp.CheckpointException) as error:
+        raise CheckpointError(what, where=str(folder), why=_first_line(_cause(error)), help=remedy) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What failed on the first rank on which something did: torch's own exception is the text of all tracebacks."""
+    if isinstance(error, dcp.CheckpointException) and error.failures:
+        return error.failures[min(error.failures)][0]
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,59 @@
+"""Weights on disk: what was written is read, and what cannot be is one error that names the cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes.embodied import checkpoint
+from rlinf_core.errors import CheckpointError
+
+
+def trained(width: int, steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(width)
+    policy = torch.nn.Linear(width, 2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
+    for _ in range(steps):
+        policy(torch.ones(width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return policy, optimizer
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    policy, optimizer = trained(3, steps=4)
+    checkpoint.save(tmp_path, policy, optimizer, version=7)
+    other, state = trained(3)
+    assert not torch.equal(other.weight, policy.weight)
+    assert checkpoint.load(tmp_path, other, state) == 7
+    assert torch.equal(other.weight, policy.weight)
+    assert state.state_dict()["state"][0]["step"] == 4
+
+
+def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
+    (tmp_path / checkpoint.FOLDER).write_text("in the way")
+    with pytest.raises(CheckpointError, match="cannot be written") as caught:
+        checkpoint.save(tmp_path, *trained(3), version=1)
+    assert "File exists" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        checkpoint.save(tmp_path, *trained(3), version=1)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, there: bool) -> None:
+    if there:
+        checkpoint.save(tmp_path, *trained(4), version=1)
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        checkpoint.load(tmp_path, *trained(3))
+    assert "Traceback" not in str(caught.value)
+    assert "size" in str(caught.value)
