@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cluster")]
+sys.path.insert(0, str(ROOT))
 CONTROL_GOAL_SECONDS = 10.0
 # Peak memory for 1,000 hosts over that for 100: flat, but for what is known of each host.
 MEMORY_GOAL = 1.5
@@ -143,13 +143,14 @@ def by_up(hosts: Any, file: str, state: str) -> float:
 
 def five_hosts(rounds: int) -> bool:
     """Both ways in turns; whether the promise holds."""
-    import hosts as made_of_namespaces
+    from tests.cluster.hosts import Hosts
+    from tests.cluster.spaces import why_not
 
-    reason = made_of_namespaces.why_not()
+    reason = why_not()
     if reason:
         print(f"five hosts: not measured, {reason}")
         return True
-    hosts = made_of_namespaces.Hosts(NAMES)
+    hosts = Hosts(NAMES)
     try:
         file = hosts.folder / "bench.yaml"
         file.write_text(f"cluster:\n  num_nodes: 5\n  hosts: [{', '.join(NAMES)}]\n  ports: 21000-21499\n")
