@@ -2,7 +2,7 @@
 
     python -m benchmarks [NAME ...]
 
-With names (as in `startup` for bench_startup.py) only those run, and the page is left alone.
+With names (as in `startup` for bench_startup.py) only those run, and only their sections of the page are written anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+HEAD = """\
+# Benchmarks
+
+Written by `make bench`: what each script of `benchmarks/` printed. Ratios are of one run on one machine; quote those.
+"""
 # Far above what the longest one takes.
 _LIMIT_SECONDS = 1800
 
@@ -43,6 +48,20 @@ def purpose(script: Path) -> str:
     return script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ").strip()
 
 
+def section(script: Path, output: str, *, missed: bool) -> str:
+    """What the page says of one benchmark."""
+    when = f"{datetime.now(UTC).date().isoformat()}, {machine()}{'; a goal was missed' if missed else ''}"
+    return f"## {script.stem}\n\n{purpose(script)}\n\n{when}:\n\n```\n{output.rstrip()}\n```\n"
+
+
+def written(page: Path) -> dict[str, str]:
+    """The sections of the page as it is, by benchmark."""
+    if not page.exists():
+        return {}
+    _, *sections = page.read_text(encoding="utf-8").split("\n## ")
+    return {each.split("\n", 1)[0]: f"## {each.rstrip()}\n" for each in sections}
+
+
 def main() -> int:
     names = sys.argv[1:]
     scripts = [
@@ -52,17 +71,14 @@ def main() -> int:
         known = ", ".join(path.stem.removeprefix("bench_") for path in sorted(HERE.glob("bench_*.py")))
         print(f"no benchmark of that name; there are: {known}", file=sys.stderr)
         return 2
-    sections: list[str] = []
+    sections = written(PAGE) if names else {}
     missed: list[str] = []
     for script in scripts:
         code, output = run(script)
         if code:
             missed.append(script.stem)
-        sections.append(f"## {script.stem}\n\n{purpose(script)}\n\n```\n{output.rstrip()}\n```\n")
-    if not names:
-        day = datetime.now(UTC).date().isoformat()
-        head = f"# Benchmarks\n\nWritten by `make bench` on {day}: {machine()}.\nRatios are of one run; quote those.\n"
-        PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
+        sections[script.stem] = section(script, output, missed=bool(code))
+    PAGE.write_text("\n".join([HEAD, *(sections[name] for name in sorted(sections))]), encoding="utf-8")
     if missed:
         print(f"goals missed or failed: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0
