@@ -32,10 +32,10 @@ def machine() -> str:
 
 
 def run(script: Path) -> tuple[int, str]:
-    """The exit code and the output of one benchmark, which is shown while it runs."""
+    """The exit code and the results of one benchmark, which are shown while it runs, as is what it complains of."""
     print(f"== {script.stem}", flush=True)
     command = [sys.executable, "-u", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         lines: list[str] = []
         for line in process.stdout or ():
             print(line, end="", flush=True)
