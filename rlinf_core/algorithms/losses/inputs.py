@@ -25,8 +25,8 @@ class LossInputs:
         old_values: float, the shape of `values`, when the samples were made.
         returns: float, the shape of `values`.
         value_mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
-        total: the denominator of the whole batch when this is a part of it (`aggregation.denominator`), by part and rank
-            on average: the mean of the parts' losses is the loss of the whole.
+        total: the denominator of the whole batch when this is a part of it (`aggregation.denominator`), by part and
+            rank on average: the mean of the parts' losses is the loss of the whole.
         entropy_total: the same for `entropy`, needed where its shape is not that of `logprobs`.
         value_total: how many values count in the whole batch.
     """
