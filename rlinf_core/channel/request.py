@@ -157,9 +157,16 @@ class Request(Work[T], Generic[T]):
             self._withdraw(cast("Request[object]", self))
             if self.sending is not None:
                 self.sending.fail(error)
-            pieces, self.pieces = self.pieces, []
-            let_go(pieces)
+            if self._opening is not None:
+                with self._opening:
+                    self._drop_pieces()
         return failed
+
+    def _drop_pieces(self) -> None:
+        """Lets go of what came of a result that will not be. The caller holds `_opening`: who fails it and who asks for
+        the result meet here, and each must find either all or nothing."""
+        pieces, self.pieces = self.pieces, []
+        let_go(pieces)
 
     # What its caller does
 
@@ -232,7 +239,9 @@ class Request(Work[T], Generic[T]):
                     self._value = self._open(cast("Sequence[Piece]", self._value))
                 except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
                     self._value, self._error = None, error
-            self.pieces = []
+                self.pieces = []
+            else:
+                self._drop_pieces()
             self._opened = True
 
     def _open(self, pieces: Sequence[Piece]) -> object:
