@@ -64,7 +64,7 @@ def _processes_with(folder: str) -> list[str]:
     return found
 
 
-def judge(report: dict[str, Any]) -> None:
+def check_report(report: dict[str, Any]) -> None:
     # How much goes through and how often it kills depends on the machine; that some does, on us.
     assert report["accepted"] > 0
     assert report["kills"] > 0
@@ -88,10 +88,10 @@ def judge(report: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(200)
 def test_30_seconds(short_folder: Path) -> None:
-    judge(soak(30, 1, short_folder))
+    check_report(soak(30, 1, short_folder))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_10_minutes(short_folder: Path) -> None:
-    judge(soak(600, int.from_bytes(os.urandom(4)), short_folder))
+    check_report(soak(600, int.from_bytes(os.urandom(4)), short_folder))

@@ -49,6 +49,18 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     raise AssertionError("it ended before its first step")
 
 
+def disk_full_for(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever holds these words finds the disk full."""
+    kept = durable.write_whole
+
+    def write_whole(path: Path, text: str, **options: Any) -> None:
+        if words in text:
+            raise OSError(28, "No space left on device")
+        kept(path, text, **options)
+
+    monkeypatch.setattr(durable, "write_whole", write_whole)
+
+
 class TestARun:
     def test_the_summary_is_the_result_and_the_rest_is_not(self, cli: Cli) -> None:
         ended = cli("train", "recipe=fake")
@@ -245,14 +257,7 @@ class TestAFailure:
     def test_that_a_full_disk_keeps_from_being_written_is_told_all_the_same(
         self, cli: Cli, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        kept = durable.write_whole
-
-        def write_whole(path: Path, text: str, **options: Any) -> None:
-            if '"failed"' in text:
-                raise OSError(28, "No space left on device")
-            kept(path, text, **options)
-
-        monkeypatch.setattr(durable, "write_whole", write_whole)
+        disk_full_for('"failed"', monkeypatch)
         ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--output", "json")
         assert ended.code == 1
         assert "the driver failed: KeyError: 'surprise'" in ended.err
@@ -274,14 +279,7 @@ class TestAFailure:
         assert "Traceback" not in ended.err
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = durable.write_whole
-
-        def write_whole(path: Path, text: str, **options: Any) -> None:
-            if '"finished"' in text:
-                raise OSError(28, "No space left on device")
-            kept(path, text, **options)
-
-        monkeypatch.setattr(durable, "write_whole", write_whole)
+        disk_full_for('"finished"', monkeypatch)
         ended = cli("train", "recipe=fake", "-q")
         assert (ended.code, ended.out) == (1, "")
         assert "error: the run folder cannot be written" in ended.err

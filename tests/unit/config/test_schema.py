@@ -49,7 +49,7 @@ def test_the_schema_is_one(schema: dict[str, Any]) -> None:
 def test_making_it_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        json_schema(EmbodiedConfig)
+        assert json_schema(EmbodiedConfig)
 
 
 def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def mutated(changes: list[tuple[str, int, int, str]]) -> str:
     return "".join(tokens)
 
 
-def judge(job: Job) -> None:
+def check_findings(job: Job) -> None:
     """Every finding has an entry and a place, and can be printed in every form."""
     known = all_codes()
     for each in job.diagnostics:
@@ -138,7 +138,7 @@ def test_text_that_is_mutated_is_sound_to_begin_with() -> None:
 @given(mutations)
 def test_mutated_file_never_raises(changes: list[tuple[str, int, int, str]]) -> None:
     text = mutated(changes).encode("utf-8", "surrogatepass")
-    judge(load_job("-", stdin=text, environ={"LEVEL": "WARN"}))
+    check_findings(load_job("-", stdin=text, environ={"LEVEL": "WARN"}))
 
 
 values = st.recursive(
@@ -181,17 +181,17 @@ PATHS = [
 @given(st.lists(st.tuples(st.sampled_from(PATHS), values), min_size=1, max_size=4))
 def test_any_value_anywhere_never_raises(overrides: list[tuple[str, object]]) -> None:
     arguments = [f"{path}={json.dumps(value)}" for path, value in overrides]
-    judge(load_job("-", arguments, stdin=TEXT.encode(), environ={}))
+    check_findings(load_job("-", arguments, stdin=TEXT.encode(), environ={}))
 
 
 @given(st.lists(st.text(max_size=30), max_size=3), st.lists(st.text(max_size=10), max_size=2))
 def test_any_arguments_never_raise(overrides: list[str], assume: list[str]) -> None:
-    judge(load_job("-", overrides, assume=assume, stdin=TEXT.encode(), environ={}))
+    check_findings(load_job("-", overrides, assume=assume, stdin=TEXT.encode(), environ={}))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_never_raise(data: bytes) -> None:
-    judge(load_job("-", stdin=data, environ={}))
+    check_findings(load_job("-", stdin=data, environ={}))
 
 
 def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -209,4 +209,4 @@ def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
 def test_a_number_beyond_reason_ends_in_findings_at_once(recipe: str, number: str) -> None:
     offered = find_recipe(recipe)
     for path in single_values(offered.config_model()):
-        judge(load_job(offered.default_config, [f"{path}={number}"], environ={}))
+        check_findings(load_job(offered.default_config, [f"{path}={number}"], environ={}))
