@@ -264,4 +264,5 @@ def test_no_argument_whatever_raises(arguments: list[str]) -> None:
 @given(st.text(alphabet="abcnum_des.=[]{}\"'${}:-,&*!|>%@`#\t ~", max_size=30))
 def test_no_value_whatever_raises(value: str) -> None:
     for argument in (f"a={value}", f"cluster.component_placement={{{value}}}", f"cluster.node_groups{value}=1"):
-        applied(_empty_tree(), argument)
+        _, found = applied(_empty_tree(), argument)
+        assert all(0 <= d.span.start <= d.span.end <= len(d.span.source.text) for d in found)

@@ -225,7 +225,7 @@ def test_a_component_within_another_is_not_suspicious() -> None:
 
 @pytest.mark.parametrize("make", [str, lambda text: text.replace("\n", "\r\n")])
 def test_line_ends_do_not_move_the_caret(make: Callable[[str], str]) -> None:
-    one(make(EIGHT_NODES.format(map="«0-64»")), "placement-out-of-range")
+    assert one(make(EIGHT_NODES.format(map="«0-64»")), "placement-out-of-range").severity is Severity.ERROR
 
 
 @pytest.mark.parametrize(
