@@ -257,12 +257,23 @@ class OperationBoard:
         """
         serial = next(self._serials)
         if strand is None:
-            strand = threading.get_ident()
-            if strand not in self._threads:
-                self._threads[strand] = kind is not OperationKind.METHOD and not _is_ours()
+            strand = self._thread(kind)
         self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, strand, bounded)
         self._changes += 1
         return serial
+
+    def _thread(self, kind: OperationKind) -> int:
+        strand = threading.get_ident()
+        if strand not in self._threads:
+            self._threads[strand] = kind is not OperationKind.METHOD and not _is_ours()
+        return strand
+
+    def passed(self, kind: OperationKind) -> None:
+        """Publishes that the calling thread was in an operation, so shortly that nobody need have seen it."""
+        self._thread(kind)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
 
     def attach(self, serial: int, strand: Hashable = None, *, bounded: bool = False) -> None:
         """Publishes that the calling thread, or the task `strand`, now waits for an operation begun as detached."""

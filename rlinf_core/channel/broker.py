@@ -15,13 +15,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from rlinf_core.channel import wire
+from rlinf_core.channel import boxes, wire
 from rlinf_core.channel.clientele import REMEMBERED, Client, Loss, Ticket
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Item, Lost, Reason, Refused, Taken
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.memory_gate import MemoryGate
 from rlinf_core.channel.outbox import Outbox, Payload
-from rlinf_core.channel.receipts import NO_SLOT, Receipts
+from rlinf_core.channel.page import ChannelPage
+from rlinf_core.channel.receipts import NO_SLOT
 from rlinf_core.channel.wire import Ask, Question, Request, Say
 from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
@@ -104,7 +105,7 @@ class Broker:
         return client
 
     def _hello(self, client: Client, request: Request, delivery: Delivery) -> None:
-        client.receipts = Receipts(delivery.parcel) if delivery.parcel.lease is not None else None
+        client.page = ChannelPage(delivery.parcel) if delivery.parcel.lease is not None else None
         self._answer(client, Say.WELCOME, request.ticket, wire.Facts(self._queue.maxsize))
         if self._farewell is not None:
             self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
@@ -176,8 +177,8 @@ class Broker:
 
     def _cancel(self, client: Client, request: Request, delivery: Delivery) -> None:
         effects = self._queue.cancel((client, request.ticket), time.monotonic())
-        if client.receipts is not None:
-            client.receipts.drop(request.ticket)
+        if client.page is not None:
+            client.page.receipts.drop(request.ticket)
         # It may be a put that is still under way behind this message.
         client.cancelled.append(request.ticket)
         for effect in effects:
@@ -195,8 +196,8 @@ class Broker:
 
     def _collect_receipts(self, client: Client) -> None:
         """Hears what a consumer has signed for."""
-        if client.receipts is not None:
-            for ticket in client.receipts.signed():
+        if client.page is not None:
+            for ticket in client.page.receipts.signed():
                 self._carry_out(self._queue.taken((client, ticket), time.monotonic()))
 
     def _close(self, client: Client, request: Request, delivery: Delivery) -> None:
@@ -230,7 +231,9 @@ class Broker:
         for effect in effects:
             if isinstance(effect, Accepted):
                 client, ticket = cast("Ticket", effect.ticket)
-                accepted.setdefault(client, []).append(ticket)
+                # Who looks for it in a box needs no message.
+                if client.page is None or not boxes.box_of(ticket) or client.page.post_office.answer(ticket):
+                    accepted.setdefault(client, []).append(ticket)
         # Producers first: while a consumer is served, they make the next item.
         for client, tickets in accepted.items():
             head = wire.pack_tickets(tickets) if len(tickets) > 1 else b""
@@ -264,9 +267,15 @@ class Broker:
                 with self._lock:
                     self._carry_out(self._queue.cancel((client, ticket), time.monotonic()), error)
 
+        page = client.page if handover is Handover.LEND else None
         # On a closed channel others wait until these are taken, so that is to be heard at once.
-        sign = handover is Handover.LEND and client.receipts is not None and not self._queue.closed
-        slot = client.receipts.slot(ticket) if client.receipts is not None and sign else NO_SLOT
+        slot = NO_SLOT if page is None or self._queue.closed else page.receipts.slot(ticket)
+        if page is not None and boxes.box_of(ticket):
+            payload = items[0].payload
+            if not isinstance(payload, Parcel) and len(payload) <= boxes.LARGEST:
+                if page.post_office.deliver(ticket, slot, payload):
+                    self._outbox.reply(client.link, wire.pack_reply(Say.MAIL, ticket))
+                return
         self._outbox.send_items(client.link, ticket, items, slot, handover, failed)
 
     def _refuse(self, client: Client, ticket: int, refused: Refused[Payload], error: Exception | None) -> None:

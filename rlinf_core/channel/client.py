@@ -12,8 +12,8 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.lane import Lane, Outgoing
+from rlinf_core.channel.page import SIZE, ClientPage
 from rlinf_core.channel.pending import AnyRequest, Pending
-from rlinf_core.channel.receipts import SIZE, ReceiptPage
 from rlinf_core.channel.request import Request, Shape
 from rlinf_core.channel.wire import Ask, Question
 from rlinf_core.collective.connector import Connector
@@ -83,7 +83,7 @@ class ChannelClient(Backend):
             hello.fail(error)
             raise
         if page is not None:
-            self._pending.pages[self.link] = ReceiptPage(page)
+            self._pending.pages[self.link] = ClientPage(page)
 
     def _is_greeted(self) -> bool:
         connection = self.link.outgoing.connection
@@ -98,7 +98,8 @@ class ChannelClient(Backend):
     ) -> Request[None]:
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
-        request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached)
+        boxed = wait and not detached
+        request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached, boxed=boxed)
         if self._farewell is not None:
             self._fail(request, None)
         elif detached:
@@ -112,6 +113,8 @@ class ChannelClient(Backend):
             else:
                 self._send_large(request, encoded, weight, wait=wait, detached=False)
         request.driver = self.link.outgoing.connection
+        if boxed:
+            self._pending.watch(self.link, request)
         return request
 
     def get(
@@ -119,8 +122,11 @@ class ChannelClient(Backend):
     ) -> Request[Any]:
         self.connect(timeout)
         if batch_weight is None:
-            request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached)
+            boxed = wait and not detached
+            request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached, boxed=boxed)
             self._ask(Ask.GET, request, wait=wait)
+            if boxed:
+                self._pending.watch(self.link, request)
         else:
             request = self._request(OperationKind.GET_BATCH, key, timeout, Shape.LIST, detached=detached)
             self._ask(Ask.GET_BATCH, request, batch_weight, wait=wait)
@@ -208,10 +214,23 @@ class ChannelClient(Backend):
     # Sending
 
     def _request(
-        self, kind: OperationKind, key: str, timeout: float | None, shape: Shape, *, detached: bool
+        self,
+        kind: OperationKind,
+        key: str,
+        timeout: float | None,
+        shape: Shape,
+        *,
+        detached: bool,
+        boxed: bool = False,
     ) -> AnyRequest:
+        """A request to which replies are waited for. `boxed`: its caller looks for them in a box."""
+        ticket, boxes = self._pending.next_ticket(), None
+        page = self._pending.pages.get(self.link) if boxed else None
+        if page is not None and (page.small or kind is OperationKind.PUT):
+            boxes = page.boxes
+            ticket = boxes.take(ticket)
         request: AnyRequest = Request(
-            self._pending.next_ticket(),
+            ticket,
             kind,
             self.name,
             key,
@@ -221,6 +240,7 @@ class ChannelClient(Backend):
             self._endpoint.board,
             # A lane publishes all of its puts as one.
             detached=detached and kind is not OperationKind.PUT,
+            boxes=boxes,
         )
         self._pending.add(request, detached=detached)
         return request

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rlinf_core.channel.receipts import Receipts
+from rlinf_core.channel.page import ChannelPage
 from rlinf_core.collective.link import Link
 
 # How many losses, names of the dead and cancelled operations are remembered one by one.
@@ -29,7 +29,7 @@ class Loss:
 class Client:
     """One life of a process that uses the channel."""
 
-    __slots__ = ("cancelled", "consumes", "incarnation", "link", "name", "produces", "receipts")
+    __slots__ = ("cancelled", "consumes", "incarnation", "link", "name", "page", "produces")
 
     def __init__(self, link: Link) -> None:
         self.name = link.peer
@@ -38,7 +38,7 @@ class Client:
         self.produces = False
         self.consumes = False
         self.cancelled: deque[int] = deque(maxlen=REMEMBERED)
-        self.receipts: Receipts | None = None
+        self.page: ChannelPage | None = None
 
 
 # Clients count their tickets each for itself.

@@ -9,21 +9,28 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
+from rlinf_core import spans
 from rlinf_core.channel import wire
+from rlinf_core.channel.boxes import LARGEST, TICKETS
 from rlinf_core.channel.lane import Lane
-from rlinf_core.channel.receipts import NO_SLOT, ReceiptPage
+from rlinf_core.channel.page import ClientPage
+from rlinf_core.channel.receipts import NO_SLOT
 from rlinf_core.channel.request import Request, let_go
 from rlinf_core.channel.wire import Ask, Farewell, Reply, Say
 from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.spin import spin
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.failures import PackedError
+from rlinf_core.waiting import OperationKind
 
 AnyRequest: TypeAlias = Request[Any]
 # How often it is looked whether the time of an operation is up for which nobody waits.
 _LOOK_EVERY = 0.25
+# Long after this, what one processor has stored is seen by all others.
+_VISIBLE_AFTER = 1e-3
 
 
 class Pending:
@@ -31,12 +38,12 @@ class Pending:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._tickets = itertools.count(1)
+        self._tickets = itertools.count(TICKETS, TICKETS)
         self._open: dict[int, AnyRequest] = {}
         # What the other side was told to end, and has not said what became of.
         self._withdrawn: dict[int, AnyRequest] = {}
-        # Where to sign for what comes through a link.
-        self.pages: dict[Link, ReceiptPage] = {}
+        # The memory that is shared with the channel at the other end of a link.
+        self.pages: dict[Link, ClientPage] = {}
         # The last words of channels that have ended.
         self.farewells: dict[Link, Farewell] = {}
         self._watching = False
@@ -51,6 +58,30 @@ class Pending:
         self._open[request.ticket] = request
         if detached and not self._watching:
             self._watch()
+
+    def watch(self, link: Link, request: AnyRequest) -> None:
+        """Looks into the request's box for a moment; afterwards its answer is announced by a message."""
+        boxes, ticket = request.boxes, request.ticket
+        if boxes is None:
+            return
+        board = self._endpoint.board
+        board.check()
+        try:
+            # What is traced is waited for as everything is.
+            seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
+            if spin(lambda: boxes.answered(ticket), time.monotonic() + seconds) or boxes.answered(ticket):
+                board.operations.passed(request.kind)
+                self._unpack(link, request)
+                return
+            boxes.leave_note(ticket)
+            if not boxes.answered(ticket):
+                request.wait_until(min(request.deadline, time.monotonic() + _VISIBLE_AFTER), request.seconds)
+            if boxes.answered(ticket):
+                self._unpack(link, request)
+        except BaseException:
+            # Interrupted: nobody will take what comes for it.
+            request.abandon()
+            raise
 
     def withdraw(self, request: AnyRequest) -> bool:
         """Takes an operation out that shall end; False when it has ended."""
@@ -84,8 +115,14 @@ class Pending:
         elif say == Say.ITEM:
             request = self._open.pop(ticket, None)
             if request is not None:
-                self._taken(request, delivery, reply, (head,))
+                self._note_size(delivery.link, len(head) <= LARGEST)
+                self._taken(delivery.link, request, reply.slot, (head,))
+        elif say == Say.MAIL:
+            request = self._open.get(ticket)
+            if request is not None:
+                self._unpack(delivery.link, request)
         elif say == Say.LARGE:
+            self._note_size(delivery.link, False)
             self._some(delivery, reply, [delivery.parcel])
         elif say == Say.ITEMS:
             self._some(delivery, reply, wire.unpack_items(head))
@@ -120,23 +157,38 @@ class Pending:
             if self._open.pop(reply.ticket, None) is None:
                 let_go(pieces)
             else:
-                self._taken(request, delivery, reply, request.pieces)
+                self._taken(delivery.link, request, reply.slot, request.pieces)
 
-    def _taken(self, request: AnyRequest, delivery: Delivery, reply: Reply, pieces: Sequence[object]) -> None:
+    def _note_size(self, link: Link, small: bool) -> None:
+        page = self.pages.get(link)
+        if page is not None:
+            page.small = small
+
+    def _unpack(self, link: Link, request: AnyRequest) -> None:
+        """The answer is in the request's box."""
+        if request.boxes is None or self._open.pop(request.ticket, None) is None:
+            return  # it was withdrawn, or a message came first
+        if request.kind is OperationKind.PUT:
+            request.finish(None)
+        else:
+            slot, item = request.boxes.mail(request.ticket)
+            self._taken(link, request, slot, (item,))
+
+    def _taken(self, link: Link, request: AnyRequest, slot: int, pieces: Sequence[object]) -> None:
         """Tells that the items are here, before their consumer sees them: they can not go to another one any more."""
         if not request.claim():
             # It was given up at this very moment, and found itself taken out already.
             let_go(pieces)
-            self._endpoint.post(delivery.link, wire.REQUESTS, wire.pack_request(Ask.CANCEL, reply.ticket))
+            self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.CANCEL, request.ticket))
             return
-        self._sign(delivery, reply)
+        self._sign(link, slot, request.ticket)
         request.arrive(pieces)
 
-    def _sign(self, delivery: Delivery, reply: Reply) -> None:
-        if reply.slot != NO_SLOT:
-            self.pages[delivery.link].sign(reply.slot, reply.ticket)
+    def _sign(self, link: Link, slot: int, ticket: int) -> None:
+        if slot != NO_SLOT:
+            self.pages[link].receipts.sign(slot, ticket)
         else:
-            self._endpoint.post(delivery.link, wire.REQUESTS, wire.pack_request(Ask.TAKEN, reply.ticket))
+            self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.TAKEN, ticket))
 
     # Deadlines
 

@@ -6,8 +6,6 @@ what it had is not given to another one, and what it had not is.
 
 from __future__ import annotations
 
-from rlinf_core.collective.parcel import Parcel
-
 # Deliveries to one consumer that may be under way with a word of their own.
 SLOTS = 512
 SIZE = 8 * SLOTS
@@ -29,10 +27,8 @@ class ReceiptPage:
 class Receipts:
     """The channel's side: which deliveries to one consumer are under way, and which of them it has signed for."""
 
-    def __init__(self, parcel: Parcel) -> None:
-        """`parcel` holds the page that the consumer shared."""
-        self._parcel = parcel
-        self._words = parcel.body()[:SIZE].cast("Q")
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:SIZE].cast("Q")
         self._free = list(range(SLOTS))
         self._under_way: list[tuple[int, int]] = []
 

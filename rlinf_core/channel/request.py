@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
+from rlinf_core.channel.boxes import Boxes
 from rlinf_core.channel.effects import Reason
 from rlinf_core.collective.parcel import Parcel
 from rlinf_core.collective.work import Board, Work
@@ -59,6 +60,7 @@ class Request(Work[T], Generic[T]):
         missing: how many items of its result are still to come.
         sending: what sends it in the background, if that takes time.
         lane: the asynchronous puts that it is one of, if it is.
+        boxes: where its answer may be found, if it has a box there.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class Request(Work[T], Generic[T]):
         "_opening",
         "_shape",
         "_withdraw",
+        "boxes",
         "lane",
         "missing",
         "pieces",
@@ -88,6 +91,7 @@ class Request(Work[T], Generic[T]):
         board: Board | None = None,
         *,
         detached: bool = False,
+        boxes: Boxes | None = None,
     ) -> None:
         """`withdraw` ends it on the other side."""
         super().__init__(kind, channel, seconds, board, key=key, detached=detached)
@@ -96,6 +100,7 @@ class Request(Work[T], Generic[T]):
         self.missing = -1
         self.sending: Work[object] | None = None
         self.lane: Lane | None = None
+        self.boxes = boxes
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
@@ -116,7 +121,12 @@ class Request(Work[T], Generic[T]):
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
         """All of the result is here."""
+        self._leave_box()
         return self._settle(pieces, None)
+
+    def finish(self, value: T) -> bool:
+        self._leave_box()
+        return self._settle(value, None)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
         """Some of the items are here; tells whether all are."""
@@ -129,7 +139,19 @@ class Request(Work[T], Generic[T]):
 
     def refuse(self, reason: Reason, why: str) -> bool:
         """It ends with nothing done."""
+        if self._was_accepted():
+            return self.finish(cast("T", None))
+        self._leave_box()
         return self._settle(None, self._refusal(reason, why))
+
+    def _was_accepted(self) -> bool:
+        """Whether it is a put of which that was said before it was told anything else, and nobody has looked yet."""
+        return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.ticket)
+
+    def _leave_box(self) -> None:
+        """The channel is done with it."""
+        if self.boxes is not None:
+            self.boxes.give_back(self.ticket)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
         channel, key = self.target, self.key
@@ -146,6 +168,9 @@ class Request(Work[T], Generic[T]):
         return CommunicationTimeoutError(self.operation, self.seconds, picture=words or None, help=_hint(why))
 
     def fail(self, error: BaseException) -> bool:
+        if self._was_accepted():
+            self.finish(cast("T", None))
+            return False
         if self._opening is not None:
             # What is signed for can not go to another one: then it has not failed.
             with self._opening:
@@ -160,6 +185,8 @@ class Request(Work[T], Generic[T]):
             if self._opening is not None:
                 with self._opening:
                     self._drop_pieces()
+            # Only now: whoever takes the box next asks after this one was withdrawn.
+            self._leave_box()
         return failed
 
     def _drop_pieces(self) -> None:

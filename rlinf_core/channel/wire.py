@@ -62,6 +62,7 @@ class Say(IntEnum):
     ANSWER = 7  # head: a pickled answer
     FAILED = 8  # head: a pickled exception
     ENDED = 9  # head: a pickled `Farewell`
+    MAIL = 10  # the one item is in the ticket's box
 
 
 class Question(IntEnum):

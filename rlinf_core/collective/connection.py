@@ -110,6 +110,7 @@ class Connection:
         self._poll = select.poll()
         self._poll.register(self.fd, select.POLLIN)
         self._poll.register(self._kick, select.POLLIN)
+        self._peek = partial(self._poll.poll, 0)
 
     @property
     def closed(self) -> bool:
@@ -157,7 +158,7 @@ class Connection:
                 return
             look = False
             # One very long wait overflows the platform's clock.
-            events = spin(self._poll.poll, spin_until) or self._poll.poll(min(deadline - now, 1e6) * 1000)
+            events = spin(self._peek, spin_until) or self._poll.poll(min(deadline - now, 1e6) * 1000)
             for fd, _ in events:
                 if fd == self._kick:
                     os.eventfd_read(self._kick)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.spin import spin
@@ -25,6 +26,7 @@ class Reactor:
         self._spin = spin
         self._may_resume = may_resume
         self._epoll = select.epoll()
+        self._peek = partial(self._epoll.poll, 0)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
@@ -94,7 +96,7 @@ class Reactor:
 
     def _run(self) -> None:
         while True:
-            events = spin(self._epoll.poll, time.monotonic() + self._spin) if self._spin else []
+            events = spin(self._peek, time.monotonic() + self._spin) if self._spin else []
             if not events:
                 events = self._epoll.poll(_SLICE if self._held_back else -1)
             for fd, event in events:

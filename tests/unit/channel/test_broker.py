@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,14 +13,19 @@ import numpy as np
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel import wire
+from rlinf_core.channel.boxes import LARGEST, TICKETS, Boxes, PostOffice
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.memory_gate import MIB, MemoryGate
+from rlinf_core.channel.outbox import Outbox
 from rlinf_core.channel.pending import Pending
 from rlinf_core.channel.request import Request
 from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.link import Link
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import (
@@ -279,3 +285,150 @@ def test_what_came_of_a_batch_that_is_given_up_takes_no_memory(stage: Stage, mon
         consumer.get_batch(2)
     until(lambda: producer.qsize() == 2)
     until(lambda: stage.endpoints["k:0"].shared_memory().used == 0)
+
+
+class Messages:
+    """Counts what a channel says by messages."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[int] = []
+        reply = Outbox.reply
+
+        def count(outbox: Outbox, link: Link, key: bytes, head: bytes | bytearray = b"") -> None:
+            self.said.append(wire.unpack_reply(key).say)
+            reply(outbox, link, key, head)
+
+        monkeypatch.setattr(Outbox, "reply", count)
+
+
+def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    # However long it takes.
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, _: until(look) or True)
+    messages = Messages(monkeypatch)
+    for number in range(50):
+        producer.put({"number": number})
+    assert [consumer.get()["number"] for _ in range(50)] == list(range(50))
+    assert messages.said == []
+    figures = producer.statistics()["default"]
+    assert (figures.puts, figures.gets) == (51, 51)
+    stage.broker.keep_house()
+    producer.close()
+    until(stage.broker.say_farewell)
+
+
+def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    messages = Messages(monkeypatch)
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(consumer.get()))
+    thread.start()
+    until(lambda: any(work.kind == "get" for work in stage.endpoints["k:0"].board.waiting()))
+    time.sleep(0.01)  # beyond the second look
+    producer.put("second")
+    thread.join(10)
+    assert got == ["second"]
+    assert wire.Say.MAIL in messages.said
+
+
+def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    deliver = PostOffice.deliver
+
+    def blind(self: PostOffice, ticket: int, slot: int, item: bytes) -> bool:
+        deliver(self, ticket, slot, item)
+        return False
+
+    def answer_blind(self: PostOffice, ticket: int) -> bool:
+        answer(self, ticket)
+        return False
+
+    answer = PostOffice.answer
+    monkeypatch.setattr(PostOffice, "deliver", blind)
+    monkeypatch.setattr(PostOffice, "answer", answer_blind)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
+    looks = iter([False, False])
+    answered = Boxes.answered
+    monkeypatch.setattr(Boxes, "answered", lambda self, ticket: next(looks, True) and answered(self, ticket))
+    begun = time.monotonic()
+    producer.put("second", timeout=10)
+    looks = iter([False, False])
+    assert consumer.get(timeout=10) == "second"
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("ends", ["closed", "failed", "withdrawn"])
+def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+
+    def overtake(look: object, until: float) -> None:
+        """What the producer hears of before it looks."""
+        ((_, request),) = producer._backend._pending._open.items()
+        wait_for(lambda: request.boxes.answered(request.ticket))
+        if ends == "closed":
+            request.refuse(Reason.CLOSED, "")
+        elif ends == "failed":
+            request.fail(CancelledOperationError("given up"))
+        else:
+            request.expire(CommunicationTimeoutError("put", 0.0))
+
+    wait_for = until
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", overtake)
+    producer.put("second")
+    monkeypatch.undo()
+    assert consumer.get() == "second"
+
+
+def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+
+    def interrupt(look: object, until: float) -> None:
+        raise KeyboardInterrupt
+
+    producer.put("second")
+    for _ in range(2 * TICKETS):
+        with monkeypatch.context() as patch:
+            patch.setattr("rlinf_core.channel.pending.spin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.get()
+    assert consumer.get() == "second"
+    until(lambda: producer.statistics()["default"].gets == 2)
+
+
+def test_more_threads_than_boxes_get_each_item_once(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    got: list[int] = []
+
+    def take(count: int) -> None:
+        got.extend([consumer.get(timeout=10) for _ in range(count)])
+
+    threads = [threading.Thread(target=take, args=(20,)) for _ in range(2 * TICKETS)]
+    for thread in threads:
+        thread.start()
+    for number in range(20 * len(threads)):
+        producer.put(number)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(got) == list(range(20 * len(threads)))
+
+
+def test_large_and_small_items_take_turns(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    sizes = [10, 2000, LARGEST - 100, LARGEST + 1, 40_000, 1 << 20, 10, 10, 5000, 10]
+    for size in sizes:
+        producer.put(bytes(size))
+    assert [len(consumer.get(timeout=10)) for _ in sizes] == sizes

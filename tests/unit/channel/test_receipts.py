@@ -1,24 +1,11 @@
 from __future__ import annotations
 
-from typing import cast
-
 from rlinf_core.channel.receipts import NO_SLOT, SIZE, SLOTS, ReceiptPage, Receipts
-from rlinf_core.collective.parcel import Parcel
-
-
-class Shared:
-    """Stands for a parcel whose memory both sides see."""
-
-    def __init__(self) -> None:
-        self.memory = memoryview(bytearray(SIZE + 100))
-
-    def body(self) -> memoryview:
-        return self.memory
 
 
 def both_sides() -> tuple[ReceiptPage, Receipts]:
-    shared = Shared()
-    return ReceiptPage(shared.memory), Receipts(cast("Parcel", shared))
+    shared = memoryview(bytearray(SIZE + 100))
+    return ReceiptPage(shared), Receipts(shared)
 
 
 def test_what_is_signed_for_is_told_once() -> None:

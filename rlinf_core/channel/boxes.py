@@ -1,0 +1,103 @@
+"""How a client on the same host hears of its put, or gets its small item: through memory that it shares with the
+channel, without a message.
+
+Who waits for one operation takes a box and names it in the operation's ticket. The channel lays the answer into the box
+and then writes the ticket on it. The client looks for that for a moment before it sleeps; when it goes to sleep it
+leaves a note, and the channel, which looks for the note after it has written the ticket, then sends a message too.
+
+Ticket and note may pass each other unseen, for a processor may delay a store beyond a later load: so the client looks
+once more a little later, when both have long become visible. No other order of loads and stores is relied on than that
+of x86, so elsewhere there are no boxes and every answer is a message.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+
+_BITS = 4
+# How far apart tickets are, so that each has room for the number of a box; box 0 means none.
+TICKETS = 1 << _BITS
+_BOX = TICKETS - 1
+_WORDS = 8 * TICKETS
+_MAIL = 1024
+_HEAD = struct.Struct("<II")
+# The largest answer that a box holds, in bytes.
+LARGEST = _MAIL - _HEAD.size
+SIZE = 2 * _WORDS + TICKETS * _MAIL
+# Whether stores become visible in the order in which they are made.
+_ORDERED = platform.machine() in ("x86_64", "AMD64")
+
+
+def box_of(ticket: int) -> int:
+    """The box that a ticket names; 0: none."""
+    return ticket & _BOX
+
+
+class Boxes:
+    """The client's side."""
+
+    def __init__(self, memory: memoryview, *, ordered: bool = _ORDERED) -> None:
+        self._tickets = memory[:_WORDS].cast("Q")
+        self._notes = memory[_WORDS : 2 * _WORDS].cast("Q")
+        self._mail = memory[2 * _WORDS : SIZE]
+        self._free = list(range(TICKETS - 1, 0, -1)) if ordered else []
+        self._taken: dict[int, None] = {}
+
+    def take(self, ticket: int) -> int:
+        """`ticket` with the number of a box that is now its own, or as it is when none is free."""
+        try:
+            ticket |= self._free.pop()
+        except IndexError:
+            return ticket  # a message tells its answer
+        self._taken[ticket] = None
+        return ticket
+
+    def give_back(self, ticket: int) -> None:
+        """The channel will not touch this ticket's box any more; a second time does nothing."""
+        if self._taken.pop(ticket, self) is None:
+            self._free.append(ticket & _BOX)
+
+    def answered(self, ticket: int) -> bool:
+        """Whether the answer is in the box."""
+        return self._tickets[ticket & _BOX] == ticket
+
+    def leave_note(self, ticket: int) -> None:
+        """From now on a message shall say when the answer is there."""
+        self._notes[ticket & _BOX] = ticket
+
+    def mail(self, ticket: int) -> tuple[int, bytes]:
+        """Where to sign for the item, and the item, packed."""
+        at = (ticket & _BOX) * _MAIL
+        slot, size = _HEAD.unpack_from(self._mail, at)
+        at += _HEAD.size
+        return slot, bytes(self._mail[at : at + size])
+
+
+class PostOffice:
+    """The channel's side of one client's boxes."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._tickets = memory[:_WORDS].cast("Q")
+        self._notes = memory[_WORDS : 2 * _WORDS].cast("Q")
+        self._mail = memory[2 * _WORDS : SIZE]
+
+    def deliver(self, ticket: int, slot: int, item: bytes | bytearray) -> bool:
+        """Lays in an item, to be signed for at `slot`; tells whether a message must say so.
+
+        Args:
+            ticket: of the operation.
+            slot: see `Receipts`.
+            item: packed, at most `LARGEST` bytes.
+        """
+        at = (ticket & _BOX) * _MAIL
+        _HEAD.pack_into(self._mail, at, slot, len(item))
+        at += _HEAD.size
+        self._mail[at : at + len(item)] = item
+        return self.answer(ticket)
+
+    def answer(self, ticket: int) -> bool:
+        """Says that the operation is done; tells whether a message must say so too."""
+        box = ticket & _BOX
+        self._tickets[box] = ticket
+        return self._notes[box] == ticket
