@@ -20,6 +20,7 @@ import re
 import signal
 import sys
 import threading
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -71,13 +72,20 @@ def check(got: dict[str, Any]) -> str:
 def note_signatures(channel: Channel, book: Book) -> None:
     """Writes down when this process is about to sign for what it gets, through whichever channel."""
     backend: Any = channel._backend
-    sign = backend._pending._sign
+    pending = backend._pending
+    take, sign = pending._taken, pending._sign
+    # It is signed by the thread that takes: the one that reads, or the one that waits.
+    here = threading.local()
 
-    def note(delivery: Any, reply: Any) -> None:
-        book.write("signs", reply.total)
-        sign(delivery, reply)
+    def note_count(link: Any, request: Any, slot: int, pieces: Any) -> None:
+        here.count = len(pieces)
+        take(link, request, slot, pieces)
 
-    backend._pending._sign = note
+    def note(*of: Any) -> None:
+        book.write("signs", here.count)
+        sign(*of)
+
+    pending._taken, pending._sign = note_count, note
 
 
 class Actor(Worker):
