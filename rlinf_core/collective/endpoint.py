@@ -42,7 +42,8 @@ from rlinf_core.errors import (
     MismatchError,
     RuntimeFailure,
 )
-from rlinf_core.waiting import OperationBoard, OperationKind, checked_seconds
+from rlinf_core.operation_board import OperationBoard
+from rlinf_core.waiting import OperationKind, checked_seconds
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"

@@ -12,7 +12,8 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from rlinf_core import spans
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.waiting import Operation, OperationBoard, OperationKind, checked_seconds, task_strand
+from rlinf_core.operation_board import OperationBoard, task_strand
+from rlinf_core.waiting import Operation, OperationKind, checked_seconds
 
 T = TypeVar("T")
 U = TypeVar("U")

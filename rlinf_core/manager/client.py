@@ -38,7 +38,8 @@ from rlinf_core.manager.post import Post, expect
 from rlinf_core.manager.stacks import describe_stacks
 from rlinf_core.manager.wakers import ChannelView
 from rlinf_core.manager.watch import is_long_wait
-from rlinf_core.waiting import Operation, OperationBoard, OperationKind, Publication, PublishedOperation
+from rlinf_core.operation_board import OperationBoard
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY = 1.0

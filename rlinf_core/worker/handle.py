@@ -19,7 +19,8 @@ from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, is_consequence
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
-from rlinf_core.waiting import Deadline, OperationBoard, OperationKind, spell_seconds, task_strand
+from rlinf_core.operation_board import OperationBoard, task_strand
+from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import check_call
 from rlinf_core.worker.death import describe_death
 from rlinf_core.worker.process import RemoteFailure, Timed

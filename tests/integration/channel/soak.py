@@ -20,7 +20,6 @@ import re
 import signal
 import sys
 import threading
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -6,7 +6,8 @@ import pytest
 
 from rlinf_core.manager.wait_graph import Process, WaitGraph
 from rlinf_core.manager.wakers import ChannelView, JobView
-from rlinf_core.waiting import OperationBoard, OperationKind
+from rlinf_core.operation_board import OperationBoard
+from rlinf_core.waiting import OperationKind
 
 K = OperationKind
 
@@ -110,7 +111,7 @@ def test_a_picture_says_what_an_operation_finds(kind: OperationKind, depth: int,
 def test_a_picture_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 0.0, 12.0, 100.0, 100.0, 100.0, 114.0])
     next_tick: Callable[[], float] = lambda: next(ticks)  # noqa: E731
-    monkeypatch.setattr("rlinf_core.waiting.time.monotonic", next_tick)
+    monkeypatch.setattr("rlinf_core.operation_board.time.monotonic", next_tick)
     job = JobView({"action": ChannelView(producers=("rollout:1",))}, dead=frozenset({"actor:0"}))
     env = job.process("env:3", in_method((K.GET, "action")).publication())
     rollout = job.process("rollout:1", in_method((K.RECV, "actor:0")).publication())

@@ -1,0 +1,239 @@
+"""What one process is in at this moment, kept for others to read: by its threads, and by its asyncio tasks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Generator, Hashable, Iterable
+from contextlib import contextmanager
+from typing import TypeAlias, cast
+
+from rlinf_core import spans
+from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+
+# For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
+_STILL_MOVING = 5.0
+
+# Kind, target, key, since, detached, peers, strand, bounded.
+_Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
+
+
+class OperationBoard:
+    """The operations that this process is in, kept cheaply enough to be always on.
+
+    Any thread may write and any may read without a lock: every change is one dictionary operation, and an
+    `Operation` is only made of it when somebody asks.
+
+    Args:
+        has_main: whether the process runs code of its own outside methods, as a driver does and a worker does not.
+    """
+
+    def __init__(self, *, has_main: bool = False) -> None:
+        self._has_main = has_main
+        self._serials = itertools.count(1)
+        self._current: dict[int, _Entry] = {}
+        # Detached operations that somebody waits for now, and who.
+        self._attached: dict[int, tuple[Hashable, bool]] = {}
+        # Threads that have been in an operation, and whether the user started them.
+        self._threads: dict[int, bool] = {}
+        self._changes = 0
+        self._moved_at = float("-inf")
+        self._quiet_since = time.monotonic()
+
+    def begin(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        detached: bool = False,
+        peers: tuple[str, ...] = (),
+        strand: Hashable = None,
+        bounded: bool = False,
+    ) -> int:
+        """Publishes that an operation begins.
+
+        Args:
+            kind: what it does.
+            target: with whom or on what, as `Operation.target`.
+            key: the key of the channel's queue.
+            detached: whether the process goes on meanwhile.
+            peers: the addresses that it is with, where `target` names none or not all.
+            strand: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
+                anything but None on a thread of the runtime's own.
+            bounded: whether it has a time of its own, as `Operation.bounded`.
+
+        Returns:
+            The operation's serial, for `end`.
+        """
+        serial = next(self._serials)
+        if strand is None:
+            strand = self._thread(kind)
+        self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, strand, bounded)
+        self._changes += 1
+        return serial
+
+    def _thread(self, kind: OperationKind) -> int:
+        strand = threading.get_ident()
+        if strand not in self._threads:
+            self._threads[strand] = kind is not OperationKind.METHOD and not _is_ours()
+        return strand
+
+    def passed(self, kind: OperationKind) -> None:
+        """Publishes that the calling thread was in an operation, so shortly that nobody need have seen it."""
+        self._thread(kind)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
+
+    def attach(self, serial: int, strand: Hashable = None, *, bounded: bool = False) -> None:
+        """Publishes that the calling thread, or the task `strand`, now waits for an operation begun as detached."""
+        # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
+        self._attached[serial] = (threading.get_ident() if strand is None else strand, bounded)
+        self._changes += 1
+
+    def detach(self, serial: int) -> None:
+        """Publishes that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
+        self._attached.pop(serial, None)
+        self._changes += 1
+
+    def end(self, serial: int) -> None:
+        """Publishes that an operation is over, however it ended; a second time does nothing."""
+        entry = self._current.pop(serial, None)
+        if spans.recorder is not None and entry is not None and not entry[4]:
+            _record(spans.recorder, entry)
+        if self._attached:
+            self._attached.pop(serial, None)
+        self._changes += 1
+        if not self._current:
+            self._quiet_since = time.monotonic()
+
+    def strand(self, serial: int) -> Hashable:
+        """What is held up by an operation, or None when it is over."""
+        attached, entry = self._attached.get(serial), self._current.get(serial)
+        return None if entry is None else entry[6] if attached is None else attached[0]
+
+    def moved(self) -> None:
+        """Publishes that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        self._moved_at = time.monotonic()
+
+    @contextmanager
+    def during(
+        self,
+        kind: OperationKind,
+        target: str,
+        key: str | None = None,
+        *,
+        peers: tuple[str, ...] = (),
+        strand: Hashable = None,
+        bounded: bool = False,
+    ) -> Generator[None, None, None]:
+        """Publishes an operation for as long as the block lasts."""
+        serial = self.begin(kind, target, key, peers=peers, strand=strand, bounded=bounded)
+        try:
+            yield
+        finally:
+            self.end(serial)
+
+    def publication(self) -> Publication:
+        """What to tell others now."""
+        now = time.monotonic()
+        if now - self._moved_at < _STILL_MOVING:
+            self._changes += 1
+        # dict.copy is one step for the interpreter, so no writer comes between.
+        current = sorted(self._current.copy().items())
+        attached = self._attached.copy()
+        operations: list[PublishedOperation] = []
+        held_up: set[Hashable] = set()
+        for serial, (kind, target, key, since, detached, peers, strand, bounded) in current:
+            in_background = detached and serial not in attached
+            if serial in attached:
+                strand, bounded = attached[serial]
+            operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
+            operations.append(PublishedOperation(operation, now - since))
+            if not in_background and kind is not OperationKind.METHOD:
+                held_up.add(strand)
+        for serial in attached:
+            if serial not in self._current:
+                # It ended while it was being attached.
+                self._attached.pop(serial, None)
+        held_up |= _held_up_threads(held_up)
+        running = not all(_is_held_up(strand, held_up) for strand in self._strands(entry for _, entry in current))
+        return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
+
+    def _strands(self, entries: Iterable[_Entry]) -> set[Hashable]:
+        """What may be running code: methods under way, the main thread of a driver, threads that the user started.
+
+        A user's thread counts as long as it lives: between two operations it is running, not gone. The threads on
+        which methods are called, and a worker's main thread, count in methods only: outside they wait to be called.
+        """
+        strands: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
+        alive = {thread.ident for thread in threading.enumerate()}
+        main = threading.main_thread().ident
+        for thread, users in self._threads.copy().items():
+            if thread not in alive:
+                self._threads.pop(thread, None)
+            elif users and thread != main:
+                strands.add(thread)
+        return strands | {main} if self._has_main else strands
+
+
+def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
+    """Keeps an operation that is over, for the trace."""
+    kind, target, key, since, _, _, strand, _ = entry
+    ended = time.monotonic()
+    if kind is OperationKind.METHOD:
+        recorder.add(spans.METHOD, target, since, ended, strand)
+    else:
+        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, strand)
+
+
+def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
+    """The threads whose event loop has nothing but tasks that are held up, or that wait for such tasks.
+
+    Asked by another thread than the loop's own, so what it sees may just change: a look later it is seen again.
+    """
+    others = [strand for strand in held_up if not isinstance(strand, int)]
+    if not others:
+        return set()
+    import asyncio
+
+    found: set[Hashable] = set()
+    for loop in {cast("asyncio.Task[object]", each).get_loop() for each in others if isinstance(each, asyncio.Task)}:
+        try:
+            tasks = asyncio.all_tasks(loop)
+        except RuntimeError:
+            continue  # they come and go so fast that they cannot be listed: it runs
+        if tasks and all(_is_held_up(task, held_up) for task in tasks):
+            found.add(getattr(loop, "_thread_id", None))
+    return found
+
+
+def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
+    """Whether a task is in an operation, or waits for tasks (in a gather, too) that all are; what else it may wait
+    for, as a timer, counts as able to wake it."""
+    if isinstance(awaited, Hashable) and awaited in held_up:
+        return True
+    inner = getattr(awaited, "_fut_waiter", None)
+    if inner is not None:
+        return _is_held_up(inner, held_up)
+    children = [child for child in getattr(awaited, "_children", ()) if not child.done()]
+    return bool(children) and all(_is_held_up(child, held_up) for child in children)
+
+
+def task_strand() -> Hashable:
+    """What a wait of the running task holds up: the task itself, and its whole thread where it is the only task there.
+
+    Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
+    """
+    import asyncio
+
+    if not _is_ours() and len(asyncio.all_tasks()) == 1:
+        return threading.get_ident()
+    return asyncio.current_task()
+
+
+def _is_ours() -> bool:
+    """Whether the runtime started the calling thread, which may then wait to be given work without being stuck."""
+    return threading.current_thread().name.startswith("rlinf-")
