@@ -32,7 +32,7 @@ class WorkerAddress:
     ranks: tuple[int, ...]
 
     def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
-        check_group_name(root_group_name)
+        check_name(root_group_name)
         path = tuple(map(_checked_rank, (ranks,) if isinstance(ranks, int) else ranks))
         object.__setattr__(self, "root_group_name", root_group_name)
         object.__setattr__(self, "ranks", path)
@@ -104,15 +104,15 @@ def _checked_rank(rank: int) -> int:
     return number
 
 
-def check_group_name(name: str) -> None:
-    """Whether `name` can be the name of a group.
+def check_name(name: str, of: str = "group") -> None:
+    """Whether `name` can be the name of a group, or of a channel, whose process is one too.
 
     Raises:
         InvalidNameError: it is no text, empty, or holds a `:`, which separates ranks.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise InvalidNameError(f"{name!r} cannot be the name of a group", help="a name is text")
+        raise InvalidNameError(f"{name!r} cannot be the name of a {of}", help="a name is text")
     if not name or _SEPARATOR in name:
         raise InvalidNameError(
-            f"`{name}` cannot be the name of a group", help="a group's name is not empty and holds no `:`"
+            f"`{name}` cannot be the name of a {of}", help=f"the name of a {of} is not empty and holds no `:`"
         )
