@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import platform
 import struct
+import threading
 
 _BITS = 4
 # How far apart tickets are, so that each has room for the number of a box; box 0 means none.
@@ -42,21 +43,39 @@ class Boxes:
         self._notes = memory[_WORDS : 2 * _WORDS].cast("Q")
         self._mail = memory[2 * _WORDS : SIZE]
         self._free = list(range(TICKETS - 1, 0, -1)) if ordered else []
-        self._taken: dict[int, None] = {}
+        # Tickets with a box: whether the channel may still answer, and whether its client may still look and note.
+        self._open: set[int] = set()
+        self._watched: set[int] = set()
+        self._lock = threading.Lock()
 
     def take(self, ticket: int) -> int:
-        """`ticket` with the number of a box that is now its own, or as it is when none is free."""
-        try:
-            ticket |= self._free.pop()
-        except IndexError:
-            return ticket  # a message tells its answer
-        self._taken[ticket] = None
-        return ticket
+        """`ticket` with the number of a box that is now its own, or as it is when none is free.
 
-    def give_back(self, ticket: int) -> None:
+        It is its own until both `ended` and `left` were called.
+        """
+        with self._lock:
+            if not self._free:
+                return ticket  # a message tells its answer
+            ticket |= self._free.pop()
+            self._open.add(ticket)
+            self._watched.add(ticket)
+            return ticket
+
+    def ended(self, ticket: int) -> None:
         """The channel will not touch this ticket's box any more; a second time does nothing."""
-        if self._taken.pop(ticket, self) is None:
-            self._free.append(ticket & _BOX)
+        with self._lock:
+            if ticket in self._open:
+                self._open.remove(ticket)
+                if ticket not in self._watched:
+                    self._free.append(ticket & _BOX)
+
+    def left(self, ticket: int) -> None:
+        """Nobody looks into this ticket's box any more, or notes anything there; a second time does nothing."""
+        with self._lock:
+            if ticket in self._watched:
+                self._watched.remove(ticket)
+                if ticket not in self._open:
+                    self._free.append(ticket & _BOX)
 
     def answered(self, ticket: int) -> bool:
         """Whether the answer is in the box."""
@@ -77,10 +96,16 @@ class Boxes:
 class PostOffice:
     """The channel's side of one client's boxes."""
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, since: int = 0) -> None:
+        """`since`: the ticket with which the client shared them; an earlier one names a box of those it had before."""
+        self._since = since
         self._tickets = memory[:_WORDS].cast("Q")
         self._notes = memory[_WORDS : 2 * _WORDS].cast("Q")
         self._mail = memory[2 * _WORDS : SIZE]
+
+    def has_box(self, ticket: int) -> bool:
+        """Whether a ticket names one of these boxes."""
+        return bool(ticket & _BOX) and ticket > self._since
 
     def deliver(self, ticket: int, slot: int, item: bytes | bytearray) -> bool:
         """Lays in an item, to be signed for at `slot`; tells whether a message must say so.

@@ -15,7 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from rlinf_core.channel import boxes, wire
+from rlinf_core.channel import wire
+from rlinf_core.channel.boxes import LARGEST
 from rlinf_core.channel.clientele import REMEMBERED, Client, Loss, Ticket
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Item, Lost, Reason, Refused, Taken
 from rlinf_core.channel.keyed_queue import KeyedQueue
@@ -105,7 +106,7 @@ class Broker:
         return client
 
     def _hello(self, client: Client, request: Request, delivery: Delivery) -> None:
-        client.page = ChannelPage(delivery.parcel) if delivery.parcel.lease is not None else None
+        client.page = ChannelPage(delivery.parcel, request.ticket) if delivery.parcel.lease is not None else None
         self._answer(client, Say.WELCOME, request.ticket, wire.Facts(self._queue.maxsize))
         if self._farewell is not None:
             self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
@@ -232,7 +233,8 @@ class Broker:
             if isinstance(effect, Accepted):
                 client, ticket = cast("Ticket", effect.ticket)
                 # Who looks for it in a box needs no message.
-                if client.page is None or not boxes.box_of(ticket) or client.page.post_office.answer(ticket):
+                office = None if client.page is None else client.page.post_office
+                if office is None or not office.has_box(ticket) or office.answer(ticket):
                     accepted.setdefault(client, []).append(ticket)
         # Producers first: while a consumer is served, they make the next item.
         for client, tickets in accepted.items():
@@ -270,9 +272,9 @@ class Broker:
         page = client.page if handover is Handover.LEND else None
         # On a closed channel others wait until these are taken, so that is to be heard at once.
         slot = NO_SLOT if page is None or self._queue.closed else page.receipts.slot(ticket)
-        if page is not None and boxes.box_of(ticket):
+        if page is not None and page.post_office.has_box(ticket):
             payload = items[0].payload
-            if not isinstance(payload, Parcel) and len(payload) <= boxes.LARGEST:
+            if not isinstance(payload, Parcel) and len(payload) <= LARGEST:
                 if page.post_office.deliver(ticket, slot, payload):
                     self._outbox.reply(client.link, wire.pack_reply(Say.MAIL, ticket))
                 return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.boxes import box_of
 from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.lane import Lane, Outgoing
 from rlinf_core.channel.page import SIZE, ClientPage
@@ -21,7 +22,7 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.payload import Encoded
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
-from rlinf_core.errors import ChannelClosed, WorkerDiedError
+from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.manager.registry import CLOSED
 from rlinf_core.waiting import OperationKind
 
@@ -65,6 +66,8 @@ class ChannelClient(Backend):
         with self._greeting:
             if self._is_greeted():
                 return
+            # Whoever asks before the channel has the new page is answered by a message.
+            self._pending.pages.pop(self.link, None)
             hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
             try:
                 self._greet(hello)
@@ -104,18 +107,20 @@ class ChannelClient(Backend):
             self._fail(request, None)
         elif detached:
             self._put_in_lane(request, encoded, weight, key)
+            request.driver = self.link.outgoing.connection
         else:
-            lane = self._lanes.get(key)
-            if lane is not None:
-                lane.flush()
-            if encoded.nbytes <= wire.SMALL:
-                self._send_small(request, encoded, weight, wait=wait)
-            else:
-                self._send_large(request, encoded, weight, wait=wait, detached=False)
-        request.driver = self.link.outgoing.connection
-        if boxed:
-            self._pending.watch(self.link, request)
+            self._issue(request, lambda: self._put_in_turn(request, encoded, weight, key, wait=wait))
         return request
+
+    def _put_in_turn(self, request: AnyRequest, encoded: Encoded, weight: float, key: str, *, wait: bool) -> None:
+        lane = self._lanes.get(key)
+        if lane is not None:
+            lane.flush()
+        if encoded.nbytes <= wire.SMALL:
+            self._send_small(request, encoded, weight, wait=wait)
+        else:
+            self._send_large(request, encoded, weight, wait=wait, detached=False)
+        request.driver = self.link.outgoing.connection
 
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
@@ -124,12 +129,10 @@ class ChannelClient(Backend):
         if batch_weight is None:
             boxed = wait and not detached
             request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached, boxed=boxed)
-            self._ask(Ask.GET, request, wait=wait)
-            if boxed:
-                self._pending.watch(self.link, request)
+            self._issue(request, lambda: self._ask(Ask.GET, request, wait=wait))
         else:
             request = self._request(OperationKind.GET_BATCH, key, timeout, Shape.LIST, detached=detached)
-            self._ask(Ask.GET_BATCH, request, batch_weight, wait=wait)
+            self._issue(request, lambda: self._ask(Ask.GET_BATCH, request, batch_weight, wait=wait))
         return request
 
     def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
@@ -204,12 +207,14 @@ class ChannelClient(Backend):
             case Question.LOSSES:
                 return [] if farewell is None else farewell.losses
 
-    def _withdraw(self, request: Request[object]) -> None:
+    def _withdraw(self, request: Request[object]) -> bool:
         if self._pending.withdraw(request):
             key = (request.key or wire.DEFAULT_KEY).encode()
             words = wire.pack_request(Ask.CANCEL, request.ticket, key)
             if not self._endpoint.post(self.link, wire.REQUESTS, words):
                 self._pending.forget(request)
+                return False
+        return True
 
     # Sending
 
@@ -224,17 +229,18 @@ class ChannelClient(Backend):
         boxed: bool = False,
     ) -> AnyRequest:
         """A request to which replies are waited for. `boxed`: its caller looks for them in a box."""
+        seconds = self._endpoint.seconds(timeout)
         ticket, boxes = self._pending.next_ticket(), None
         page = self._pending.pages.get(self.link) if boxed else None
         if page is not None and (page.small or kind is OperationKind.PUT):
-            boxes = page.boxes
-            ticket = boxes.take(ticket)
+            ticket = page.boxes.take(ticket)
+            boxes = page.boxes if box_of(ticket) else None
         request: AnyRequest = Request(
             ticket,
             kind,
             self.name,
             key,
-            self._endpoint.seconds(timeout),
+            seconds,
             shape,
             self._withdraw,
             self._endpoint.board,
@@ -244,6 +250,19 @@ class ChannelClient(Backend):
         )
         self._pending.add(request, detached=detached)
         return request
+
+    def _issue(self, request: AnyRequest, send: Callable[[], None]) -> None:
+        """Sends a request, and looks into its box for a moment."""
+        try:
+            send()
+            self._pending.watch(self.link, request)
+        except BaseException:
+            # Interrupted: nobody will take what comes for it.
+            request.abandon()
+            raise
+        finally:
+            if request.boxes is not None:
+                request.boxes.left(request.ticket)
 
     def _ask(self, ask: Ask, request: AnyRequest, weight: float = 0.0, *, wait: bool = True) -> None:
         if self._farewell is not None:
@@ -281,7 +300,12 @@ class ChannelClient(Backend):
         work: Work[object] = Work(request.kind, self.name, request.seconds, self._endpoint.board, key=request.key)
         try:
             self._endpoint.send(self.link, message, work)
+        except CommunicationTimeoutError as late:
+            # It stays here if its turn has not come. If it has, the channel says what became of it.
+            work.fail(late)
+            request.expire(late)
         except BaseException as error:
+            work.fail(error)
             if not self._fail(request, error):
                 raise
 

@@ -85,8 +85,9 @@ class LocalBackend(Backend):
         self._open[request.ticket] = request
         return request
 
-    def _withdraw(self, request: Request[object]) -> None:
+    def _withdraw(self, request: Request[object]) -> bool:
         self._run(lambda: self._queue.cancel(request.ticket, time.monotonic()))
+        return True
 
     def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
         """Carries out a command. Requests end outside of the lock, for that may call other code."""

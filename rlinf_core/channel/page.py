@@ -33,9 +33,9 @@ class ChannelPage:
         post_office: where it leaves answers.
     """
 
-    def __init__(self, parcel: Parcel) -> None:
-        """`parcel` holds the memory, and keeps it."""
+    def __init__(self, parcel: Parcel, since: int) -> None:
+        """`parcel` holds the memory, and keeps it; it came with the ticket `since`."""
         self._parcel = parcel
         memory = parcel.body()
         self.receipts = Receipts(memory[: receipts.SIZE])
-        self.post_office = PostOffice(memory[receipts.SIZE : SIZE])
+        self.post_office = PostOffice(memory[receipts.SIZE : SIZE], since)

@@ -62,32 +62,32 @@ class Pending:
     def watch(self, link: Link, request: AnyRequest) -> None:
         """Looks into the request's box for a moment; afterwards its answer is announced by a message."""
         boxes, ticket = request.boxes, request.ticket
-        if boxes is None:
+        if boxes is None or request.settled:
             return
         board = self._endpoint.board
         board.check()
-        try:
-            # What is traced is waited for as everything is.
-            seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
-            if spin(lambda: boxes.answered(ticket), time.monotonic() + seconds) or boxes.answered(ticket):
-                board.operations.passed(request.kind)
-                self._unpack(link, request)
-                return
-            boxes.leave_note(ticket)
-            if not boxes.answered(ticket):
-                request.wait_until(min(request.deadline, time.monotonic() + _VISIBLE_AFTER), request.seconds)
-            if boxes.answered(ticket):
-                self._unpack(link, request)
-        except BaseException:
-            # Interrupted: nobody will take what comes for it.
-            request.abandon()
-            raise
+        # What is traced is waited for as everything is.
+        seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
+        if spin(lambda: boxes.answered(ticket), time.monotonic() + seconds) or boxes.answered(ticket):
+            board.operations.passed(request.kind)
+            self._unpack(link, request)
+            return
+        boxes.leave_note(ticket)
+        if not boxes.answered(ticket):
+            request.wait_until(min(request.deadline, time.monotonic() + _VISIBLE_AFTER), request.seconds)
+        if boxes.answered(ticket):
+            self._unpack(link, request)
 
     def withdraw(self, request: AnyRequest) -> bool:
         """Takes an operation out that shall end; False when it has ended."""
-        if self._open.pop(request.ticket, None) is None:
+        ticket = request.ticket
+        if ticket not in self._open:
             return False
-        self._withdrawn[request.ticket] = request
+        # Before it leaves the other: who hears of it at this very moment must find it in one of them.
+        self._withdrawn[ticket] = request
+        if self._open.pop(ticket, None) is None:
+            self._withdrawn.pop(ticket, None)
+            return False
         return True
 
     def forget(self, request: AnyRequest) -> None:
@@ -185,8 +185,9 @@ class Pending:
         request.arrive(pieces)
 
     def _sign(self, link: Link, slot: int, ticket: int) -> None:
-        if slot != NO_SLOT:
-            self.pages[link].receipts.sign(slot, ticket)
+        page = self.pages.get(link)
+        if slot != NO_SLOT and page is not None:
+            page.receipts.sign(slot, ticket)
         else:
             self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.TAKEN, ticket))
 

@@ -87,13 +87,13 @@ class Request(Work[T], Generic[T]):
         key: str,
         seconds: float,
         shape: Shape,
-        withdraw: Callable[[Request[object]], object],
+        withdraw: Callable[[Request[object]], bool],
         board: Board | None = None,
         *,
         detached: bool = False,
         boxes: Boxes | None = None,
     ) -> None:
-        """`withdraw` ends it on the other side."""
+        """`withdraw` ends it on the other side, and tells whether that will say what became of it."""
         super().__init__(kind, channel, seconds, board, key=key, detached=detached)
         self.ticket = ticket
         self.pieces: list[Piece] = []
@@ -121,11 +121,11 @@ class Request(Work[T], Generic[T]):
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
         """All of the result is here."""
-        self._leave_box()
+        self._end_in_box()
         return self._settle(pieces, None)
 
     def finish(self, value: T) -> bool:
-        self._leave_box()
+        self._end_in_box()
         return self._settle(value, None)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
@@ -141,17 +141,17 @@ class Request(Work[T], Generic[T]):
         """It ends with nothing done."""
         if self._was_accepted():
             return self.finish(cast("T", None))
-        self._leave_box()
+        self._end_in_box()
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
         """Whether it is a put of which that was said before it was told anything else, and nobody has looked yet."""
         return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.ticket)
 
-    def _leave_box(self) -> None:
+    def _end_in_box(self) -> None:
         """The channel is done with it."""
         if self.boxes is not None:
-            self.boxes.give_back(self.ticket)
+            self.boxes.ended(self.ticket)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
         channel, key = self.target, self.key
@@ -170,11 +170,14 @@ class Request(Work[T], Generic[T]):
     def fail(self, error: BaseException) -> bool:
         if self._was_accepted():
             self.finish(cast("T", None))
+            # What is still kept of it goes.
+            self._withdraw(cast("Request[object]", self))
             return False
         if self._opening is not None:
             # What is signed for can not go to another one: then it has not failed.
             with self._opening:
                 if self._claimed:
+                    self._end_in_box()
                     return False
                 self._given_up = True
         failed = super().fail(error)
@@ -186,7 +189,7 @@ class Request(Work[T], Generic[T]):
                 with self._opening:
                     self._drop_pieces()
             # Only now: whoever takes the box next asks after this one was withdrawn.
-            self._leave_box()
+            self._end_in_box()
         return failed
 
     def _drop_pieces(self) -> None:
@@ -234,8 +237,7 @@ class Request(Work[T], Generic[T]):
     def expire(self, late: CommunicationTimeoutError) -> None:
         """Its time is up: what came at the last moment counts, else it is withdrawn, and fails with the reason."""
         self._late = late
-        if not self._done:
-            self._withdraw(cast("Request[object]", self))
+        if not self._done and self._withdraw(cast("Request[object]", self)):
             self.wait_until(time.monotonic() + _GRACE)
         if not self._done and not self.fail(late):
             # It arrives at this very moment.

@@ -14,7 +14,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import LARGEST, TICKETS, Boxes, PostOffice
+from rlinf_core.channel.boxes import LARGEST, TICKETS, Boxes, PostOffice, box_of
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client import ChannelClients
@@ -28,6 +28,7 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
+from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,
     ChannelClosed,
@@ -35,6 +36,7 @@ from rlinf_core.errors import (
     CommunicationTimeoutError,
     WorkerDiedError,
 )
+from rlinf_core.waiting import OperationKind
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
 
@@ -432,3 +434,130 @@ def test_large_and_small_items_take_turns(stage: Stage) -> None:
     for size in sizes:
         producer.put(bytes(size))
     assert [len(consumer.get(timeout=10)) for _ in sizes] == sizes
+
+
+def greeted(stage: Stage, name: str) -> Channel:
+    """A client that has put and got."""
+    made = stage.client(name)
+    made.put("first", key="greeting")
+    assert made.get("greeting") == "first"
+    return made
+
+
+def boxes_of(channel: Channel) -> Boxes:
+    backend: Any = channel._backend
+    return backend._pending.pages[backend.link].boxes
+
+
+def check_nothing_is_left(channel: Channel) -> None:
+    """Every box is free, and no operation is remembered."""
+    backend: Any = channel._backend
+    until(lambda: not backend._pending._open and not backend._pending._withdrawn)
+    boxes = boxes_of(channel)
+    taken = [box_of(boxes.take(number * TICKETS)) for number in range(10**6, 10**6 + TICKETS)]
+    assert sorted(taken) == list(range(TICKETS))
+
+
+def test_what_is_accepted_while_it_is_withdrawn_is_accepted(stage: Stage) -> None:
+    producer = greeted(stage, "p:0")
+    pending = cast("Any", producer._backend)._pending
+
+    class Open(dict[int, Any]):
+        """Hears of an operation just when another thread has taken it out."""
+
+        def pop(self, ticket: int, *default: Any) -> Any:
+            request = super().pop(ticket, *default)
+            if request is not None and not request.settled:
+                pending._accepted((ticket,))
+            return request
+
+    request = producer.put("second", async_op=True)
+    request.wait()
+    late = cast("Request[Any]", producer.put("third", key="held", async_op=True))
+    late.wait()
+    # As if it had not been heard of yet.
+    late._done = False
+    pending._open = Open({late.ticket: late})
+    late._withdraw(late)
+    assert late.settled
+    assert late.result() is None
+
+
+def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, other = greeted(stage, "p:0"), greeted(stage, "k:0")
+    backend: Any = producer._backend
+    wait = Work.wait
+
+    def wait_too_long(work: Work[Any], timeout: float | None = None) -> object:
+        if type(work) is not Work or work.kind != "put":
+            return wait(work, timeout)
+        until(other.qsize)
+        raise CommunicationTimeoutError(work.operation, work.seconds)
+
+    # A large one is on its way, so that the next one waits for its turn in the thread of the link.
+    backend._under_way += 1
+    started, go_on = threading.Event(), threading.Event()
+    backend.link.outgoing.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
+    assert started.wait(10)
+    monkeypatch.setattr(Work, "wait", wait_too_long)
+    threading.Timer(0.05, go_on.set).start()
+    producer.put("second", timeout=0.2)
+    monkeypatch.undo()
+    backend._under_way -= 1
+    assert other.get() == "second"
+    check_nothing_is_left(producer)
+
+
+def test_a_call_that_is_cancelled_before_it_waits_leaves_the_item(stage: Stage) -> None:
+    producer, consumer = greeted(stage, "p:0"), greeted(stage, "k:0")
+    producer.put("second")
+
+    def cancelled() -> None:
+        raise CancelledOperationError("the call was cancelled")
+
+    board = stage.endpoints["k:0"].board
+    board.check, check = cancelled, board.check
+    with pytest.raises(CancelledOperationError):
+        consumer.get()
+    board.check = check
+    assert consumer.get(timeout=5) == "second"
+    check_nothing_is_left(consumer)
+
+
+def test_no_box_is_lost_to_a_timeout_that_is_none(stage: Stage) -> None:
+    producer = greeted(stage, "p:0")
+    for _ in range(TICKETS):
+        with pytest.raises(ValueError, match="a timeout is a number"):
+            producer.put(1, timeout=-1)
+    check_nothing_is_left(producer)
+
+
+@pytest.mark.parametrize("kind", [OperationKind.PUT, OperationKind.GET])
+def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: OperationKind
+) -> None:
+    client, other = greeted(stage, "k:0"), greeted(stage, "o:0")
+    backend: Any = client._backend
+    make = backend._request
+
+    def lose_and_greet_anew(of: OperationKind, *args: Any, **options: Any) -> object:
+        request = make(of, *args, **options)
+        if of is kind:
+            endpoint: Any = stage.endpoints["k:0"]
+            backend._pending._open.pop(request.ticket)  # the loss comes before it is known
+            endpoint._dispatcher.lost(backend.link.outgoing.connection, "lost")
+            backend.connect()
+            backend._pending._open[request.ticket] = request
+        return request
+
+    if kind is OperationKind.GET:
+        other.put("second")
+    monkeypatch.setattr(backend, "_request", lose_and_greet_anew)
+    if kind is OperationKind.GET:
+        assert client.get(timeout=5) == "second"
+    else:
+        client.put("second", timeout=5)
+        assert other.get(timeout=5) == "second"
+    check_nothing_is_left(client)
