@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ HEAD = """\
 
 Written by `make bench`: what each script of `benchmarks/` printed. Ratios are of one run on one machine; quote those.
 """
+# What Ray's servers print into the terminal of whoever uses them is no result.
+_RAY_SAYS = re.compile(r"(\x1b\[\d+m)?\((raylet|gcs_server|autoscaler)\b")
 # Far above what the longest one takes.
 _LIMIT_SECONDS = 1800
 
@@ -39,7 +42,8 @@ def run(script: Path) -> tuple[int, str]:
         lines: list[str] = []
         for line in process.stdout or ():
             print(line, end="", flush=True)
-            lines.append(line)
+            if not _RAY_SAYS.match(line):
+                lines.append(line)
         return process.wait(_LIMIT_SECONDS), "".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -52,3 +53,11 @@ def test_a_script_reaches() -> None:
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(ConfigError, match="PandaDance-v3"):
         make("PandaDance-v3")
+
+
+def test_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    make().close()
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
+    print("heard")
+    assert capfd.readouterr().out == "heard\n"

@@ -1,0 +1,85 @@
+"""A broker and its clients, each with an endpoint of its own, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.boxes import TICKETS, Boxes, box_of
+from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.memory_gate import MIB, MemoryGate
+from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.settings import Settings
+
+SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
+
+
+class Stage:
+    """A channel `c` and its clients."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        self.secret = ClusterSecret.generate()
+        self.free = 1 << 40
+        self.endpoints: dict[str, Endpoint] = {}
+        self.gate = MemoryGate(lambda: self.free, reserve=64 * MIB)
+        self.broker = Broker("c", self.endpoint("c:0"), maxsize, gate=self.gate)
+
+    def endpoint(self, name: str) -> Endpoint:
+        made = self.endpoints[name] = Endpoint(self.secret, ip="127.0.0.1", settings=SETTINGS)
+        return made
+
+    def client(self, name: str, *, tcp: bool = False) -> Channel:
+        """`tcp`: as from another host."""
+        card = self.endpoints["c:0"].card
+        connector = FixedConnector({WorkerAddress("c", 0): replace(card, unix_path=None) if tcp else card})
+        clients = ChannelClients(self.endpoint(name), WorkerAddress.from_name(name), connector)
+        return Channel("c", clients.client("c"))
+
+    def close(self) -> None:
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+
+
+def greeted(stage: Stage, name: str) -> Channel:
+    """A client that has put and got."""
+    made = stage.client(name)
+    made.put("first", key="greeting")
+    assert made.get("greeting") == "first"
+    return made
+
+
+def boxes_of(channel: Channel) -> Boxes:
+    backend: Any = channel._backend
+    return backend._pending.pages[backend.link].boxes
+
+
+def check_nothing_is_left(channel: Channel) -> None:
+    """Every box is free, and no operation is remembered."""
+    backend: Any = channel._backend
+    until(lambda: not backend._pending._open and not backend._pending._withdrawn)
+    boxes = boxes_of(channel)
+    taken = [box_of(boxes.take(number * TICKETS)) for number in range(10**6, 10**6 + TICKETS)]
+    assert sorted(taken) == list(range(TICKETS))

@@ -1,0 +1,275 @@
+"""Waiting for a channel's answers: in boxes and by messages, interrupted, too late, and all at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+
+from rlinf_core.channel import wire
+from rlinf_core.channel.boxes import LARGEST, TICKETS, Boxes, PostOffice
+from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.outbox import Outbox
+from rlinf_core.channel.request import Request
+from rlinf_core.collective.link import Link
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import (
+    CancelledOperationError,
+    CommunicationTimeoutError,
+)
+from rlinf_core.waiting import OperationKind
+from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted, until
+
+
+class Messages:
+    """Counts what a channel says by messages."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[int] = []
+        reply = Outbox.reply
+
+        def count(outbox: Outbox, link: Link, key: bytes, head: bytes | bytearray = b"") -> None:
+            self.said.append(wire.unpack_reply(key).say)
+            reply(outbox, link, key, head)
+
+        monkeypatch.setattr(Outbox, "reply", count)
+
+
+def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    # However long it takes.
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, _: until(look) or True)
+    messages = Messages(monkeypatch)
+    for number in range(50):
+        producer.put({"number": number})
+    assert [consumer.get()["number"] for _ in range(50)] == list(range(50))
+    assert messages.said == []
+    figures = producer.statistics()["default"]
+    assert (figures.puts, figures.gets) == (51, 51)
+    stage.broker.keep_house()
+    producer.close()
+    until(stage.broker.say_farewell)
+
+
+def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    messages = Messages(monkeypatch)
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(consumer.get()))
+    thread.start()
+    until(lambda: any(work.kind == "get" for work in stage.endpoints["k:0"].board.waiting()))
+    time.sleep(0.01)  # beyond the second look
+    producer.put("second")
+    thread.join(10)
+    assert got == ["second"]
+    assert wire.Say.MAIL in messages.said
+
+
+def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+    deliver = PostOffice.deliver
+
+    def blind(self: PostOffice, ticket: int, slot: int, item: bytes) -> bool:
+        deliver(self, ticket, slot, item)
+        return False
+
+    def answer_blind(self: PostOffice, ticket: int) -> bool:
+        answer(self, ticket)
+        return False
+
+    answer = PostOffice.answer
+    monkeypatch.setattr(PostOffice, "deliver", blind)
+    monkeypatch.setattr(PostOffice, "answer", answer_blind)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
+    looks = iter([False, False])
+    answered = Boxes.answered
+    monkeypatch.setattr(Boxes, "answered", lambda self, ticket: next(looks, True) and answered(self, ticket))
+    begun = time.monotonic()
+    producer.put("second", timeout=10)
+    looks = iter([False, False])
+    assert consumer.get(timeout=10) == "second"
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("ends", ["closed", "failed", "withdrawn"])
+def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+
+    def overtake(look: object, until: float) -> None:
+        """What the producer hears of before it looks."""
+        ((_, request),) = producer._backend._pending._open.items()
+        wait_for(lambda: request.boxes.answered(request.ticket))
+        if ends == "closed":
+            request.refuse(Reason.CLOSED, "")
+        elif ends == "failed":
+            request.fail(CancelledOperationError("given up"))
+        else:
+            request.expire(CommunicationTimeoutError("put", 0.0))
+
+    wait_for = until
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", overtake)
+    producer.put("second")
+    monkeypatch.undo()
+    assert consumer.get() == "second"
+
+
+def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    producer.put("first")
+    assert consumer.get() == "first"
+
+    def interrupt(look: object, until: float) -> None:
+        raise KeyboardInterrupt
+
+    producer.put("second")
+    for _ in range(2 * TICKETS):
+        with monkeypatch.context() as patch:
+            patch.setattr("rlinf_core.channel.pending.spin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.get()
+    assert consumer.get() == "second"
+    until(lambda: producer.statistics()["default"].gets == 2)
+
+
+def test_more_threads_than_boxes_get_each_item_once(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    got: list[int] = []
+
+    def take(count: int) -> None:
+        got.extend([consumer.get(timeout=10) for _ in range(count)])
+
+    threads = [threading.Thread(target=take, args=(20,)) for _ in range(2 * TICKETS)]
+    for thread in threads:
+        thread.start()
+    for number in range(20 * len(threads)):
+        producer.put(number)
+    for thread in threads:
+        thread.join(20)
+    assert sorted(got) == list(range(20 * len(threads)))
+
+
+def test_large_and_small_items_take_turns(stage: Stage) -> None:
+    producer, consumer = stage.client("p:0"), stage.client("k:0")
+    sizes = [10, 2000, LARGEST - 100, LARGEST + 1, 40_000, 1 << 20, 10, 10, 5000, 10]
+    for size in sizes:
+        producer.put(bytes(size))
+    assert [len(consumer.get(timeout=10)) for _ in sizes] == sizes
+
+
+def test_what_is_accepted_while_it_is_withdrawn_is_accepted(stage: Stage) -> None:
+    producer = greeted(stage, "p:0")
+    pending = cast("Any", producer._backend)._pending
+
+    class Open(dict[int, Any]):
+        """Hears of an operation just when another thread has taken it out."""
+
+        def pop(self, ticket: int, *default: Any) -> Any:
+            request = super().pop(ticket, *default)
+            if request is not None and not request.settled:
+                pending._accepted((ticket,))
+            return request
+
+    request = producer.put("second", async_op=True)
+    request.wait()
+    late = cast("Request[Any]", producer.put("third", key="held", async_op=True))
+    late.wait()
+    # As if it had not been heard of yet.
+    late._done = False
+    pending._open = Open({late.ticket: late})
+    late._withdraw(late)
+    assert late.settled
+    assert late.result() is None
+
+
+def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, other = greeted(stage, "p:0"), greeted(stage, "k:0")
+    backend: Any = producer._backend
+    wait = Work.wait
+
+    def wait_too_long(work: Work[Any], timeout: float | None = None) -> object:
+        if type(work) is not Work or work.kind != "put":
+            return wait(work, timeout)
+        until(other.qsize)
+        raise CommunicationTimeoutError(work.operation, work.seconds)
+
+    # A large one is on its way, so that the next one waits for its turn in the thread of the link.
+    backend._under_way += 1
+    started, go_on = threading.Event(), threading.Event()
+    backend.link.outgoing.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
+    assert started.wait(10)
+    monkeypatch.setattr(Work, "wait", wait_too_long)
+    threading.Timer(0.05, go_on.set).start()
+    producer.put("second", timeout=0.2)
+    monkeypatch.undo()
+    backend._under_way -= 1
+    assert other.get() == "second"
+    check_nothing_is_left(producer)
+
+
+def test_a_call_that_is_cancelled_before_it_waits_leaves_the_item(stage: Stage) -> None:
+    producer, consumer = greeted(stage, "p:0"), greeted(stage, "k:0")
+    producer.put("second")
+
+    def cancelled() -> None:
+        raise CancelledOperationError("the call was cancelled")
+
+    board = stage.endpoints["k:0"].board
+    board.check, check = cancelled, board.check
+    with pytest.raises(CancelledOperationError):
+        consumer.get()
+    board.check = check
+    assert consumer.get(timeout=5) == "second"
+    check_nothing_is_left(consumer)
+
+
+def test_no_box_is_lost_to_a_timeout_that_is_none(stage: Stage) -> None:
+    producer = greeted(stage, "p:0")
+    for _ in range(TICKETS):
+        with pytest.raises(ValueError, match="a timeout is a number"):
+            producer.put(1, timeout=-1)
+    check_nothing_is_left(producer)
+
+
+@pytest.mark.parametrize("kind", [OperationKind.PUT, OperationKind.GET])
+def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: OperationKind
+) -> None:
+    client, other = greeted(stage, "k:0"), greeted(stage, "o:0")
+    backend: Any = client._backend
+    make = backend._request
+
+    def lose_and_greet_anew(of: OperationKind, *args: Any, **options: Any) -> object:
+        request = make(of, *args, **options)
+        if of is kind:
+            endpoint: Any = stage.endpoints["k:0"]
+            backend._pending._open.pop(request.ticket)  # the loss comes before it is known
+            endpoint._dispatcher.lost(backend.link.outgoing.connection, "lost")
+            backend.connect()
+            backend._pending._open[request.ticket] = request
+        return request
+
+    if kind is OperationKind.GET:
+        other.put("second")
+    monkeypatch.setattr(backend, "_request", lose_and_greet_anew)
+    if kind is OperationKind.GET:
+        assert client.get(timeout=5) == "second"
+    else:
+        client.put("second", timeout=5)
+        assert other.get(timeout=5) == "second"
+    check_nothing_is_left(client)
