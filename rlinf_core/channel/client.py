@@ -157,6 +157,7 @@ class ChannelClient(Backend):
 
     def lost(self, reason: str) -> None:
         """The channel's process is gone."""
+        self._pending.pages.pop(self.link, None)
         for lane in list(self._lanes.values()):
             lane.drop()
         requests = self._pending.take_all(self.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,
     CommunicationTimeoutError,
+    WorkerDiedError,
 )
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted, until
@@ -273,3 +275,13 @@ def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
         client.put("second", timeout=5)
         assert other.get(timeout=5) == "second"
     check_nothing_is_left(client)
+
+
+def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> None:
+    client = greeted(stage, "p:0")
+    pending = cast("Any", client._backend)._pending
+    shared = weakref.ref(pending.pages[cast("Any", client._backend).link])
+    stage.endpoints["c:0"].close()
+    until(lambda: shared() is None)
+    with pytest.raises(WorkerDiedError):
+        client.get(timeout=5)
