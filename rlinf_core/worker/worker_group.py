@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -14,20 +13,18 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.context import WorkerContext, current_session
-from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure, WorkerDiedError
+from rlinf_core.context import current_session
+from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.manager.client import current_client
-from rlinf_core.manager.messages import CloseGroup, Dismiss
+from rlinf_core.manager.messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
-from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import PlacementStrategy
 from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import LOGGER, Member, WorkerGroupHandle
-from rlinf_core.worker.import_path import own_import_path
-from rlinf_core.worker.process import Birth, WorkerProcess
+from rlinf_core.worker.launch import close_group, kill, launch_members
 from rlinf_core.worker.worker import Worker
 
 W = TypeVar("W", bound=Worker)
@@ -147,28 +144,9 @@ class WorkerGroup(Generic[W]):
         base = self._base_address(name)
         strategy = placement_strategy or default_strategy(cluster.topology)
         placements = strategy.get_placement(cluster, isolate_accelerator)
-        actors = _allocate(cluster, base, placements, max_concurrency)
-        incarnation: int | None = None
-        try:
-            incarnation = cluster.client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
-            births = self._construct(cluster, base, incarnation, placements, actors)
-        except BaseException:
-            if incarnation is not None:
-                # Not before it was opened: there may be another group of the name.
-                _close_group(str(base), incarnation)
-            _kill(actors)
-            raise
+        pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
+        self._members = launch_members(cluster, base, placements, pickled, max_concurrency)
         self._name = str(base)
-        self._members = tuple(
-            Member(
-                base.get_child_address(rank),
-                actor,
-                f"node {birth.node_rank} ({birth.node_ip})",
-                incarnation,
-                birth.pid,
-            )
-            for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
-        )
         _running.add(self)
         on_disconnect(_end_all)
         return self
@@ -181,48 +159,6 @@ class WorkerGroup(Generic[W]):
         if session is not None and session.member is not None:
             return session.member
         return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
-
-    def _construct(
-        self,
-        cluster: Cluster,
-        base: WorkerAddress,
-        incarnation: int,
-        placements: list[Placement],
-        actors: list[Any],
-    ) -> list[Birth]:
-        pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
-        client = cluster.client
-        client.in_flight = unanswered.in_flight
-        # Taken now and not at the start: scripts and test runners extend their path as they go.
-        session = replace(cluster.session, import_path=own_import_path())
-        master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
-        # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
-        master_port = actors[0].find_port.remote()
-        references: list[Any] = []
-        members: list[Member] = []
-        for placement, actor in zip(placements, actors, strict=True):
-            address = base.get_child_address(placement.rank)
-            node = cluster.get_node_info(placement.cluster_node_rank)
-            context = WorkerContext(
-                address=address,
-                group_name=str(base),
-                placement=placement,
-                node_ip=cluster.get_node_ip(placement.cluster_node_rank),
-                master_addr=master_addr,
-                hardware=tuple(
-                    robot.config
-                    for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
-                    if index in placement.local_hardware_ranks
-                ),
-                session=session,
-                incarnation=incarnation,
-            )
-            references.append(actor.construct.remote(context, client.card, pickled, master_port))
-            members.append(
-                Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
-            )
-        handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
-        return handle.wait()
 
     @classmethod
     def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
@@ -340,10 +276,10 @@ class WorkerGroup(Generic[W]):
         client = current_client()
         if client is not None:
             client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))
-        _close_group(name, members[0].incarnation)
+        close_group(name, members[0].incarnation)
         closing = [member.actor.close.remote() for member in members]
         ray.wait(closing, num_returns=len(closing), timeout=seconds)
-        _kill([member.actor for member in members])
+        kill([member.actor for member in members])
         for call in calls:
             call.drop()
         return unseen
@@ -371,48 +307,6 @@ def _end_all() -> list[Exception]:
             except WorkerGroupError as error:
                 failures.append(error)
     return failures
-
-
-def _allocate(
-    cluster: Cluster, base: WorkerAddress, placements: list[Placement], max_concurrency: int | None
-) -> list[Any]:
-    actors: list[Any] = []
-    try:
-        for placement in placements:
-            name = str(base.get_child_address(placement.rank))
-            actors.append(
-                cluster.allocate(
-                    WorkerProcess,
-                    node_rank=placement.cluster_node_rank,
-                    name=name,
-                    max_concurrency=max_concurrency,
-                    args=(name,),
-                )
-            )
-    except ValueError as error:
-        _kill(actors)
-        if isinstance(error, RLinfError):
-            raise
-        raise RuntimeFailure(
-            f"a group named `{base}` is running in this job", help="give this one another `name`, or shut that one down"
-        ) from None
-    except BaseException:
-        _kill(actors)
-        raise
-    return actors
-
-
-def _close_group(name: str, incarnation: int) -> None:
-    client = current_client()
-    if client is not None:
-        client.tell(CloseGroup(name, incarnation))
-
-
-def _kill(actors: Sequence[Any]) -> None:
-    ray = ray_api()
-
-    for actor in actors:
-        ray.kill(actor)
 
 
 def _public_methods(worker_class: type[Worker]) -> set[str]:

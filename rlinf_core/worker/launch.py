@@ -1,0 +1,141 @@
+"""From placements to running workers: actors where they belong, each constructed with what it must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.context import WorkerContext
+from rlinf_core.errors import RLinfError, RuntimeFailure
+from rlinf_core.manager.client import current_client
+from rlinf_core.manager.messages import CloseGroup
+from rlinf_core.placement.placement import Placement
+from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.handle import Member, WorkerGroupHandle
+from rlinf_core.worker.import_path import own_import_path
+from rlinf_core.worker.process import Birth, WorkerProcess
+
+
+def launch_members(
+    cluster: Cluster,
+    base: WorkerAddress,
+    placements: list[Placement],
+    pickled: bytes,
+    max_concurrency: int | None = None,
+) -> tuple[Member, ...]:
+    """Starts all workers of a group at once, and returns when every one of them is constructed.
+
+    Args:
+        cluster: where.
+        base: what their addresses begin with.
+        placements: one for each, by rank.
+        pickled: the class and the arguments of its constructor.
+        max_concurrency: how many methods of one worker may run at a time; by default one.
+
+    Raises:
+        WorkerGroupError: a constructor raised; it holds what, by rank. No process is left.
+        RuntimeFailure: a group of the name is running already.
+    """
+    actors = _allocate(cluster, base, placements, max_concurrency)
+    incarnation: int | None = None
+    try:
+        incarnation = cluster.client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
+        births = _construct(cluster, base, incarnation, placements, actors, pickled)
+    except BaseException:
+        if incarnation is not None:
+            # Not before it was opened: there may be another group of the name.
+            close_group(str(base), incarnation)
+        kill(actors)
+        raise
+    return tuple(
+        Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", incarnation, birth.pid)
+        for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
+    )
+
+
+def close_group(name: str, incarnation: int) -> None:
+    """Tells the job that a group has ended."""
+    client = current_client()
+    if client is not None:
+        client.tell(CloseGroup(name, incarnation))
+
+
+def kill(actors: Sequence[Any]) -> None:
+    """Ends processes at once."""
+    ray = ray_api()
+    for actor in actors:
+        ray.kill(actor)
+
+
+def _allocate(
+    cluster: Cluster, base: WorkerAddress, placements: list[Placement], max_concurrency: int | None
+) -> list[Any]:
+    actors: list[Any] = []
+    try:
+        for placement in placements:
+            name = str(base.get_child_address(placement.rank))
+            actors.append(
+                cluster.allocate(
+                    WorkerProcess,
+                    node_rank=placement.cluster_node_rank,
+                    name=name,
+                    max_concurrency=max_concurrency,
+                    args=(name,),
+                )
+            )
+    except ValueError as error:
+        kill(actors)
+        if isinstance(error, RLinfError):
+            raise
+        raise RuntimeFailure(
+            f"a group named `{base}` is running in this job", help="give this one another `name`, or shut that one down"
+        ) from None
+    except BaseException:
+        kill(actors)
+        raise
+    return actors
+
+
+def _construct(
+    cluster: Cluster,
+    base: WorkerAddress,
+    incarnation: int,
+    placements: Sequence[Placement],
+    actors: Sequence[Any],
+    pickled: bytes,
+) -> list[Birth]:
+    client = cluster.client
+    client.in_flight = unanswered.in_flight
+    # Taken now and not at the start: scripts and test runners extend their path as they go.
+    session = replace(cluster.session, import_path=own_import_path())
+    master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
+    # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
+    master_port = actors[0].find_port.remote()
+    references: list[Any] = []
+    members: list[Member] = []
+    for placement, actor in zip(placements, actors, strict=True):
+        address = base.get_child_address(placement.rank)
+        node = cluster.get_node_info(placement.cluster_node_rank)
+        context = WorkerContext(
+            address=address,
+            group_name=str(base),
+            placement=placement,
+            node_ip=cluster.get_node_ip(placement.cluster_node_rank),
+            master_addr=master_addr,
+            hardware=tuple(
+                robot.config
+                for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
+                if index in placement.local_hardware_ranks
+            ),
+            session=session,
+            incarnation=incarnation,
+        )
+        references.append(actor.construct.remote(context, client.card, pickled, master_port))
+        members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation))
+    handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
+    return handle.wait()
