@@ -127,6 +127,7 @@ def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
     producer.put("second")
     monkeypatch.undo()
     assert consumer.get() == "second"
+    check_nothing_is_left(producer)
 
 
 def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
