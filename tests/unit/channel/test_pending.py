@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -286,3 +287,20 @@ def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> Non
     until(lambda: shared() is None)
     with pytest.raises(WorkerDiedError):
         client.get(timeout=5)
+
+
+def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, consumer = greeted(stage, "p:0"), greeted(stage, "k:0")
+
+    def interrupt(look: Callable[[], object], _: float) -> None:
+        until(look)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        producer.put("second")
+    monkeypatch.undo()
+    assert consumer.get() == "second"
+    check_nothing_is_left(producer)
