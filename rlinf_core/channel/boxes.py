@@ -63,18 +63,17 @@ class Boxes:
 
     def ended(self, ticket: int) -> None:
         """The channel will not touch this ticket's box any more; a second time does nothing."""
-        with self._lock:
-            if ticket in self._open:
-                self._open.remove(ticket)
-                if ticket not in self._watched:
-                    self._free.append(ticket & _BOX)
+        self._let_go(ticket, self._open, self._watched)
 
     def left(self, ticket: int) -> None:
         """Nobody looks into this ticket's box any more, or notes anything there; a second time does nothing."""
+        self._let_go(ticket, self._watched, self._open)
+
+    def _let_go(self, ticket: int, of: set[int], other: set[int]) -> None:
         with self._lock:
-            if ticket in self._watched:
-                self._watched.remove(ticket)
-                if ticket not in self._open:
+            if ticket in of:
+                of.remove(ticket)
+                if ticket not in other:
                     self._free.append(ticket & _BOX)
 
     def answered(self, ticket: int) -> bool:

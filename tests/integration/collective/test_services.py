@@ -7,6 +7,7 @@ import queue
 import time
 from typing import Any
 
+import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
@@ -81,13 +82,17 @@ def test_a_service_gets_the_message_with_its_words(make_cast: Any) -> None:
     assert delivery.parcel.load() == {"item": [1, 2]}
 
 
-def test_a_message_for_no_service_is_dropped(make_cast: Any) -> None:
+def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogCaptureFixture) -> None:
     cast = make_cast()
     there = cast.add("there:0")
     there.call(post_tensor, cast.here.me, 500_000, 1.0)
-    group = cast.here.group()
-    group.send("fine", WorkerAddress("there", 0))
+    wait_for(lambda: "`there:0` sent `here:0` a message for service 7, which is not here" in caplog.text)
+    # Its memory is its sender's again, and what comes after it arrives.
     wait_for(lambda: there.call(used) == 0)
+    got: queue.Queue[Any] = queue.Queue()
+    cast.here.endpoint.serve(TAG, got.put)
+    there.call(post, cast.here.me, "fine", b"")
+    assert got.get(timeout=10).parcel.load() == "fine"
 
 
 def forward_all(cast: Any, deliveries: Any, target: str, count: int, handover: Handover = Handover.GIVE) -> list[Any]:

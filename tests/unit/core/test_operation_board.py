@@ -6,24 +6,9 @@ import threading
 
 import pytest
 
-from rlinf_core import operation_board
 from rlinf_core.operation_board import OperationBoard, task_strand
 from rlinf_core.waiting import OperationKind
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(operation_board, "time", clock)
-    return clock
+from tests.clock import Clock
 
 
 def test_a_board_shows_what_has_begun_and_not_ended(clock: Clock) -> None:

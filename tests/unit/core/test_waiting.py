@@ -2,24 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core import waiting
 from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.waiting import Deadline, Operation, OperationKind, spell_seconds
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
-    return clock
+from tests.clock import Clock
 
 
 def test_a_deadline_runs_out(clock: Clock) -> None:

@@ -8,16 +8,7 @@ import pytest
 
 from rlinf_core.worker import timer as module
 from rlinf_core.worker.timer import Reduction, recording, reduce_durations, timer
-
-
-class Clock:
-    """A clock that goes on only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def perf_counter(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ import pytest
 
 from rlinf_cli.live.progress import Progress
 from rlinf_core.runners import events
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

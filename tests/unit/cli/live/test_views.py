@@ -10,6 +10,7 @@ from rlinf_cli.live import words
 from rlinf_cli.live.plain import PlainView
 from rlinf_cli.live.progress import Progress
 from rlinf_core.runners import events
+from tests.clock import Clock
 
 FOLDER = Path("runs/embodied-20260102-030405")
 STARTED = events.RunStarted(FOLDER, 1, 300, {"actor": 1, "rollout": 2, "env": 4})
@@ -29,14 +30,6 @@ METRICS = {
     "time/env/wait": 0.014,
     "time/rollout/policy": 0.0084,
 }
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Lines:
