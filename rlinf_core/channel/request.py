@@ -230,9 +230,10 @@ class Request(Work[T], Generic[T]):
             self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
 
     def give_up(self, late: CommunicationTimeoutError) -> None:
-        """Its time is up, and nobody waits for it: it fails as soon as the other side has let go of it."""
+        """Its time is up, and nobody waits for it: it fails once the other side has let go of it, or cannot be asked."""
         self._late = late
-        self._withdraw(cast("Request[object]", self))
+        if not self._withdraw(cast("Request[object]", self)):
+            self.fail(late)
 
     def expire(self, late: CommunicationTimeoutError) -> None:
         """Its time is up: what came at the last moment counts, else it is withdrawn, and fails with the reason."""

@@ -304,3 +304,14 @@ def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
     monkeypatch.undo()
     assert consumer.get() == "second"
     check_nothing_is_left(producer)
+
+
+def test_what_nobody_waits_for_ends_in_time_though_its_channel_cannot_be_told(stage: Stage) -> None:
+    client = greeted(stage, "k:0")
+    request = cast("Request[Any]", client.get(async_op=True, timeout=0.05))
+    outgoing = cast("Any", client._backend).link.outgoing
+    outgoing.connection, kept = None, outgoing.connection
+    until(lambda: request.settled)
+    outgoing.connection = kept
+    with pytest.raises(CommunicationTimeoutError, match="get on channel `c`"):
+        request.wait()
