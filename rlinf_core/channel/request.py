@@ -230,7 +230,7 @@ class Request(Work[T], Generic[T]):
             self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
 
     def give_up(self, late: CommunicationTimeoutError) -> None:
-        """Its time is up, and nobody waits for it: it fails once the other side has let go of it, or cannot be asked."""
+        """Its time is up, and nobody waits for it: it fails once the other side let go of it, or cannot be asked."""
         self._late = late
         if not self._withdraw(cast("Request[object]", self)):
             self.fail(late)
