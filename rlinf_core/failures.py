@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import FunctionType
 from typing import Any, cast
 
@@ -88,15 +90,27 @@ class _Pickler(pickle.Pickler):
 
     Python rebuilds an exception by calling its type with `args`, which fails for the many types whose constructor
     takes other arguments than it hands to `super().__init__`.
+
+    A type of the main script goes by its name, although a worker has it only as a copy of its own and no such script:
+    its driver, for whom the exception is, has the type itself, and catches it by that.
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ == "__main__":
+            return _type_of_main, (obj.__qualname__,)
         kind = cast("type[object]", type(obj))
         if not isinstance(obj, BaseException) or isinstance(obj, BaseExceptionGroup):
             return NotImplemented
         if kind.__reduce__ is not BaseException.__reduce__ or not isinstance(kind.__init__, FunctionType):
             return NotImplemented
         return _rebuild, (kind, obj.args, obj.__dict__)
+
+
+def _type_of_main(name: str) -> type[object]:
+    found = attrgetter(name)(sys.modules["__main__"])
+    if not isinstance(found, type):
+        raise TypeError(f"`{name}` of the main script is no type")
+    return cast("type[object]", found)
 
 
 def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

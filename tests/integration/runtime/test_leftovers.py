@@ -16,9 +16,15 @@ DRIVER = """
 import sys, time
 from rlinf_core import Cluster, NodePlacementStrategy, UnknownGroupError, Worker, WorkerGroupError
 
+class Broken(Exception):
+    def __init__(self, joint):
+        super().__init__(f"joint {joint} is broken")
+        self.joint = joint
+
 class W(Worker):
     def take(self, group, rank): return self.recv(group, rank)
     def fail(self): raise ValueError("bad batch")
+    def break_joint(self): raise Broken(4 + self._rank)
     def echo(self, value): return value
     def ring(self, payload):
         self.send(payload, "w", 1 - self._rank)
@@ -43,6 +49,10 @@ elif how == "again":
     group = W.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="w")
     assert group.ring(b"x" * 1000).wait() == [1000] * 2
 elif how == "raise":
+    try:
+        group.break_joint().wait()
+    except* Broken as errors:
+        print("broken", [error.joint for error in errors.exceptions], flush=True)
     group.fail().wait()
 elif how == "unseen":
     group.fail()
@@ -168,9 +178,10 @@ def test_a_driver_that_is_terminated_shuts_down_and_says_so(folder: Path) -> Non
 
 def test_a_failure_is_the_drivers_exit_status(folder: Path) -> None:
     process = start(folder, "raise")
-    _, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ValueError: bad batch" in err
+    assert "broken [4, 5]" in out, "a type of the script itself survives"
 
 
 def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) -> None:

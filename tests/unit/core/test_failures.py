@@ -4,6 +4,7 @@ import pickle
 import sys
 import threading
 import types
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,31 @@ def test_a_type_that_does_not_exist_here_becomes_a_remote_error(monkeypatch: pyt
 
 def group_error(**failures: Exception) -> WorkerGroupError:
     return WorkerGroupError("actor", "train", {int(rank[1:]): error for rank, error in failures.items()}, 8)
+
+
+def type_of_the_script() -> type[Exception]:
+    """As a worker has it that was sent a class of the main script: a copy, of which its own script knows nothing."""
+
+    def build(self: Any, joint: int) -> None:
+        Exception.__init__(self, f"joint {joint}")
+        self.joint = joint
+
+    return type("JointError", (Exception,), {"__module__": "__main__", "__init__": build})
+
+
+def test_a_type_of_the_main_script_is_that_of_who_has_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = pickle.dumps(PackedError.of(raised(type_of_the_script()(4)), "arm:0"))
+    own = type_of_the_script()
+    monkeypatch.setattr(sys.modules["__main__"], "JointError", own, raising=False)
+    error: Any = pickle.loads(packed).unpack()
+    assert type(error) is own
+    assert (error.joint, str(error)) == (4, "joint 4")
+    monkeypatch.setattr(sys.modules["__main__"], "JointError", lambda joint: joint)
+    assert isinstance(pickle.loads(packed).unpack(), RemoteError)
+    monkeypatch.delattr(sys.modules["__main__"], "JointError")
+    elsewhere = pickle.loads(packed).unpack()
+    assert isinstance(elsewhere, RemoteError)
+    assert "JointError" in str(elsewhere)
 
 
 def test_except_star_sees_the_original_exceptions() -> None:
