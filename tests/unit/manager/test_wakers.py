@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from rlinf_core import operation_board
 from rlinf_core.manager.wait_graph import Process, WaitGraph
 from rlinf_core.manager.wakers import ChannelView, JobView
 from rlinf_core.operation_board import OperationBoard
 from rlinf_core.waiting import OperationKind
+from tests.clock import Clock
 
 K = OperationKind
 
@@ -63,7 +65,8 @@ def test_a_worker_between_methods_is_idle() -> None:
     assert members(JobView(), env_0=OperationBoard(), actor_0=in_method((K.RECV, "env:0"))) == [("actor:0",)]
 
 
-def test_a_running_worker_says_what_it_runs() -> None:
+def test_a_running_worker_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operation_board, "time", Clock())
     process = JobView().process("env:0", in_method().publication())
     assert process.running
     assert process.doing.startswith("runs `train` for 0.0 s")
