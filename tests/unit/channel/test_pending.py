@@ -63,11 +63,18 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     producer.put("first")
     assert consumer.get() == "first"
     messages = Messages(monkeypatch)
+    asleep = threading.Event()
+    leave_note = Boxes.leave_note
+
+    def leave_note_and_tell(boxes: Boxes, ticket: int) -> None:
+        leave_note(boxes, ticket)
+        asleep.set()
+
+    monkeypatch.setattr(Boxes, "leave_note", leave_note_and_tell)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(consumer.get()))
     thread.start()
-    until(lambda: any(work.kind == "get" for work in stage.endpoints["k:0"].board.waiting()))
-    time.sleep(0.01)  # beyond the second look
+    assert asleep.wait(10)
     producer.put("second")
     thread.join(10)
     assert got == ["second"]
@@ -219,7 +226,7 @@ def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
     assert started.wait(10)
     monkeypatch.setattr(Work, "wait", wait_too_long)
     threading.Timer(0.05, go_on.set).start()
-    producer.put("second", timeout=0.2)
+    producer.put("second", timeout=10)
     monkeypatch.undo()
     backend._under_way -= 1
     assert other.get() == "second"
