@@ -199,7 +199,7 @@ def test_tasks_of_one_thread_wait_together_only(other: str, running: bool) -> No
         if other == "waits":
             second: asyncio.Task[object] = asyncio.create_task(_in_an_operation(board, go_on))
         elif other == "sleeps":
-            second = asyncio.create_task(asyncio.sleep(0.3))
+            second = asyncio.create_task(_sleep_until(go_on))
         else:
             second = asyncio.create_task(_compute(busy))
         loop = asyncio.get_running_loop()
@@ -229,6 +229,10 @@ def test_a_task_that_waits_for_its_own_tasks_waits_with_them() -> None:
 
     asyncio.run(method())
     assert seen == [False, True]
+
+
+async def _sleep_until(go_on: asyncio.Event) -> None:
+    await go_on.wait()
 
 
 async def _compute(busy: threading.Event) -> None:
