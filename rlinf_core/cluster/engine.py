@@ -21,7 +21,7 @@ from typing import Any
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
-from rlinf_core.cluster import exit_status, reachable
+from rlinf_core.cluster import exit_status, ray_output, reachable
 from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
@@ -109,6 +109,8 @@ def disconnect() -> list[Exception]:
     global _engine
     engine, _engine = _engine, None
     unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
+    if engine and engine.embedded and engine.folder:
+        ray_output.show_the_rest(engine.folder)
     ray_api().shutdown()
     if engine and engine.guardian:
         engine.guardian.communicate()
@@ -206,6 +208,7 @@ def _set_up_authentication(folder: Path) -> None:
 
 
 def _quiet() -> dict[str, Any]:
+    ray_output.take_over()
     return {"logging_level": logging.ERROR, "log_to_driver": True}
 
 

@@ -14,8 +14,6 @@ DOCS = Path(__file__).parents[3] / "docs"
 _BLOCK = re.compile(
     r"^```((?:python|yaml) file=(?P<file>\S+)|python|output)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
-# What Ray tells, on standard output too, of a process that a page kills.
-_NOTICE = re.compile(r"^(\x1b\[\d+m)?\(raylet\).*\n", re.MULTILINE)
 
 FollowPage = Callable[..., str]
 
@@ -44,8 +42,8 @@ def follow_page(tmp_path: Path) -> FollowPage:
         words = [sys.executable, "session.py"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=seconds, check=False)
         assert done.returncode == 0, done.stderr
-        printed, out = "".join(expected), _NOTICE.sub("", done.stdout)
-        assert out[: len(printed)] == printed
-        return out.removeprefix(printed)
+        printed = "".join(expected)
+        assert done.stdout[: len(printed)] == printed
+        return done.stdout.removeprefix(printed)
 
     return follow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Set
@@ -28,6 +29,27 @@ except ClusterError as error:
     print(error)
 """
 
+LAST_WORDS = """
+import os
+from rlinf_core import Cluster, Worker, WorkerDiedError
+
+class Talker(Worker):
+    def talk(self):
+        print("last words")
+
+    def die(self):
+        os._exit(3)
+
+cluster = Cluster(num_nodes=1)
+talker = Talker.create_group().launch(cluster, name="talker")
+try:
+    talker.die().wait()
+except* WorkerDiedError:
+    print("it", "died")
+talker = Talker.create_group().launch(cluster, name="another")
+talker.talk().wait()
+"""
+
 
 class Idle(Worker):
     def ready(self) -> int:
@@ -50,6 +72,13 @@ def test_one_that_does_not_start_is_an_error_of_the_cluster() -> None:
     assert done.returncode == 0, done.stderr
     assert "Ray does not start on this machine" in done.stdout
     assert "the node timed out during startup" in done.stdout
+
+
+def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
+    done = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
+    assert [re.sub(r"pid=\d+", "pid", line) for line in lines] == ["it died", "(another:0 pid) last words"]
 
 
 def _family(pid: int) -> set[int]:
