@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -134,7 +133,7 @@ def test_a_put_that_times_out_was_not_accepted(bounded: Channel) -> None:
 
 def test_what_a_timed_out_batch_had_reserved_goes_back_in_order(players: Any, channel: Channel, until: Until) -> None:
     put_all(None, channel, ["a", "b"])
-    work = channel.get_batch(5, async_op=True, timeout=0.5)
+    work = channel.get_batch(5, async_op=True, timeout=3)
     until(waiting(channel, 1))
     behind = players(0, get_some, channel, 2)
     until(waiting(channel, 2))
@@ -191,32 +190,22 @@ def test_iterating_ends_when_the_channel_is_closed(players: Any, channel: Channe
     assert consumer.wait() == [list(range(5))]
 
 
-def test_asynchronous_iteration_leaves_the_loop_free(players: Any, channel: Channel) -> None:
-    async def consume() -> tuple[list[Any], int]:
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                ticks += 1
-                await asyncio.sleep(0.005)
-
-        clock = asyncio.create_task(tick())
-        got = [item async for item in channel]
-        clock.cancel()
-        return got, ticks
-
-    def produce(_: Any, one: Channel) -> None:
+def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel, until: Until) -> None:
+    async def produce() -> None:
         for index in range(5):
-            time.sleep(0.02)
-            one.put(index)
-        one.close()
+            # The consumer waits already, and yet this task of its loop goes on.
+            await asyncio.to_thread(until, waiting(channel, 1))
+            channel.put(index)
+        await asyncio.to_thread(until, waiting(channel, 1))
+        channel.close()
 
-    producer = players(0, produce, channel)
-    got, ticks = asyncio.run(consume())
-    producer.wait()
-    assert got == list(range(5))
-    assert ticks > 5
+    async def consume() -> list[Any]:
+        producer = asyncio.create_task(produce())
+        got = [item async for item in channel]
+        await producer
+        return got
+
+    assert asyncio.run(consume()) == list(range(5))
 
 
 def test_asynchronous_puts_keep_their_order_among_all_puts_of_a_process(channel: Channel) -> None:
