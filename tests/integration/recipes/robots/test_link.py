@@ -39,25 +39,32 @@ FAR = np.where(HOME > 0, JOINT_MIN, JOINT_MAX) * 0.9
 SLOW = 0.2
 SOON = 30.0  # seconds within which something must have happened
 
-# Holds the arm, begins a long way, and says so.
+# Holds the arm, and begins a long way.
 HOLDER = """
-import sys, threading
+import sys
 from recipes.embodied.robots.client import FrankaClient
 from rlinf_core.hardware.robots.franka import Franka
 
 client = FrankaClient(Franka(node_rank=0, robot_ip=sys.argv[1], robot_port=int(sys.argv[2])), heartbeat=2.0)
 client.acquire()
-threading.Timer(0.2, lambda: print("on its way", flush=True)).start()
 client.reset([float(each) for each in sys.argv[3:]])
 """
 
 
 def hold(arm: Franka) -> subprocess.Popen[str]:
+    """A process that holds the arm, which is on its way."""
     words = [sys.executable, "-c", HOLDER, arm.robot_ip, str(arm.robot_port), *map(str, FAR)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "on its way\n"
+    with FrankaClient(arm) as watcher:
+        wait_until_on_its_way(watcher)
     return process
+
+
+def wait_until_on_its_way(watcher: FrankaClient) -> None:
+    until = time.monotonic() + SOON
+    while np.abs((state := watcher.state()).joints - HOME).max() < 1e-2:
+        assert time.monotonic() < until, state
+        time.sleep(0.02)
 
 
 def wait_for_stop(watcher: FrankaClient) -> ArmState:
@@ -127,11 +134,16 @@ def test_somebody_else_stops_the_arm(start_arm: Any, clients: Any) -> None:
     arm, _ = start_arm(speed=SLOW)
     holder, passer_by = clients(arm), clients(arm)
     holder.acquire()
-    timer = threading.Timer(0.3, passer_by.stop)
-    timer.start()
+
+    def stop_on_the_way() -> None:
+        wait_until_on_its_way(passer_by)
+        passer_by.stop()
+
+    thread = threading.Thread(target=stop_on_the_way)
+    thread.start()
     with pytest.raises(RobotStoppedError, match="asked for it"):
         holder.reset(FAR)
-    timer.join()
+    thread.join()
     assert holder.reset(holder.state().joints).stopped is None
 
 
