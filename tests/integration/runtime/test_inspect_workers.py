@@ -60,15 +60,16 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def when_it_waits(*arguments: str) -> dict[str, dict[str, Any]]:
-    """The workers by name, once the call has arrived."""
-    deadline = time.monotonic() + 20
+    """The workers by name, once the call has arrived. On a busy machine one may answer too late to be shown."""
+    deadline = time.monotonic() + 60
     while True:
         done = inspect("--output", "json", *arguments)
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert record["schema"] == "rlinf.workers/1"
         workers = {worker["name"]: worker for worker in record["workers"]}
-        if workers["waiter:0"]["waits_for"] or time.monotonic() > deadline:
+        answered = workers["waiter:1"]["state"] == "ready"
+        if (workers["waiter:0"]["waits_for"] and answered) or time.monotonic() > deadline:
             return workers
 
 
