@@ -16,7 +16,8 @@ from tests.cluster.host import Host
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver, RayHosts
 
-pytestmark = pytest.mark.netns
+# The first test waits for the hosts and for two Rays.
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 _SCRIPT = Path(__file__).with_name("netns_driver.py")
 
 
@@ -87,10 +88,11 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
     job.call("say", 2, "the last thing that it said")
     job.begin("death", 0, 2)
     until_it_waits(pair, hosts["trainer0"], "peer:0")
-    began = time.monotonic()
     hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
+    began = time.monotonic()
     told = job.result()
-    assert time.monotonic() - began < 2
+    # Far sooner than a host that vanishes, however busy the machine is.
+    assert time.monotonic() - began < 10
     assert [one["address"] for one in told] == ["peer:2"] * 2
     assert [one["where"] for one in told] == ["peer:0", None]
     for one in told:
