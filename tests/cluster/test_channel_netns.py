@@ -53,4 +53,5 @@ def test_what_was_on_its_way_to_a_host_that_vanishes_goes_to_the_next_consumer(j
     began = time.monotonic()
     with hosts[OTHER].unplugged():
         assert job.call("answer", 0) == list(sizes.values())
-        assert time.monotonic() - began < 15
+        # The kernel gives it up after twelve; what comes on top is a busy machine's.
+        assert time.monotonic() - began < 25
