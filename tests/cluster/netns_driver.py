@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 from rlinf_core import Cluster, NodePlacementStrategy, Worker, WorkerDiedError, WorkerGroup, WorkerGroupError
@@ -32,6 +33,10 @@ class Peer(Worker):
 
     def take(self, rank: int) -> Any:
         return self.recv("peer", rank)
+
+    def compute(self) -> None:
+        """Goes on until the end. If it waited, too, the two would be a deadlock, and be told so before one dies."""
+        time.sleep(600)
 
 
 cluster: Cluster
@@ -63,7 +68,7 @@ def say(rank: int, text: str) -> None:
 def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
     """What a worker is told that waits for another one that dies, and what the driver is that has called that one."""
     told: list[dict[str, Any]] = []
-    waiting, dying = group.execute_on(waiter).take(mortal), group.execute_on(mortal).take(waiter)
+    waiting, dying = group.execute_on(waiter).take(mortal), group.execute_on(mortal).compute()
     for handle in (waiting, dying):
         try:
             handle.wait(timeout=100)
