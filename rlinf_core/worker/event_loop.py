@@ -16,12 +16,26 @@ T = TypeVar("T")
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rlinf-async-methods", daemon=True).start()
+    threading.Thread(target=_run, args=(loop,), name="rlinf-async-methods", daemon=True).start()
     return loop
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            # A task ended with it, which is for whoever waits for the task. The loop goes on for all others.
+            continue
+        return
+
+
 def run_on_loop(awaitable: Awaitable[T]) -> T:
-    """The result of an awaitable, run on the worker's loop with the context variables of the caller."""
+    """The result of an awaitable, run on the worker's loop with the context variables of the caller.
+
+    Raises:
+        BaseException: whatever it raised, `SystemExit` and `KeyboardInterrupt` included.
+    """
 
     async def await_it() -> T:
         return await awaitable

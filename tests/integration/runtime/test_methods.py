@@ -1,0 +1,50 @@
+"""What methods of workers may do and give, on a real local Ray."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.placement.node import NodePlacementStrategy
+from rlinf_core.worker.worker import Worker
+
+# Seconds after which a call hangs, however busy the machine is.
+HANGS = 60
+
+
+class Leaver(Worker):
+    def leave(self) -> None:
+        sys.exit(3)
+
+    async def leave_async(self) -> None:
+        sys.exit(3)
+
+    async def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    async def stay(self) -> int:
+        return self._rank
+
+
+@pytest.mark.parametrize("method", ["leave", "leave_async"])
+def test_a_method_that_exits_ends_its_worker(cluster: Cluster, method: str) -> None:
+    group = Leaver.create_group().launch(cluster, NodePlacementStrategy([0]), name=method)
+    with pytest.raises(WorkerGroupError) as caught:
+        getattr(group, method)().wait(timeout=HANGS)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerDiedError)
+    assert error.cause is not None
+    assert re.search(r"exit code 3|sys\.exit\(3\)", error.cause)
+    group.shutdown()
+
+
+def test_a_method_that_is_interrupted_fails_and_its_worker_stays(cluster: Cluster) -> None:
+    with Leaver.create_group().launch(cluster, NodePlacementStrategy([0]), name="interrupted") as group:
+        with pytest.raises(WorkerGroupError, match="KeyboardInterrupt"):
+            group.interrupt().wait(timeout=HANGS)
+        assert group.stay().wait(timeout=HANGS) == [0]
