@@ -17,7 +17,7 @@ from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import check_interpreter, runtime_env
 from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
 from rlinf_core.cluster.probe import probe
-from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
@@ -78,8 +78,9 @@ class Cluster:
         """This process's line to the manager of its job.
 
         Raises:
-            ClusterError: the manager does not start.
+            ClusterError: the manager does not start, or the cluster was shut down.
         """
+        self._check_open()
         rank = self._driver_rank
         ip = self.get_node_ip(rank)
         return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
@@ -93,7 +94,11 @@ class Cluster:
             log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
             log_names: what to call a group's folder, by the group's name.
             trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
+
+        Raises:
+            ClusterError: the cluster was shut down.
         """
+        self._check_open()
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
         (spans.start if trace else spans.stop)()
@@ -107,6 +112,11 @@ class Cluster:
         again adds names.
         """
         self.client.tell(Declare(names))
+
+    def _check_open(self) -> None:
+        """Raises ClusterError when this cluster was shut down, also where another one has been made since."""
+        if engine.current() is not self._engine:
+            raise no_cluster()
 
     @cached_property
     def _driver_rank(self) -> int:
@@ -238,8 +248,10 @@ class Cluster:
         Its construction is not waited for. It takes no share of Ray's CPUs: placement has decided already.
 
         Raises:
-            ClusterError: there is no such node, its interpreter cannot run workers, or its variables are too large.
+            ClusterError: there is no such node, its interpreter cannot run workers, its variables are too large, or the
+                cluster was shut down.
         """
+        self._check_open()
         ray = ray_api()
 
         self.get_node_info(node_rank)

@@ -22,7 +22,7 @@ from typing import Any
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, ray_output, reachable
-from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api
+from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
 from rlinf_core.manager.sweep import MARK, guard
@@ -112,6 +112,8 @@ def disconnect() -> list[Exception]:
     if engine and engine.embedded and engine.folder:
         ray_output.show_the_rest(engine.folder)
     ray_api().shutdown()
+    if engine is not None:
+        set_absence("the cluster was shut down")
     if engine and engine.guardian:
         engine.guardian.communicate()
     elif engine and engine.folder:

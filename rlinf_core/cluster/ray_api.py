@@ -8,14 +8,38 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
+from rlinf_core.errors import ClusterError
+
 LOOPBACK: Final = "127.0.0.1"
+# Why this process is in no cluster, where it is in none.
+_absence = "this process is in no cluster"
 
 
 @cache  # every group call asks, on both sides
 def ray_api() -> Any:
-    """The module `ray`, with its submodules that rlinf uses."""
+    """The module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
     import_module("ray.util.scheduling_strategies")
+    automatic: Any = import_module("ray._private.auto_init_hook")
+    automatic.enable_auto_connect = False
+    # Ray calls it before whatever needs a cluster, and would say that `ray.init()` was forgotten.
+    automatic.auto_init_ray = _check_joined
     return import_module("ray")
+
+
+def set_absence(message: str) -> None:
+    """Says what whoever uses Ray from now on is told, until this process is in a cluster again."""
+    global _absence
+    _absence = message
+
+
+def no_cluster() -> ClusterError:
+    """The error for whoever needs a cluster while this process is in none."""
+    return ClusterError(_absence, help="make a `Cluster`, and launch groups in it")
+
+
+def _check_joined() -> None:
+    if not import_module("ray").is_initialized():
+        raise no_cluster()
 
 
 @contextmanager

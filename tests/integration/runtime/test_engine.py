@@ -51,6 +51,36 @@ talker.talk().wait()
 """
 
 
+# Ray comes first: then it has made up its mind about starting by itself before rlinf is there.
+AFTERWARDS = """
+import ray
+from rlinf_core import Cluster, ClusterError, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+def refused(what):
+    try:
+        what()
+    except ClusterError as error:
+        print(error.message)
+
+cluster = Cluster(num_nodes=1)
+group = Idle.create_group().launch(cluster, name="idle")
+handle = group.ready()
+cluster.shutdown()
+refused(handle.wait)
+refused(lambda: Idle.create_group().launch(cluster))
+refused(lambda: cluster.allocate(object, node_rank=0))
+refused(lambda: cluster.client)
+refused(lambda: cluster.declare_groups("idle"))
+refused(lambda: cluster.record(None))
+refused(lambda: ray.put(1))
+print(ray.is_initialized())
+"""
+
+
 class Idle(Worker):
     def ready(self) -> int:
         return self._rank
@@ -79,6 +109,23 @@ def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
     assert done.returncode == 0, done.stderr
     lines = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
     assert [re.sub(r"pid=\d+", "pid", line) for line in lines] == ["it died", "(another:0 pid) last words"]
+
+
+def test_after_its_end_nothing_starts_another_by_accident() -> None:
+    done = _run(AFTERWARDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the cluster was shut down"] * 7 + ["False"]
+
+
+def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def _family(pid: int) -> set[int]:
