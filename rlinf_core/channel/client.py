@@ -210,8 +210,7 @@ class ChannelClient(Backend):
 
     def _withdraw(self, request: Request[object]) -> bool:
         if self._pending.withdraw(request):
-            key = (request.key or wire.DEFAULT_KEY).encode()
-            words = wire.pack_request(Ask.CANCEL, request.ticket, key)
+            words = wire.pack_request(Ask.CANCEL, request.ticket, request.packed_key)
             if not self._endpoint.post(self.link, wire.REQUESTS, words):
                 self._pending.forget(request)
                 return False
@@ -269,22 +268,20 @@ class ChannelClient(Backend):
         if self._farewell is not None:
             self._fail(request, None)
             return
-        key = (request.key or wire.DEFAULT_KEY).encode()
-        words = wire.pack_request(ask, request.ticket, key, wait)
+        words = wire.pack_request(ask, request.ticket, request.packed_key, wait)
         if not self._endpoint.post(self.link, wire.REQUESTS, words, b"", weight):
             self._send(request, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
         request.driver = self.link.outgoing.connection
 
     def _send_small(self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool) -> None:
-        key = (request.key or wire.DEFAULT_KEY).encode()
-        words, head = wire.pack_request(Ask.PUT, request.ticket, key, wait), _packed(encoded)
+        words, head = wire.pack_request(Ask.PUT, request.ticket, request.packed_key, wait), _packed(encoded)
         if self._under_way or not self._endpoint.post(self.link, wire.REQUESTS, words, head, weight):
             self._send(request, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
 
     def _send_large(
         self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
     ) -> None:
-        key = (request.key or wire.DEFAULT_KEY).encode()
+        key = request.packed_key
         # Its stream is a part of the body too where there is nothing else, for a body tells a large item.
         limit = self._endpoint.settings.inline_limit if encoded.parts else 0
         words = wire.pack_request(Ask.PUT, request.ticket, key, wait)
@@ -358,7 +355,7 @@ class ChannelClient(Backend):
         if isinstance(first.item, Encoded):
             self._send_large(request, first.item, first.weight, detached=True)
             return
-        key = (request.key or wire.DEFAULT_KEY).encode()
+        key = request.packed_key
         if len(run) == 1:
             words, head, weight = wire.pack_request(Ask.PUT, request.ticket, key), first.item, first.weight
         else:

@@ -109,6 +109,11 @@ class Request(Work[T], Generic[T]):
         self._opened = shape is Shape.NOTHING
         self._opening: threading.Lock | None = None if shape is Shape.NOTHING else threading.Lock()
 
+    @property
+    def packed_key(self) -> bytes:
+        """Its key, as it travels."""
+        return cast("str", self.key).encode()
+
     # What the other side says
 
     def claim(self) -> bool:
