@@ -56,7 +56,8 @@ class UnansweredCalls:
     _FIRST_LIMIT = 64
 
     def __init__(self) -> None:
-        self._handles: list[WorkerGroupHandle[Any]] = []
+        # In the order in which they were made.
+        self._handles: dict[WorkerGroupHandle[Any], None] = {}
         self._limit = self._FIRST_LIMIT
         self._lock = threading.Lock()
 
@@ -64,9 +65,14 @@ class UnansweredCalls:
         """A call was made."""
         with self._lock:
             if len(self._handles) >= self._limit:
-                self._handles = [each for each in self._handles if each.matters]
+                self._handles = {each: None for each in self._handles if each.matters}
                 self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
-            self._handles.append(handle)
+            self._handles[handle] = None
+
+    def forget(self, handle: WorkerGroupHandle[Any]) -> None:
+        """Somebody has the results of a call: they shall not live longer than its handle."""
+        with self._lock:
+            self._handles.pop(handle, None)
 
     def in_flight(self) -> tuple[str, ...]:
         """The workers that have not answered a call."""
@@ -78,7 +84,7 @@ class UnansweredCalls:
         """The calls on a group, which are forgotten."""
         with self._lock:
             own = [each for each in self._handles if each.group == group]
-            self._handles = [each for each in self._handles if each.group != group]
+            self._handles = {each: None for each in self._handles if each.group != group}
         return own
 
 

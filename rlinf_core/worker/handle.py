@@ -21,7 +21,7 @@ from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
 from rlinf_core.operation_board import OperationBoard, task_strand
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import check_call
+from rlinf_core.worker.calls import check_call, unanswered
 from rlinf_core.worker.death import describe_death
 from rlinf_core.worker.process import RemoteFailure, Timed
 from rlinf_core.worker.timer import Reduction, reduce_durations
@@ -235,6 +235,7 @@ class WorkerGroupHandle(Generic[T]):
         self.observed = True
         if self._error is not None:
             raise self._error
+        unanswered.forget(self)
         return cast("list[T]", self._results)
 
     def _settle(self, answers: list[Any]) -> None:

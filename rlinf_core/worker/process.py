@@ -13,10 +13,9 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Awaitable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rlinf_core import spans
 from rlinf_core.cluster.job import advertised
@@ -33,6 +32,8 @@ from rlinf_core.worker.calls import Call, check_call, enter_call, leave_call, un
 from rlinf_core.worker.event_loop import run_on_loop
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
+
+T = TypeVar("T")
 
 
 class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
@@ -73,6 +74,7 @@ class WorkerProcess:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._ray = ray_api().get_runtime_context()
         self._worker: Any = None
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
@@ -111,12 +113,7 @@ class WorkerProcess:
         if context.session.trace:
             spans.start()
         self._join(context, manager)
-        with self._running("__init__"):
-            worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
-            worker = worker_class.__new__(worker_class)
-            worker._bind(context)
-            worker.__init__(*args, **kwargs)
-        self._worker = worker
+        self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()
 
     def _join(self, context: WorkerContext, manager: AddressCard) -> None:
@@ -145,33 +142,36 @@ class WorkerProcess:
         placement = context.placement
         return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 
-    def call(self, name: bytes, /, *args: Any, **kwargs: Any) -> Any:
-        """What the worker's method of this name returns; as a `Timed` when timers ran in it.
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What the worker's method returns that the task is named for; as a `Timed` when timers ran in it.
 
         Raises:
             RemoteFailure: with what it raised.
         """
-        method = name.decode()
-        with recording() as durations, self._running(method) as call:
+        # Not an argument: one costs Ray more than all that is done here.
+        method: str = self._ray.get_task_name()
+
+        def run(call: Call) -> Any:
             result = getattr(self._worker, method)(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = self._await(method, result, call)
+            return self._await(method, result, call) if inspect.isawaitable(result) else result
+
+        with recording() as durations:
+            result = self._published(method, run)
         return Timed(result, durations) if durations else result
 
-    @contextmanager
-    def _running(self, method: str) -> Generator[Call, None, None]:
-        """Publishes that a method runs, and packs what it raises."""
+    def _published(self, method: str, run: Callable[[Call], T]) -> T:
+        """What `run` returns; publishes meanwhile that a method runs, and packs what it raises."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
-        call = Call(ray_api().get_runtime_context().get_task_id(), threading.get_ident())
+        call = Call(self._ray.get_task_id(), threading.get_ident())
         self._calls[call.serial] = call
         token = enter_call(call)
         call.operation = client.board.begin(OperationKind.METHOD, method)
         try:
             if self._dismissed is not None:
                 raise self._dismissed
-            yield call
+            return run(call)
         except BaseException as error:  # noqa: BLE001 - users' code can raise anything
             raise self._failure(error) from None
         finally:
@@ -229,3 +229,11 @@ class WorkerProcess:
             raise error
         where = str(self._context.address) if self._context else None
         return RemoteFailure(PackedError.of(error, where))
+
+
+def _make(context: WorkerContext, pickled: bytes) -> Any:
+    worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
+    worker = worker_class.__new__(worker_class)
+    worker._bind(context)
+    worker.__init__(*args, **kwargs)
+    return worker

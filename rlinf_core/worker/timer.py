@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
@@ -31,18 +30,23 @@ Reduction: TypeAlias = Literal["max", "min", "mean", "sum"]
 _recording: ContextVar[dict[str, float] | None] = ContextVar("rlinf_durations", default=None)
 
 
-@contextmanager
-def recording() -> Generator[dict[str, float], None, None]:
+class recording:  # noqa: N801 - used like a function: `with recording() as durations`
     """Collects the durations of one call: seconds by tag, filled while the block lasts.
 
     A tag that is used several times adds up. A call within a call collects for itself.
     """
-    durations: dict[str, float] = {}
-    token = _recording.set(durations)
-    try:
-        yield durations
-    finally:
-        _recording.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> dict[str, float]:
+        durations: dict[str, float] = {}
+        self._token = _recording.set(durations)
+        return durations
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _recording.reset(self._token)
 
 
 class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(tag)`

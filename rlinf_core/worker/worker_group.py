@@ -44,13 +44,12 @@ class GroupMethod:
     def __init__(self, view: GroupView, name: str) -> None:
         self._view = view
         self._name = name
-        # As bytes: those Ray takes as they are, a string it would pickle for each rank.
-        self._called = name.encode()
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
         """Calls it on every rank with the same arguments."""
         members = self._view.members
-        references = [member.actor.call.remote(self._called, *args, **kwargs) for member in members]
+        # The method is the task's name, which Ray sends anyhow.
+        references = [member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in members]
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
@@ -64,8 +63,8 @@ class GroupMethod:
             if len(share) != len(members):
                 raise ValueError(f"{len(share)} items for {len(members)} workers: give one for each")
         references = [
-            member.actor.call.remote(
-                self._called, *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
+            member.actor.call.options(name=self._name).remote(
+                *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
             )
             for i, member in enumerate(members)
         ]

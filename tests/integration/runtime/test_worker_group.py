@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+import weakref
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,15 @@ class Probe(Worker):
             raise ValueError("rank 1 is broken")
         time.sleep(60)
 
+    def größe(self) -> int:
+        return self._world_size
+
+    def meet(self, folder: str) -> str:
+        return _met(folder, "meet", "greet")
+
+    def greet(self, folder: str) -> str:
+        return _met(folder, "greet", "meet")
+
     def share(self, item: int, *, name: str) -> str:
         return f"{name}{item}"
 
@@ -98,6 +109,16 @@ class Probe(Worker):
         torch.distributed.all_reduce(tensor)
         torch.distributed.destroy_process_group()
         return float(tensor)
+
+
+def _met(folder: str, me: str, other: str) -> str:
+    """Returns once the other method of the same worker runs too."""
+    Path(folder, me).touch()
+    give_up = time.monotonic() + 30
+    while not Path(folder, other).exists():
+        assert time.monotonic() < give_up, f"{other} does not run"
+        time.sleep(0.01)
+    return me
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +180,26 @@ def test_a_handle_gives_its_results_again(group: WorkerGroup[Probe]) -> None:
     handle = group.rank()
     assert handle.wait() == handle.wait()
     assert handle.done()
+
+
+def test_results_live_no_longer_than_their_handle(group: WorkerGroup[Probe]) -> None:
+    handle = group.rank()
+    handle.wait()
+    gone = weakref.ref(handle)
+    del handle
+    assert gone() is None
+
+
+def test_a_method_may_have_any_name(group: WorkerGroup[Probe]) -> None:
+    assert group.größe().wait() == [4] * 4
+
+
+def test_methods_of_one_worker_overlap_where_that_is_asked_for(cluster: Cluster, tmp_path: Path) -> None:
+    placement = NodePlacementStrategy([0])
+    with Probe.create_group().launch(cluster, placement, name="several", max_concurrency=2) as several:
+        meet, greet = several.meet(str(tmp_path)), several.greet(str(tmp_path))
+        assert meet.wait() == ["meet"]
+        assert greet.wait() == ["greet"]
 
 
 def test_scatter_gives_each_rank_its_share(group: WorkerGroup[Probe]) -> None:
