@@ -134,7 +134,8 @@ class Incoming:
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
-    return nbytes == size and dtype_and_shape.partition("[")[0] == dtype
+    # The last bracket opens the shape; a dtype may hold others, as in `<M8[s]`.
+    return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
 
 
 def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchError | None:

@@ -12,6 +12,7 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from rlinf_core.collective.array_dtype import dtype_words
 from rlinf_core.collective.payload import DeviceExport, HostPart, Part, copy_bytes
 from rlinf_core.collective.transports.device import flat_bytes
 from rlinf_core.collective.transports.pinned import PinnedStager
@@ -155,7 +156,7 @@ class TensorTarget:
     """A buffer that `recv_tensor` fills: a torch tensor or a numpy array.
 
     Attributes:
-        dtype: the name of its dtype, the same in torch and numpy.
+        dtype: what its bytes mean, see `dtype_words`; the same in torch and numpy.
         shape: its shape.
         nbytes: what it holds.
     """
@@ -174,7 +175,7 @@ class TensorTarget:
                 raise PayloadError(f"`recv_tensor` fills a tensor or an array, not a `{type(buffer).__name__}`")
             array = cast("np.ndarray[Any, Any]", buffer)
             self.nbytes = array.nbytes
-            self.dtype = array.dtype.name
+            self.dtype = dtype_words(array.dtype)
         self.shape = tuple(int(size) for size in buffer.shape)
 
     def __str__(self) -> str:
@@ -233,7 +234,7 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExpo
             f"`send_tensor` takes a tensor or an array of numbers, not a `{type(tensor).__name__}`", help="use `send`"
         )
     array = cast("np.ndarray[Any, Any]", numpy.ascontiguousarray(tensor))
-    return describe(array.dtype.name, tuple(array.shape)).encode(), HostPart(_bytes_of(array))
+    return describe(dtype_words(array.dtype), tuple(array.shape)).encode(), HostPart(_bytes_of(array))
 
 
 def _as_tensor(obj: object) -> torch.Tensor | None:
@@ -243,7 +244,8 @@ def _as_tensor(obj: object) -> torch.Tensor | None:
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    return memoryview(cast("Any", array.reshape(-1).view("uint8")))
+    # Elements may be empty text, which has no bytes to look at.
+    return memoryview(cast("Any", array.reshape(-1).view("uint8"))) if array.nbytes else memoryview(b"")
 
 
 def describe(dtype: str, shape: tuple[int, ...]) -> str:

@@ -140,9 +140,20 @@ def make_cast() -> Iterator[Callable[..., Cast]]:
 
 
 @pytest.fixture(scope="module")
-def duo() -> Iterator[tuple[Any, Peer]]:
+def make_duo() -> Iterator[Callable[[], tuple[Any, Peer]]]:
+    """Makes pairs of this process and one peer `there:0` that last as long as the tests of a module."""
+    made: list[Cast] = []
+
+    def make() -> tuple[Any, Peer]:
+        made.append(Cast(ClusterSecret.generate(), Settings(timeout=30.0, connect_timeout=10.0, arena_bytes=128 << 20)))
+        return made[-1].here, made[-1].add("there:0")
+
+    yield make
+    for cast in made:
+        cast.stop()
+
+
+@pytest.fixture(scope="module")
+def duo(make_duo: Callable[[], tuple[Any, Peer]]) -> tuple[Any, Peer]:
     """This process and one peer `there:0`, shared by the tests of a module."""
-    settings = Settings(timeout=30.0, connect_timeout=10.0, arena_bytes=128 << 20)
-    cast = Cast(ClusterSecret.generate(), settings)
-    yield cast.here, cast.add("there:0")
-    cast.stop()
+    return make_duo()
