@@ -34,6 +34,7 @@ from rlinf_core.errors import (
 )
 from rlinf_core.manager import evidence
 from rlinf_core.manager import messages as m
+from rlinf_core.manager.long_waits import LongWaits
 from rlinf_core.manager.post import Post, expect
 from rlinf_core.manager.stacks import describe_stacks
 from rlinf_core.manager.wakers import ChannelView
@@ -98,6 +99,7 @@ class ManagerClient(Connector):
         self._deaths: dict[str, m.Died] = {}
         self._news = threading.Condition()
         self._next_report = 0.0
+        self._long_waits = LongWaits()
         self._closed = False
         self.endpoint = Endpoint(
             ClusterSecret(session.secret),
@@ -254,6 +256,20 @@ class ManagerClient(Connector):
         publication = self.board.publication()
         if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
             self.tell(m.Report(publication))
+        for operation in self._long_waits.due(publication):
+            # On a thread of its own: to find out for whom it waits takes the answers of others, and of this one.
+            word = threading.Thread(
+                target=self._say_word, args=(operation, publication), name="rlinf-first-word", daemon=True
+            )
+            word.start()
+
+    def _say_word(self, operation: Operation, publication: Publication) -> None:
+        """Logs that an operation lasts, and whom it waits for."""
+        picture = self._ask_for_picture(operation.serial, publication)
+        if picture is None:
+            picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
+        if not self._closed:
+            _log.warning("%s", picture)
 
     def picture_of(self, serial: int) -> str | None:
         """Whom an operation of this process waits for, in words, where that can be found out in a moment."""
