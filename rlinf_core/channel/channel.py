@@ -6,12 +6,19 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal, overload
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.arguments import (
+    check_channel_name,
+    checked_batch_weight,
+    checked_bound,
+    checked_key,
+    checked_timeout,
+    checked_weight,
+)
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.statistics import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Question
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError
-from rlinf_core.waiting import is_amount
 
 
 class Channel:
@@ -57,9 +64,10 @@ class Channel:
         Raises:
             InvalidNameError: the name cannot be one, or is taken.
             ClusterError: there is no such node, or its process does not start.
-            ValueError: `maxsize` is negative.
+            ValueError: `maxsize` is no whole number from 0.
         """
-        maxsize = _checked_bound(maxsize)
+        check_channel_name(name)
+        maxsize = checked_bound(maxsize)
         if local:
             from rlinf_core.channel.local import LocalBackend
 
@@ -73,14 +81,14 @@ class Channel:
         """As `create`, on this process's own node, whose rank and address it knows."""
         from rlinf_core.channel import launch
 
-        return cls(name, launch.create(name, _checked_bound(maxsize), launch.own_node(node_rank, ip)))
+        return cls(name, launch.create(name, checked_bound(maxsize), launch.own_node(node_rank, ip)))
 
     @classmethod
     def create_beside(cls, name: str, maxsize: int, worker: WorkerAddress) -> Channel:
         """As `create`, on the node of a worker, waiting while that one may still be launching."""
         from rlinf_core.channel import launch
 
-        return cls(name, launch.create(name, _checked_bound(maxsize), launch.rank_of(worker)))
+        return cls(name, launch.create(name, checked_bound(maxsize), launch.rank_of(worker)))
 
     @classmethod
     def connect(cls, name: str, timeout: float | None = None) -> Channel:
@@ -91,11 +99,14 @@ class Channel:
             timeout: seconds; by default `RLINF_CONNECT_TIMEOUT`.
 
         Raises:
+            InvalidNameError: no channel can have this name.
             UnknownGroupError: the job declared its groups and channels, and this is none of them.
             PeerNotFoundError: it was not created in time.
         """
         from rlinf_core.channel import launch
 
+        check_channel_name(name)
+        timeout = checked_timeout(timeout)
         backend = launch.clients().client(name)
         backend.connect(timeout)
         return cls(name, backend)
@@ -149,8 +160,8 @@ class Channel:
             async_op: whether to return a handle at once.
             timeout: seconds.
         """
-        _check_weight(weight)
-        work = self._backend.put(item, weight, _checked(key), wait=True, timeout=timeout, detached=async_op)
+        weight, key, timeout = checked_weight(weight), checked_key(key), checked_timeout(timeout)
+        work = self._backend.put(item, weight, key, wait=True, timeout=timeout, detached=async_op)
         return work if async_op else work.wait()
 
     def put_nowait(self, item: object, weight: float = 0, key: str = DEFAULT_KEY) -> None:
@@ -159,8 +170,8 @@ class Channel:
         Raises:
             ChannelFull: there is none.
         """
-        _check_weight(weight)
-        self._backend.put(item, weight, _checked(key), wait=False, timeout=None, detached=False).wait()
+        weight, key = checked_weight(weight), checked_key(key)
+        self._backend.put(item, weight, key, wait=False, timeout=None, detached=False).wait()
 
     # Getting
 
@@ -172,7 +183,8 @@ class Channel:
     def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any: ...
     def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
         """The next item of a key, waiting for one."""
-        work = self._backend.get(_checked(key), None, wait=True, timeout=timeout, detached=async_op)
+        key, timeout = checked_key(key), checked_timeout(timeout)
+        work = self._backend.get(key, None, wait=True, timeout=timeout, detached=async_op)
         return work if async_op else work.wait()
 
     def get_nowait(self, key: str = DEFAULT_KEY) -> Any:
@@ -181,7 +193,7 @@ class Channel:
         Raises:
             ChannelEmpty: there is none.
         """
-        return self._backend.get(_checked(key), None, wait=False, timeout=None, detached=False).wait()
+        return self._backend.get(checked_key(key), None, wait=False, timeout=None, detached=False).wait()
 
     @overload
     def get_batch(
@@ -210,9 +222,8 @@ class Channel:
         Raises:
             ValueError: `batch_weight` is not a finite number above 0.
         """
-        if not is_amount(batch_weight) or not batch_weight:
-            raise ValueError(f"`batch_weight` is {batch_weight!r}, expected a finite number above 0")
-        work = self._backend.get(_checked(key), batch_weight, wait=True, timeout=timeout, detached=async_op)
+        weight, key, timeout = checked_batch_weight(batch_weight), checked_key(key), checked_timeout(timeout)
+        work = self._backend.get(key, weight, wait=True, timeout=timeout, detached=async_op)
         return work if async_op else work.wait()
 
     def __iter__(self) -> Iterator[Any]:
@@ -242,7 +253,7 @@ class Channel:
 
     def qsize(self, key: str = DEFAULT_KEY) -> int:
         """How many items of a key nobody has taken or reserved."""
-        return self._backend.ask(Question.DEPTH, _checked(key))
+        return self._backend.ask(Question.DEPTH, checked_key(key))
 
     def empty(self, key: str = DEFAULT_KEY) -> bool:
         """Whether `qsize` is 0."""
@@ -250,11 +261,11 @@ class Channel:
 
     def full(self, key: str = DEFAULT_KEY) -> bool:
         """Whether a put would wait."""
-        return self._backend.ask(Question.FULL, _checked(key))
+        return self._backend.ask(Question.FULL, checked_key(key))
 
     def peek_all(self, key: str = DEFAULT_KEY) -> list[Any]:
         """Copies of the items of a key that nobody has taken or reserved, in order; they stay."""
-        return self._backend.ask(Question.PEEK, _checked(key))
+        return self._backend.ask(Question.PEEK, checked_key(key))
 
     def statistics(self) -> dict[str, KeyStatistics]:
         """What has gone through each key."""
@@ -268,7 +279,7 @@ class Channel:
 
     def close(self, timeout: float | None = None) -> None:
         """Takes no more items: what is there can still be got, then gets raise `ChannelClosed`. Safe to call twice."""
-        self._backend.close(timeout)
+        self._backend.close(checked_timeout(timeout))
 
     @property
     def _backend(self) -> Backend:
@@ -291,21 +302,3 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"Channel({self.name!r})"
-
-
-def _checked_bound(maxsize: int) -> int:
-    if not is_amount(maxsize) or maxsize != int(maxsize):
-        raise ValueError(f"`maxsize` is {maxsize!r}, expected a whole number from 0 (0 means no bound)")
-    return int(maxsize)
-
-
-def _checked(key: str) -> str:
-    # A key of another type would be a queue that nobody finds again.
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise TypeError(f"a key is a string, not {key!r}")
-    return key
-
-
-def _check_weight(weight: float) -> None:
-    if not is_amount(weight):
-        raise ValueError(f"`weight` is {weight!r}, expected a finite number from 0")

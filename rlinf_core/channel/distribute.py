@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlinf_core.channel.arguments import spelled, whole
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.load_balancing import Balancer
+from rlinf_core.channel.load_balancing import Balancer, check_balancer
 from rlinf_core.channel.wire import DEFAULT_KEY
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed
@@ -25,8 +26,15 @@ _UNDER_WAY = 64
 
 
 def rank_key(rank: int) -> str:
-    """The key under which a rank finds its items."""
-    return f"rank-{rank}"
+    """The key under which a rank finds its items.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    number = whole(rank)
+    if number is None or number < 0:
+        raise ValueError(f"{spelled(rank)} is not a rank: ranks are whole numbers from 0")
+    return f"rank-{number}"
 
 
 def distribute(
@@ -52,9 +60,17 @@ def distribute(
         The balancer, which knows what each rank was given.
 
     Raises:
+        TypeError: something given is of another kind; nothing was taken. So for ValueError where `count` is.
         ChannelClosed: `target` was closed: the last item that was taken is not in it.
         Exception: whatever else a get or a put raises.
     """
+    for what, channel in (("source", source), ("target", target)):
+        if not isinstance(channel, Channel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise TypeError(f"`{what}` is {spelled(channel)}, expected a channel")
+    check_balancer(balancer)
+    if not callable(weight):
+        raise TypeError(f"`weight` is {spelled(weight)}, expected a function of an item, as `len`")
+    _check_count(count)
     under_way: list[Work[None]] = []
     handed_out = 0
     while count is None or handed_out < count:
@@ -71,3 +87,9 @@ def distribute(
     for work in under_way:
         work.wait()
     return balancer
+
+
+def _check_count(count: int | None) -> None:
+    number = 0 if count is None else whole(count)
+    if number is None or number < 0:
+        raise ValueError(f"`count` is {spelled(count)}, expected a whole number from 0, or None for all")

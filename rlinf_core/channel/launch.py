@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rlinf_core import env_vars
-from rlinf_core.address import WorkerAddress, check_name
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.client import ChannelClient, ChannelClients
 from rlinf_core.channel.process import ChannelProcess
 from rlinf_core.cluster.cluster import Cluster
@@ -60,7 +61,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
         InvalidNameError: the name cannot be one, or is taken.
         ClusterError: there is no such node, or the process does not start.
     """
-    check_name(name, "channel")
+    check_channel_name(name)
     manager, session = _manager(), current_session()
     if session is None:
         raise _no_job()

@@ -15,6 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from rlinf_core.channel.arguments import checked_weight, spelled, whole
+
 T = TypeVar("T")
 
 
@@ -29,11 +31,9 @@ class Balancer(ABC):
     """
 
     def __init__(self, num_ranks: int) -> None:
-        if num_ranks < 1:
-            raise ValueError(f"`num_ranks` is {num_ranks}, expected a whole number from 1")
-        self.num_ranks = num_ranks
-        self._loads: list[float] = [0] * num_ranks
-        self._counts = [0] * num_ranks
+        self.num_ranks = _checked_ranks(num_ranks)
+        self._loads: list[float] = [0] * self.num_ranks
+        self._counts = [0] * self.num_ranks
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -57,7 +57,7 @@ class Balancer(ABC):
         Raises:
             ValueError: the weight is negative or not finite.
         """
-        _check_weight(weight)
+        weight = checked_weight(weight)
         rank = self._choose()
         self._loads[rank] += weight
         self._counts[rank] += 1
@@ -99,7 +99,7 @@ class LeastLoaded(Balancer):
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
-        self._heap: list[tuple[float, int, int]] = [(0, 0, rank) for rank in range(num_ranks)]
+        self._heap: list[tuple[float, int, int]] = [(0, 0, rank) for rank in range(self.num_ranks)]
 
     def _choose(self) -> int:
         return self._heap[0][2]
@@ -108,13 +108,31 @@ class LeastLoaded(Balancer):
         heapq.heapreplace(self._heap, (self._loads[rank], self._counts[rank], rank))
 
 
-def _check_weight(weight: float) -> None:
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
+def _checked_ranks(num_ranks: int) -> int:
+    number = whole(num_ranks)
+    if number is None or number < 1:
+        raise ValueError(f"`num_ranks` is {spelled(num_ranks)}, expected a whole number from 1")
+    return number
+
+
+def check_balancer(balancer: Balancer) -> None:
+    """Whether it is one.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(balancer, Balancer):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise TypeError(f"`balancer` is {spelled(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
 
 
 def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[tuple[int, T]]:
-    """The rank of each item and the item, as the pairs of item and weight come."""
+    """The rank of each item and the item, as the pairs of item and weight come.
+
+    Raises:
+        TypeError: `balancer` is none.
+        ValueError: a weight is negative or not finite.
+    """
+    check_balancer(balancer)
     for item, weight in items:
         yield balancer.assign(weight), item
 
@@ -135,10 +153,8 @@ def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = 
     Raises:
         ValueError: there is no rank, or a weight is negative or not finite.
     """
-    if num_ranks < 1:
-        raise ValueError(f"`num_ranks` is {num_ranks}, expected a whole number from 1")
-    for weight in weights:
-        _check_weight(weight)
+    num_ranks = _checked_ranks(num_ranks)
+    weights = [checked_weight(weight) for weight in weights]
     parts: list[list[int]] = [[] for _ in range(num_ranks)]
     # With equal counts each rank gets `least` items, and `extra` ranks get one more.
     least, extra = divmod(len(weights), num_ranks)

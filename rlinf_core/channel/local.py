@@ -15,7 +15,7 @@ from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.request import Here, Request, Shape
 from rlinf_core.channel.wire import Question
 from rlinf_core.collective.work import Board
-from rlinf_core.waiting import OperationKind, checked_seconds
+from rlinf_core.waiting import OperationKind
 
 
 class LocalBackend(Backend):
@@ -78,7 +78,7 @@ class LocalBackend(Backend):
     def _request(
         self, kind: OperationKind, key: str, timeout: float | None, shape: Shape, *, detached: bool
     ) -> Request[Any]:
-        seconds = env_vars.TIMEOUT.get() if timeout is None else checked_seconds(timeout)
+        seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
         request: Request[Any] = Request(
             next(self._tickets), kind, self.name, key, seconds, shape, self._withdraw, self._board, detached=detached
         )

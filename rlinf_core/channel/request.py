@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
+from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.boxes import Boxes
 from rlinf_core.channel.effects import Reason
 from rlinf_core.collective.parcel import Parcel
@@ -23,7 +24,7 @@ from rlinf_core.errors import (
     ChannelFull,
     CommunicationTimeoutError,
 )
-from rlinf_core.waiting import OperationKind, checked_seconds
+from rlinf_core.waiting import OperationKind
 
 if TYPE_CHECKING:
     from rlinf_core.channel.lane import Lane
@@ -207,7 +208,8 @@ class Request(Work[T], Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         if not self._done:
-            if timeout is not None and time.monotonic() + checked_seconds(timeout) < self.deadline:
+            timeout = checked_timeout(timeout)
+            if timeout is not None and time.monotonic() + timeout < self.deadline:
                 return super().wait(timeout)
             try:
                 if not self.wait_until(self.deadline):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy
 import pytest
+import torch
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.errors import InvalidNameError
 from tests.unit.channel.conftest import Stage
 
 
@@ -24,3 +29,101 @@ def test_a_key_without_letters_is_a_queue_of_its_own(channel: Channel) -> None:
     assert channel.get(key="") == "of the empty key"
     assert channel.get() == "of no key"
     assert channel.get_nowait(key="") == "put without waiting"
+
+
+NO_AMOUNTS: list[Any] = [
+    -1,
+    float("nan"),
+    float("inf"),
+    10**400,
+    10**5000,
+    "3",
+    [1],
+    1j,
+    numpy.array([1, 2]),
+    torch.tensor([1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize("number", [*NO_AMOUNTS, None], ids=type)
+def test_what_is_no_weight_is_refused_and_nothing_is_lost(channel: Channel, number: Any) -> None:
+    with pytest.raises(ValueError, match=r"^`weight` is .*, expected a finite number from 0$"):
+        channel.put(1, weight=number)
+    with pytest.raises(ValueError, match=r"^`weight` is .*, expected a finite number from 0$"):
+        channel.put_nowait(1, weight=number)
+    with pytest.raises(ValueError, match=r"^`batch_weight` is .*, expected a finite number above 0$"):
+        channel.get_batch(number)
+    channel.put("there", weight=1)
+    assert channel.get_batch(1, timeout=10) == ["there"]
+
+
+@pytest.mark.parametrize("number", NO_AMOUNTS, ids=type)
+def test_what_is_no_time_is_refused_and_nothing_is_lost(channel: Channel, number: Any) -> None:
+    said = r"^a timeout is a number of seconds from 0, not .*"
+    with pytest.raises(ValueError, match=said):
+        channel.put(1, timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.get(timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.get_batch(1, timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.close(timeout=number)
+    handle = channel.get(async_op=True)
+    with pytest.raises(ValueError, match=said):
+        handle.wait(number)
+    channel.put("there")
+    assert handle.wait(10) == "there"
+
+
+@pytest.mark.parametrize("number", [*NO_AMOUNTS, 2.5, None], ids=type)
+def test_what_is_no_bound_is_refused(number: Any) -> None:
+    for local in (False, True):
+        with pytest.raises(ValueError, match=r"^`maxsize` is .*, expected a whole number from 0"):
+            Channel.create("bounded", number, local=local)
+
+
+@pytest.mark.parametrize("number", [numpy.float32(2), numpy.int64(2), torch.tensor(2.0), True, 2**70])
+def test_numbers_of_other_libraries_are_numbers(channel: Channel, number: Any) -> None:
+    channel.put("there", weight=number, timeout=number)
+    assert channel.get_batch(number, timeout=number) == ["there"]
+    assert Channel.create("bounded", number, local=True).maxsize == int(number)
+
+
+@pytest.mark.parametrize("key", ["\ud800", "caf\ud800"])
+def test_a_key_that_cannot_be_sent_is_refused(channel: Channel, key: str) -> None:
+    calls = [
+        lambda: channel.put(1, key=key),
+        lambda: channel.get(key=key),
+        lambda: channel.get_batch(1, key=key),
+        lambda: channel.get_nowait(key=key),
+        lambda: channel.qsize(key=key),
+        lambda: channel.peek_all(key=key),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a key is text, and .* holds half a character"):
+            call()
+    assert channel.statistics() == {}
+
+
+@pytest.mark.parametrize("key", ["caf\u00e9", "\u6d41", "a\0b", "line\nline", "k" * 70_000])
+def test_any_text_is_a_key(channel: Channel, key: str) -> None:
+    channel.put("there", key=key)
+    assert channel.get(key=key, timeout=10) == "there"
+
+
+@pytest.mark.parametrize("key", [None, 3, b"default"])
+def test_what_is_no_text_is_no_key(channel: Channel, key: Any) -> None:
+    with pytest.raises(TypeError, match="a key is a string, not"):
+        channel.put(1, key=key)
+
+
+@pytest.mark.parametrize("name", [None, 3, "", "a:b", "two\nlines", "\0", "\ud800", b"c"])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    for call in (
+        lambda: Channel.create(name, local=True),
+        lambda: Channel.create(name),
+        lambda: Channel.connect(name),
+    ):
+        with pytest.raises(InvalidNameError, match="cannot be the name of a channel") as info:
+            call()
+        assert "\n" not in info.value.message

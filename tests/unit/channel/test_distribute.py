@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy
 import pytest
 
 from rlinf_core import Channel, ChannelClosed, LeastLoaded, RoundRobin, distribute, rank_key
@@ -91,3 +93,29 @@ def test_an_item_that_cannot_be_weighed_is_nobodys() -> None:
     with pytest.raises(ValueError, match="`weight` is -1"):
         distribute(source, target, RoundRobin(1), weight=lambda item: -1)
     assert target.empty(rank_key(0))
+
+
+def test_what_makes_no_sense_is_refused_before_anything_is_taken() -> None:
+    source, target = Channel.create("from", local=True), Channel.create("to", local=True)
+    source.put(1)
+    hand: Any = distribute
+    for call, said in (
+        (lambda: hand(3, target, RoundRobin(2)), "`source` is 3, expected a channel"),
+        (lambda: hand(source, "to", RoundRobin(2)), "`target` is 'to', expected a channel"),
+        (lambda: hand(source, target, RoundRobin), "`balancer` is .*, expected one such as"),
+        (lambda: hand(source, target, RoundRobin(2), weight=3), "`weight` is 3, expected a function"),
+        (lambda: hand(source, target, RoundRobin(2), key=3), "a key is a string, not 3"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            call()
+    for count in (-1, 1.5, "3", float("nan")):
+        with pytest.raises(ValueError, match=r"`count` is .*, expected a whole number from 0, or None"):
+            hand(source, target, RoundRobin(2), count=count)
+    assert source.qsize() == 1
+
+
+@pytest.mark.parametrize("rank", [-1, "2", 2.0, None, True])
+def test_what_is_no_rank_has_no_key(rank: Any) -> None:
+    with pytest.raises(ValueError, match="is not a rank: ranks are whole numbers from 0"):
+        rank_key(rank)
+    assert rank_key(numpy.int64(2)) == "rank-2"  # pyright: ignore[reportArgumentType]

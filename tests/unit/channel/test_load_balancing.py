@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from rlinf_core.channel.load_balancing import Balancer, LeastLoaded, RoundRobin,
 
 WEIGHTS = st.lists(st.integers(0, 10_000), max_size=60)
 RANKS = st.integers(1, 9)
+NO_RANKS: list[Any] = [0, -1, 2.0, "2", None, True, float("nan")]
 
 
 def skewed(count: int, seed: int = 0) -> list[float]:
@@ -98,8 +101,8 @@ def test_nothing_given_is_balanced() -> None:
     assert partition([], 2) == [[], []]
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
-def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), 10**400, "3", None, [1], numpy.array([1, 2])])
+def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
     for call in (
         lambda: RoundRobin(2).assign(weight),
         lambda: partition([1, weight], 2),
@@ -111,5 +114,25 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 @pytest.mark.parametrize("kind", [RoundRobin, LeastLoaded])
 def test_ranks_there_must_be(kind: type[RoundRobin | LeastLoaded]) -> None:
-    with pytest.raises(ValueError, match="num_ranks"):
-        kind(0)
+    for number in NO_RANKS:
+        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected a whole number from 1"):
+            kind(number)
+
+
+def test_a_partition_is_among_ranks_that_there_are() -> None:
+    for number in NO_RANKS:
+        with pytest.raises(ValueError, match=r"`num_ranks` is .*, expected a whole number from 1"):
+            partition([1, 2], number)
+
+
+def test_numbers_of_other_libraries_weigh_as_much() -> None:
+    assert partition(numpy.array([3, 1, 2]), numpy.int64(2)) == [[0], [1, 2]]  # pyright: ignore[reportArgumentType]
+    balancer = LeastLoaded(numpy.int64(2))  # pyright: ignore[reportArgumentType]
+    assert [balancer.assign(weight) for weight in numpy.array([3.0, 1.0, 1.0], dtype=numpy.float32)] == [0, 1, 1]
+    assert balancer.loads == (3, 2)
+    assert all(type(load) in (int, float) for load in balancer.loads)
+
+
+def test_what_is_no_balancer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"`balancer` is .*RoundRobin.*, expected one such as"):
+        list(hand_out([(1, 1)], RoundRobin))  # pyright: ignore[reportArgumentType]

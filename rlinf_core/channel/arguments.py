@@ -1,0 +1,130 @@
+"""What callers say to channels, made sure of before anything is done with it."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+from rlinf_core.address import check_name
+from rlinf_core.errors import InvalidNameError
+
+
+def amount(value: object) -> float | None:
+    """What a caller gave as a finite number from 0; None when it is none.
+
+    Whatever is one number will do, as an array or a tensor of one element; text and `10**400` will not.
+    """
+    try:
+        number = value if type(value) is int or type(value) is float else _number(value)
+        return number if number >= 0 and float(number) < math.inf else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # Of a number with a complex part or of several elements, each library says it in its own way.
+        return None
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | bytes | bytearray | complex):
+        raise TypeError
+    return float(value)  # pyright: ignore[reportArgumentType] - who has no `__float__` raises
+
+
+def checked_weight(weight: float) -> float:
+    """The weight of an item.
+
+    Raises:
+        ValueError: it is no finite number from 0.
+    """
+    number = amount(weight)
+    if number is None:
+        raise ValueError(f"`weight` is {spelled(weight)}, expected a finite number from 0")
+    return number
+
+
+def checked_batch_weight(weight: float) -> float:
+    """The weight of a batch.
+
+    Raises:
+        ValueError: it is no finite number above 0.
+    """
+    number = amount(weight)
+    if not number:
+        raise ValueError(f"`batch_weight` is {spelled(weight)}, expected a finite number above 0")
+    return number
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """A timeout, or None for the default.
+
+    Raises:
+        ValueError: it is no finite number from 0.
+    """
+    if timeout is None:
+        return None
+    number = amount(timeout)
+    if number is None:
+        raise ValueError(f"a timeout is a number of seconds from 0, not {spelled(timeout)}")
+    return number
+
+
+def checked_bound(maxsize: int) -> int:
+    """How many items each key holds.
+
+    Raises:
+        ValueError: it is no whole number from 0.
+    """
+    number = amount(maxsize)
+    if number is None or number != int(number):
+        raise ValueError(f"`maxsize` is {spelled(maxsize)}, expected a whole number from 0 (0 means no bound)")
+    return int(number)
+
+
+def checked_key(key: str) -> str:
+    """The name of a queue within a channel.
+
+    Raises:
+        TypeError: it is no text: a key of another type would be a queue that nobody finds again.
+        ValueError: it is text that cannot be sent.
+    """
+    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise TypeError(f"a key is a string, not {spelled(key)}")
+    if not key.isascii() and not _travels(key):
+        raise ValueError(f"a key is text, and {spelled(key)} holds half a character")
+    return key
+
+
+def _travels(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def whole(value: object) -> int | None:
+    """What a caller gave as a whole number, as ints and those of NumPy are; None for what is none, as 1.0 and True."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def spelled(value: object) -> str:
+    """What a caller gave, on one line that is not long, as an error shows it."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 - Python spells no number of thousands of digits
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_channel_name(name: str) -> None:
+    """Whether a channel may have this name.
+
+    Raises:
+        InvalidNameError: it is no text, empty, holds a `:`, or what cannot be seen.
+    """
+    check_name(name, "channel")
+    if not name.isprintable():
+        raise InvalidNameError(
+            f"{spelled(name)} cannot be the name of a channel", help="each character of a name can be seen in print"
+        )
