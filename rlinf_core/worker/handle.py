@@ -317,6 +317,9 @@ def _together(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
     """All answers, or the first failure. The running loop is woken once, not for each of them."""
     loop = asyncio.get_running_loop()
     together: asyncio.Future[list[Any]] = loop.create_future()
+    if not references:
+        together.set_result([])
+        return together
     answers: list[Future[Any]] = [reference.future() for reference in references]
     # One is taken for each answer, on whichever thread of Ray's it comes: to take is one step for the interpreter.
     missing = deque(answers[1:])

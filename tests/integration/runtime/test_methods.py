@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +14,7 @@ from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker_group import WorkerGroup
 
 # Seconds after which a call hangs, however busy the machine is.
 HANGS = 60
@@ -48,3 +51,26 @@ def test_a_method_that_is_interrupted_fails_and_its_worker_stays(cluster: Cluste
         with pytest.raises(WorkerGroupError, match="KeyboardInterrupt"):
             group.interrupt().wait(timeout=HANGS)
         assert group.stay().wait(timeout=HANGS) == [0]
+
+
+class Giver(Worker):
+    def rank(self) -> int:
+        return self._rank
+
+
+@pytest.fixture(scope="module")
+def givers(cluster: Cluster) -> Iterator[WorkerGroup[Giver]]:
+    with Giver.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="givers") as group:
+        yield group
+
+
+def test_a_call_on_no_ranks_has_no_results(givers: WorkerGroup[Giver]) -> None:
+    async def call() -> list[int]:
+        return await asyncio.wait_for(givers.execute_on().rank().async_wait(), HANGS)
+
+    assert asyncio.run(call()) == []
+    handle = givers.execute_on().rank()
+    assert handle.done()
+    assert handle.wait() == []
+    assert handle.consume_durations() == {}
+    handle.cancel()
