@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
 from rlinf_core import spans
@@ -153,7 +154,15 @@ class WorkerProcess:
 
         def run(call: Call) -> Any:
             result = getattr(self._worker, method)(*args, **kwargs)
-            return self._await(method, result, call) if inspect.isawaitable(result) else result
+            if inspect.isawaitable(result):
+                result = self._await(method, result, call)
+            if isinstance(result, (GeneratorType, AsyncGeneratorType)):
+                # Ray would run it, and give its first item.
+                raise TypeError(
+                    f"`{type(self._worker).__name__}.{method}` gave a generator, which cannot travel: "
+                    "return a list, or put the items into a channel"
+                )
+            return result
 
         with recording() as durations:
             result = self._published(method, run)

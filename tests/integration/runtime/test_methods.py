@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -57,6 +57,16 @@ class Giver(Worker):
     def rank(self) -> int:
         return self._rank
 
+    def items(self) -> Iterator[int]:
+        yield from range(3)
+
+    async def items_async(self) -> AsyncIterator[int]:
+        for item in self.items():
+            yield item
+
+    async def items_later(self) -> Iterator[int]:
+        return self.items()
+
 
 @pytest.fixture(scope="module")
 def givers(cluster: Cluster) -> Iterator[WorkerGroup[Giver]]:
@@ -74,3 +84,12 @@ def test_a_call_on_no_ranks_has_no_results(givers: WorkerGroup[Giver]) -> None:
     assert handle.wait() == []
     assert handle.consume_durations() == {}
     handle.cancel()
+
+
+@pytest.mark.parametrize("method", ["items", "items_async", "items_later"])
+def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: str) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        getattr(givers, method)().wait(timeout=HANGS)
+    for error in caught.value.exceptions:
+        assert isinstance(error, TypeError)
+        assert f"`Giver.{method}` gave a generator, which cannot travel: return a list" in str(error)
