@@ -17,6 +17,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import WorkerDiedError
+from tests.promise import within
 
 pytestmark = [
     pytest.mark.netns,
@@ -138,7 +139,7 @@ def test_who_sends_faster_than_the_other_receives_is_held_back(cable: Cable, sto
     assert [float(tensor[0]) for tensor in [first, *rest]] == list(range(30))
 
 
-def test_a_host_that_vanishes_is_noticed(cable: Cable, stop: list[Any]) -> None:
+def test_a_host_that_vanishes_is_noticed_within_fifteen_seconds(cable: Cable, stop: list[Any]) -> None:
     cast = make_cast(cable.ours, timeout=40.0)
     stop.append(cast)
     far = cast.add("far:0", ip=cable.theirs, prefix=cable.prefix)
@@ -149,8 +150,7 @@ def test_a_host_that_vanishes_is_noticed(cable: Cable, stop: list[Any]) -> None:
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, match="far:0"):
         cast.here.group().recv(FAR)
-    # The kernel gives it up after twelve; what comes on top is a busy machine's.
-    assert 5 < time.monotonic() - started < 25
+    assert 5 < time.monotonic() - started < within(15)
     far.kill()
 
 

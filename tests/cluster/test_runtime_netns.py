@@ -15,6 +15,7 @@ from tests.cluster import ray_hosts
 from tests.cluster.host import Host
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver, RayHosts
+from tests.promise import within
 
 # The first test waits for the hosts and for two Rays.
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
@@ -91,8 +92,7 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
     hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
     began = time.monotonic()
     told = job.result()
-    # Far sooner than a host that vanishes, however busy the machine is.
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < within(2)
     assert [one["address"] for one in told] == ["peer:2"] * 2
     assert [one["where"] for one in told] == ["peer:0", None]
     for one in told:
@@ -100,14 +100,13 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
         assert "the last thing that it said" in one["cause"]
 
 
-def test_a_host_that_vanishes_is_told(job: Any, pair: RayHosts, hosts: Hosts) -> None:
+def test_a_host_that_vanishes_is_told_within_fifteen_seconds(job: Any, pair: RayHosts, hosts: Hosts) -> None:
     job.begin("death", 0, 1)
     until_it_waits(pair, hosts["trainer0"], "peer:0")
     began = time.monotonic()
     with hosts["trainer1"].unplugged():
         told = job.result()
-        # The kernel gives it up after twelve; what comes on top is a busy machine's.
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < within(15)
     for one in told:
         assert (one["address"], one["node"]) == ("peer:1", f"node 0 ({hosts['trainer1'].address})")
         assert "its host no longer answers" in one["cause"]

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.promise import within
+
 _SCRIPT = Path(__file__).with_name("soak.py")
 _ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -64,7 +66,7 @@ def _processes_with(folder: str) -> list[str]:
     return found
 
 
-def check_report(report: dict[str, Any]) -> None:
+def check_report(report: dict[str, Any], slack: int = 8 * MIB) -> None:
     # How much goes through and how often it kills depends on the machine; that some does, on us.
     assert report["accepted"] > 0
     assert report["kills"] > 0
@@ -77,11 +79,9 @@ def check_report(report: dict[str, Any]) -> None:
     assert report["processes of channels"] == 0
     assert report["shared memory held here"] == 0
     memory: list[int] = report["memory"]
-    third = len(memory) // 3
-    # On a machine that killed but a few in its time, so few looks show how busy a channel was, and not what it keeps.
-    if third >= 3:
-        assert median(memory[-third:]) < median(memory[:third]) + 8 * MIB
-        assert max(report["descriptors"][-3:]) <= max(report["descriptors"][:3]) + 12
+    third = max(1, len(memory) // 3)
+    assert median(memory[-third:]) < median(memory[:third]) + slack
+    assert max(report["descriptors"][-3:]) <= max(report["descriptors"][:3]) + 12
     assert report["descriptors at the end"] <= report["descriptors"][0]
     assert [name for name in report["threads here"] if name.startswith(("rlinf-send", "rlinf-channel"))] == []
     assert report["left"] == []
@@ -90,7 +90,8 @@ def check_report(report: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(400)
 def test_30_seconds(short_folder: Path) -> None:
-    check_report(soak(30, 1, short_folder))
+    # On a busy machine few are killed in the time, and few looks show how busy a channel was, not what it keeps.
+    check_report(soak(30, 1, short_folder), slack=int(within(8 * MIB)))
 
 
 @pytest.mark.nightly

@@ -22,10 +22,11 @@ from rlinf_core.errors import (
     RuntimeFailure,
     WorkerDiedError,
 )
+from tests.promise import within
 
 THERE = WorkerAddress("there", 0)
-# Seconds within which a death is heard of, however busy the machine is: an operation waits for thirty.
-WITHIN = 10.0
+# Seconds within which a death is heard of: an operation waits for thirty.
+WITHIN = 2.0
 
 
 def echo(side: Any, times: int) -> None:
@@ -90,10 +91,10 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
     wait_for(lambda: cast.here.endpoint.board.waiting())
     there.kill()
     killed = time.monotonic()
-    thread.join(20)
+    thread.join(30)
     assert isinstance(outcome[0], WorkerDiedError)
     assert outcome[0].address == "there:0"
-    assert time.monotonic() - killed < WITHIN
+    assert time.monotonic() - killed < within(WITHIN)
 
 
 def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast: Any) -> None:
@@ -145,9 +146,9 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
     wait_for(lambda: cast.here.endpoint.board.waiting(), 20)
     there.kill()
     killed = time.monotonic()
-    thread.join(20)
+    thread.join(30)
     assert isinstance(outcome[0], WorkerDiedError)
-    assert time.monotonic() - killed < WITHIN
+    assert time.monotonic() - killed < within(WITHIN)
 
 
 def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
@@ -339,7 +340,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     try:
         # The child has inherited the sockets: the peer's death must be seen all the same.
         there.kill()
-        thread.join(WITHIN)
+        thread.join(within(WITHIN))
         assert isinstance(outcome[0], WorkerDiedError)
     finally:
         os.kill(child, signal.SIGKILL)

@@ -29,9 +29,10 @@ from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
+from tests.promise import within
 
-# Seconds within which news has come, however busy the machine is: an operation waits far longer for a peer.
-SOON = 10
+# Seconds within which news has come: an operation waits far longer for a peer.
+SOON = 2
 
 
 class Memory(logging.Handler):
@@ -143,7 +144,7 @@ def test_a_death_reaches_who_waits_with_its_cause(
     ending = mortal.end(how)
     began = time.monotonic()
     error = only_error(waiting)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"{name}:0"
     assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
@@ -162,10 +163,10 @@ def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGro
     ending = mortal.end("kill")
     began = time.monotonic()
     assert isinstance(only_error(waiting), WorkerDiedError)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
     # Ray may hear of it later than the workers do.
     while not ending.failed:
-        assert time.monotonic() - began < SOON
+        assert time.monotonic() - began < within(10)
         time.sleep(0.02)
     with pytest.raises(WorkerGroupError):
         mortal.shutdown()
@@ -179,7 +180,7 @@ def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: 
     assert caught.value.places == {0: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
     began = time.monotonic()
     assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
     mortal.shutdown()
 
 
@@ -250,7 +251,7 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
 def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
     assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
-    assert 1.9 < seconds < SOON
+    assert 1.9 < seconds < within(4)
     # What connecting took is off its time.
     assert re.search(r"`waitres:0` was not there within (2|1\.\d+) s", error)
     assert "did you mean `waiters`?" in error
@@ -261,7 +262,7 @@ def test_a_rank_that_does_not_exist_fails_at_once(waiters: WorkerGroup[Peer]) ->
     error = only_error(waiters.execute_on(0).take("waiters", 7))
     assert isinstance(error, PeerNotFoundError)
     assert "`waiters` has no rank 7" in str(error)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
 
 
 def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
@@ -295,7 +296,7 @@ def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
     blocked.cancel()
     assert isinstance(only_error(blocked), CancelledOperationError)
     assert isinstance(only_error(queued), CancelledOperationError)
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
     assert view.echo(2).wait(timeout=20) == [2]
     waiters.execute_on(1).give("for nobody else", "waiters", 0).wait(timeout=20)
     assert view.take("waiters", 1).wait(timeout=20) == ["for nobody else"]
@@ -309,7 +310,7 @@ def test_a_blocked_group_is_shut_down_at_once(cluster: Cluster, monkeypatch: pyt
     until_it_waits(cluster, "blocked:0")
     began = time.monotonic()
     group.shutdown()
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - began < within(SOON)
     for handle in handles:
         with pytest.raises(WorkerGroupError) as caught:
             handle.wait(timeout=5)
