@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.arguments import spelled, whole
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
@@ -56,12 +57,15 @@ class GroupMethod:
         """Calls it with a share for each rank: every argument is a sequence with one item for each rank.
 
         Raises:
-            ValueError: a sequence has another length than there are ranks.
+            ValueError: an argument is no sequence, or has another length than there are ranks.
         """
         members = self._view.members
         for share in (*per_rank, *per_rank_named.values()):
-            if len(share) != len(members):
-                raise ValueError(f"{len(share)} items for {len(members)} workers: give one for each")
+            items = _items(share)
+            if items is None:
+                raise ValueError(f"{spelled(share)} is no sequence for {len(members)} workers: give an item for each")
+            if items != len(members):
+                raise ValueError(f"{items} items for {len(members)} workers: give one for each")
         references = [
             member.actor.call.options(name=self._name).remote(
                 *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
@@ -135,7 +139,10 @@ class WorkerGroup(Generic[W]):
             WorkerGroupError: a constructor raised; it holds what, by rank. No process is left.
             RuntimeFailure: this group, or another of the name, is running already.
             PlacementError: the cluster cannot hold the processes as asked.
+            ValueError: `max_concurrency` is no whole number from 1.
         """
+        if max_concurrency is not None and (whole(max_concurrency) or 0) < 1:
+            raise ValueError(f"`max_concurrency` is {spelled(max_concurrency)}, expected a whole number from 1")
         if self._members:
             raise RuntimeFailure(
                 f"group `{self._name}` is running already", help="shut it down first, or create another"
@@ -232,9 +239,10 @@ class WorkerGroup(Generic[W]):
         """
         members = self._running
         for rank in ranks:
-            if not 0 <= rank < len(members):
+            number = whole(rank)
+            if number is None or not 0 <= number < len(members):
                 valid = format_ranks(range(len(members)))
-                raise ValueError(f"`{self._name}` has no rank {rank}, only {valid}")
+                raise ValueError(f"`{self._name}` has no rank {spelled(rank)}, only {valid}")
         return GroupView(self, [members[rank] for rank in ranks])
 
     def take_spans(self) -> WorkerGroupHandle[Taken]:
@@ -306,6 +314,16 @@ def _end_all() -> list[Exception]:
             except WorkerGroupError as error:
                 failures.append(error)
     return failures
+
+
+def _items(share: Any) -> int | None:
+    """How many items what a caller gave has, by position; None when it is nothing of the kind."""
+    if isinstance(share, Mapping) or not hasattr(share, "__getitem__"):
+        return None
+    try:
+        return len(share)
+    except TypeError:  # as of an array without dimensions
+        return None
 
 
 def _public_methods(worker_class: type[Worker]) -> set[str]:

@@ -6,7 +6,9 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
@@ -57,6 +59,9 @@ class Giver(Worker):
     def rank(self) -> int:
         return self._rank
 
+    def add(self, number: int) -> int:
+        return self._rank + number
+
     def items(self) -> Iterator[int]:
         yield from range(3)
 
@@ -93,3 +98,33 @@ def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: 
     for error in caught.value.exceptions:
         assert isinstance(error, TypeError)
         assert f"`Giver.{method}` gave a generator, which cannot travel: return a list" in str(error)
+
+
+@pytest.mark.parametrize("rank", ["0", None, [0, 1], 0.0, True, -1, 10**400])
+def test_what_is_no_rank_is_refused(givers: WorkerGroup[Giver], rank: Any) -> None:
+    with pytest.raises(ValueError, match=r"`givers` has no rank .*, only 0-1"):
+        givers.execute_on(rank)
+
+
+def test_a_rank_may_be_a_number_of_numpy(givers: WorkerGroup[Giver]) -> None:
+    ranks: list[Any] = [np.int64(1), np.argmin([3, 5])]
+    assert givers.execute_on(*ranks).rank().wait() == [1, 0]
+
+
+@pytest.mark.parametrize("share", [5, {1, 2}, {0: 1, 1: 2}, (each for each in range(2)), np.array(2), None])
+def test_what_has_no_item_for_each_rank_is_refused(givers: WorkerGroup[Giver], share: Any) -> None:
+    with pytest.raises(ValueError, match="is no sequence for 2 workers: give an item for each"):
+        givers.add.scatter(share)
+    with pytest.raises(ValueError, match="is no sequence for 2 workers: give an item for each"):
+        givers.add.scatter(number=share)
+
+
+@pytest.mark.parametrize("share", [[1, 2], (1, 2), range(1, 3), np.array([1, 2])])
+def test_what_has_items_by_position_is_scattered(givers: WorkerGroup[Giver], share: Any) -> None:
+    assert givers.add.scatter(share).wait() == [1, 3]
+
+
+@pytest.mark.parametrize("several", [0, -1, 1.5, "2", True])
+def test_what_is_no_number_of_methods_is_refused(cluster: Cluster, several: Any) -> None:
+    with pytest.raises(ValueError, match=r"`max_concurrency` is .*, expected a whole number from 1"):
+        Giver.create_group().launch(cluster, NodePlacementStrategy([0]), name="several", max_concurrency=several)
