@@ -21,7 +21,7 @@ from typing import Any
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
-from rlinf_core.cluster import exit_status, ray_output, reachable
+from rlinf_core.cluster import exit_status, forked, ray_output, reachable
 from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.folders import new_folder
@@ -54,6 +54,8 @@ _engine: Engine | None = None
 _ends: list[Callable[[], Sequence[Exception]]] = []
 # What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
 _own_token: str | None = None
+# Whether this process is a fork of one that was in a cluster.
+_forked = False
 
 
 def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
@@ -69,6 +71,12 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
         ClusterError: no cluster is known and none may be started, or the one at `address` does not answer.
     """
     global _engine
+    if _forked:
+        raise ClusterError(
+            "this process is a fork of one in a cluster, and cannot be in one itself",
+            why="of Ray and of its connections only their memory was copied",
+            help='start it anew instead, as `multiprocessing.get_context("spawn")` does, or fork before the `Cluster`',
+        )
     # Not imported here: an embedded Ray is told how to authenticate before it is.
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -107,6 +115,8 @@ def disconnect() -> list[Exception]:
         The failures of the job that nobody has seen.
     """
     global _engine
+    if _forked:
+        return []
     engine, _engine = _engine, None
     unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
     if engine and engine.embedded and engine.folder:
@@ -127,6 +137,25 @@ def _disconnect_at_exit() -> None:
         LOGGER.error(
             "a call failed, and nobody waited for it:\n%s", "".join(traceback.format_exception(error)).rstrip()
         )
+
+
+def _after_fork() -> None:
+    """A forked child is in no cluster: it lets go of its parent's without a word."""
+    global _engine, _forked
+    engine, _engine = _engine, None
+    if engine is None:
+        return
+    _forked = True
+    _ends.clear()
+    set_absence("this process is a fork of one in a cluster, and in none itself")
+    atexit.unregister(_disconnect_at_exit)
+    forked.let_go()
+    if engine.guardian is not None and engine.guardian.stdin is not None:
+        # It ends when nobody holds this any more: a child may outlive its parent.
+        engine.guardian.stdin.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _join(address: str, namespace: str) -> Engine:

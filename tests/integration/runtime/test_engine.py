@@ -80,6 +80,29 @@ refused(lambda: ray.put(1))
 print(ray.is_initialized())
 """
 
+FORK = """
+import os, sys
+from rlinf_core import Cluster, ClusterError, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+cluster = Cluster(num_nodes=1)
+group = Idle.create_group().launch(cluster, name="idle")
+handle = group.ready()
+child = os.fork()
+if child == 0:
+    for use in handle.wait, Cluster:
+        try:
+            use()
+        except ClusterError as error:
+            print(error.message, flush=True)
+    cluster.shutdown()
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handle.wait(), group.ready().wait())
+"""
+
 
 class Idle(Worker):
     def ready(self) -> int:
@@ -115,6 +138,15 @@ def test_after_its_end_nothing_starts_another_by_accident() -> None:
     done = _run(AFTERWARDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["the cluster was shut down"] * 7 + ["False"]
+
+
+def test_a_forked_child_ends_by_itself_and_leaves_the_cluster_alone() -> None:
+    done = _run(FORK)
+    assert (done.returncode, done.stderr) == (0, "")
+    *child, parent = done.stdout.splitlines()
+    assert len(child) == 2
+    assert all(line.startswith("this process is a fork of one in a cluster") for line in child)
+    assert parent == "7 [0] [0]"
 
 
 def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
