@@ -41,7 +41,7 @@ class Communication:
     what is sent must not change before the handle's `wait`.
     """
 
-    _groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
+    _rlinf_groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
 
     @property
     def worker_address(self) -> WorkerAddress:
@@ -88,7 +88,7 @@ class Communication:
         Returns when what was sent may be changed, without waiting for the peer to receive it.
         """
         peer = _peer(dst_group_name, dst_rank)
-        return self._pair(peer).send(object, peer, async_op=async_op, timeout=timeout)
+        return self._rlinf_pair(peer).send(object, peer, async_op=async_op, timeout=timeout)
 
     @overload
     def recv(
@@ -103,7 +103,7 @@ class Communication:
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """The next object that the peer sends here."""
         peer = _peer(src_group_name, src_rank)
-        return self._pair(peer).recv(peer, async_op=async_op, timeout=timeout)
+        return self._rlinf_pair(peer).recv(peer, async_op=async_op, timeout=timeout)
 
     # One tensor
 
@@ -121,7 +121,7 @@ class Communication:
         A mismatch is an error on both sides: here it is raised by the next operation to this peer, or by the handle.
         """
         peer = _peer(dst_group_name, dst_rank)
-        return self._pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
+        return self._rlinf_pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
     def recv_tensor(
         self,
@@ -134,7 +134,7 @@ class Communication:
     ) -> Any:
         """Fills `tensor` in place with the next tensor that the peer sends here, and returns it."""
         peer = _peer(src_group_name, src_rank)
-        return self._pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
+        return self._rlinf_pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
     # Many
 
@@ -162,33 +162,33 @@ class Communication:
         members: list[WorkerAddress] = []
         if source == self.worker_address:
             for group in groups:
-                name, ranks = (group, range(self._group_size(group))) if isinstance(group, str) else group
+                name, ranks = (group, range(self._rlinf_group_size(group))) if isinstance(group, str) else group
                 members.extend(_peer(name, rank) for rank in ranks)
-        pair = self._group((source, *members))
+        pair = self._rlinf_group((source, *members))
         return pair.broadcast(object, source, async_op=async_op, timeout=timeout)
 
-    # Parts
+    # Parts, under names that no subclass takes for its own by accident
 
-    def _pair(self, peer: WorkerAddress) -> CollectiveGroup:
+    def _rlinf_pair(self, peer: WorkerAddress) -> CollectiveGroup:
         check_call()
-        return self._group((peer,))
+        return self._rlinf_group((peer,))
 
-    def _group(self, members: tuple[WorkerAddress, ...]) -> CollectiveGroup:
-        groups = self._groups
+    def _rlinf_group(self, members: tuple[WorkerAddress, ...]) -> CollectiveGroup:
+        groups = self._rlinf_groups
         if groups is None:
-            groups = self._groups = {}
+            groups = self._rlinf_groups = {}
         group = groups.get(members)
         if group is None:
-            client = self._client
+            client = self._rlinf_client
             group = groups[members] = CollectiveGroup(client.endpoint, self.worker_address, members, client)
         return group
 
-    def _group_size(self, name: str) -> int:
-        client = self._client
+    def _rlinf_group_size(self, name: str) -> int:
+        client = self._rlinf_client
         return client.group_size(name, client.endpoint.settings.connect_timeout)
 
     @property
-    def _client(self) -> ManagerClient:
+    def _rlinf_client(self) -> ManagerClient:
         client = current_client()
         if client is None:
             raise RuntimeFailure("this process is not connected to a job", help="only launched workers communicate")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from rlinf_core.worker.worker_group import WorkerGroup
 
+_LOGGER = logging.getLogger("rlinf.worker")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
@@ -62,7 +64,8 @@ class Worker(Communication):
     its own process `self` has a rank, peers and a device from before its constructor runs.
     """
 
-    _bound: WorkerContext | None = None
+    # What is named `_rlinf...` is the runtime's; all other names, but for those below, are free for subclasses.
+    _rlinf_bound: WorkerContext | None = None
 
     # `@Worker.timer("train_step")` times every call of a method under that tag.
     timer = timer
@@ -78,42 +81,42 @@ class Worker(Communication):
 
         return WorkerGroup(cls, args, kwargs)
 
-    def _bind(self, context: WorkerContext) -> None:
+    def _rlinf_bind(self, context: WorkerContext) -> None:
         """Tells the worker who it is. Called before its constructor."""
-        self._bound = context
+        self._rlinf_bound = context
 
     def _close(self) -> None:
         """Gives back what the worker holds. Called before its process ends."""
 
     @property
-    def _context(self) -> WorkerContext:
-        if self._bound is None:
+    def _rlinf_context(self) -> WorkerContext:
+        if self._rlinf_bound is None:
             raise RuntimeFailure(
                 f"this `{type(self).__name__}` is not a process of a group",
                 why="it was made by calling its class",
                 help=f"launch it: `{type(self).__name__}.create_group(...).launch(cluster)`",
             )
-        return self._bound
+        return self._rlinf_bound
 
     @property
     def _rank(self) -> int:
         """This worker's rank within its group."""
-        return self._context.placement.rank
+        return self._rlinf_context.placement.rank
 
     @property
     def _world_size(self) -> int:
         """How many workers the group has."""
-        return self._context.placement.world_size
+        return self._rlinf_context.placement.world_size
 
     @property
     def worker_address(self) -> WorkerAddress:
         """This worker's name among all workers of the job."""
-        return self._context.address
+        return self._rlinf_context.address
 
     @cached_property
     def worker_info(self) -> WorkerInfo:
         """Where this worker runs and what it has."""
-        context, placement = self._context, self._context.placement
+        context, placement = self._rlinf_context, self._rlinf_context.placement
         return WorkerInfo(
             address=context.address,
             rank=placement.rank,
@@ -133,7 +136,7 @@ class Worker(Communication):
         """The device this worker computes on: the first accelerator assigned to it, else the CPU. Imports torch."""
         import torch
 
-        placement = self._context.placement
+        placement = self._rlinf_context.placement
         if placement.local_accelerator_rank is None or placement.accelerator_type is None:
             return torch.device("cpu")
         # Under isolation the process sees its own devices only, so its first one is device 0.
@@ -166,7 +169,7 @@ class Worker(Communication):
         """
         if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
             raise ValueError("a channel lives on a node or next to a group: give `node_id` or an affinity, not both")
-        context = self._context
+        context = self._rlinf_context
         if node_id is not None:
             return Channel.create(channel_name, maxsize, node_id)
         own = group_affinity is None or group_affinity == context.group_name
@@ -185,29 +188,25 @@ class Worker(Communication):
         """
         return Channel.connect(channel_name)
 
-    @property
-    def _logger(self) -> logging.Logger:
-        return logging.getLogger("rlinf.worker")
-
     def log_debug(self, message: str, *args: object) -> None:
         """Logs a line of detail, under this worker's address; `args` as in `logging`."""
-        self._logger.debug(message, *args)
+        _LOGGER.debug(message, *args)
 
     def log_info(self, message: str, *args: object) -> None:
         """Logs a line, under this worker's address; `args` as in `logging`."""
-        self._logger.info(message, *args)
+        _LOGGER.info(message, *args)
 
     def log_warning(self, message: str, *args: object) -> None:
         """Logs a warning, under this worker's address; `args` as in `logging`."""
-        self._logger.warning(message, *args)
+        _LOGGER.warning(message, *args)
 
     def log_error(self, message: str, *args: object) -> None:
         """Logs an error, under this worker's address; `args` as in `logging`."""
-        self._logger.error(message, *args)
+        _LOGGER.error(message, *args)
 
     def worker_timer(self, tag: str) -> timer:
         """Times its block in seconds under `tag`: `with self.worker_timer("train_step"): ...`.
 
         The handle of the call that the block runs in gives the durations out.
         """
-        return type(self).timer(tag)
+        return timer(tag)

@@ -128,3 +128,42 @@ def test_what_has_items_by_position_is_scattered(givers: WorkerGroup[Giver], sha
 def test_what_is_no_number_of_methods_is_refused(cluster: Cluster, several: Any) -> None:
     with pytest.raises(ValueError, match=r"`max_concurrency` is .*, expected a whole number from 1"):
         Giver.create_group().launch(cluster, NodePlacementStrategy([0]), name="several", max_concurrency=several)
+
+
+class Careless(Worker):
+    """Uses whatever names come to mind."""
+
+    def __init__(self) -> None:
+        for name in ("bound", "client", "context", "group", "groups", "logger", "members", "method", "name", "timer"):
+            setattr(self, f"_{name}", object())
+        self.timer = object()
+
+    def _pair(self) -> None:
+        raise NotImplementedError
+
+    def _bind(self) -> None:
+        raise NotImplementedError
+
+    def _group_size(self) -> None:
+        raise NotImplementedError
+
+    def swap(self, value: int) -> int:
+        self.log_info("rank %d swaps", self._rank)
+        with self.worker_timer("swap"):
+            self.send(value, "careless", 1 - self._rank)
+            return self.recv("careless", 1 - self._rank)
+
+    def share(self, value: int) -> int:
+        return self.broadcast(value, ["careless"], ("careless", 0))
+
+
+def test_names_of_subclasses_are_their_own(cluster: Cluster) -> None:
+    with Careless.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="careless") as group:
+        assert group.swap.scatter([5, 7]).wait(timeout=HANGS) == [7, 5]
+        assert group.share.scatter([3, 4]).wait(timeout=HANGS) == [3, 3]
+
+
+def test_what_the_runtime_keeps_in_workers_is_named_for_it() -> None:
+    ours = {name for name in dir(Worker) if name.startswith("_") and not name.startswith(("__", "_rlinf"))}
+    # The two that users read, and what they override to give back what they hold.
+    assert ours == {"_rank", "_world_size", "_close"}

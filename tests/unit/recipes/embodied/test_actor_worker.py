@@ -31,7 +31,7 @@ def actor(*overrides: str) -> Any:
     torch.manual_seed(0)
     policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
     made: Any = EmbodiedFSDPActor(config)
-    made._bound = SimpleNamespace(placement=SimpleNamespace(world_size=1))
+    made._rlinf_bound = SimpleNamespace(placement=SimpleNamespace(world_size=1))
     made.torch_device = torch.device("cpu")
     made._policy, made._holding = policy, Alone(policy, 1)
     made._optimizer = make_optimizer(policy, config.actor.optim)
