@@ -75,7 +75,7 @@ class Worker(Communication):
         """A group of this class, not yet launched; the arguments are those of its constructor.
 
         Raises:
-            InvalidNameError: a public method of the class has a name that groups need for themselves.
+            InvalidNameError: a public method of the class has a name that groups or workers need for themselves.
         """
         from rlinf_core.worker.worker_group import WorkerGroup
 

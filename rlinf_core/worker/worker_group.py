@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from itertools import takewhile
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -34,7 +35,8 @@ W = TypeVar("W", bound=Worker)
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
 
-
+# What workers have by themselves. `create_group` runs in none of them: a class may extend it.
+_OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"}
 # The groups that this process launched and has not shut down.
 _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
 
@@ -108,13 +110,7 @@ class WorkerGroup(Generic[W]):
         self._methods = _public_methods(worker_class)
         self._name: str | None = None
         self._members: tuple[Member, ...] = ()
-        taken = sorted(self._methods & set(dir(WorkerGroup)))
-        if taken:
-            raise InvalidNameError(
-                f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
-                why="a group has something else of that name",
-                help="give the method another name",
-            )
+        _check_names(worker_class, self._methods)
 
     def launch(
         self,
@@ -314,6 +310,29 @@ def _end_all() -> list[Exception]:
             except WorkerGroupError as error:
                 failures.append(error)
     return failures
+
+
+def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
+    """Whether these public methods of a class take no name that groups or workers need for themselves.
+
+    Raises:
+        InvalidNameError: one does.
+    """
+    taken = sorted(methods & set(dir(WorkerGroup)))
+    if taken:
+        raise InvalidNameError(
+            f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
+            why="a group has something else of that name",
+            help="give the method another name",
+        )
+    for each in takewhile(lambda each: each is not Worker, worker_class.__mro__):
+        replaced = sorted(name for name in _OWN_METHODS & vars(each).keys() if callable(getattr(each, name)))
+        if replaced:
+            raise InvalidNameError(
+                f"`{each.__name__}.{replaced[0]}` cannot be called on a group",
+                why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
+                help="give the method another name",
+            )
 
 
 def _items(share: Any) -> int | None:

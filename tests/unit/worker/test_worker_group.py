@@ -1,0 +1,47 @@
+"""Which classes make groups; what groups do is tested on a real Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlinf_core.errors import InvalidNameError
+from rlinf_core.worker.worker import Worker
+
+
+@pytest.mark.parametrize("name", ["send", "recv", "log_info", "timer", "worker_info", "torch_device", "broadcast"])
+def test_a_method_named_like_one_of_every_worker_is_refused(name: str) -> None:
+    def method(self: Worker, value: int) -> int:
+        return value
+
+    clash = type("Clash", (Worker,), {name: method})
+    derived = type("Derived", (clash,), {})
+    for each in (clash, derived):
+        with pytest.raises(InvalidNameError, match=f"`Clash.{name}` cannot be called on a group") as caught:
+            each.create_group()
+        assert caught.value.why == f"every worker has a `{name}` of its own, which it would replace"
+
+
+def test_a_mixin_cannot_replace_what_workers_have() -> None:
+    class Mixin:
+        def send(self, value: int) -> None: ...
+
+    class Clash(Mixin, Worker):  # pyright: ignore[reportIncompatibleMethodOverride] - that is the clash
+        pass
+
+    with pytest.raises(InvalidNameError, match=r"Mixin\.send"):
+        Clash.create_group()
+
+
+def test_a_class_may_say_how_its_groups_are_made_and_on_which_device_it_computes() -> None:
+    class Own(Worker):
+        torch_device: Any = "cpu"
+
+        @classmethod
+        def create_group(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().create_group(*args, size=3, **kwargs)
+
+        def learn(self) -> None: ...
+
+    assert Own.create_group().world_size == 0
