@@ -21,7 +21,7 @@ def dtype_words(dtype: np.dtype[Any]) -> str:
     The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
     order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.
     """
-    fields = dtype.fields
+    fields: Any = dtype.fields
     if fields is not None:
         placed = [(name, *fields[name][:2]) for name in dtype.names or ()]
         inner = ", ".join(f"{name!r}: {dtype_words(kind)} at {offset}" for name, kind, offset in placed)

@@ -24,11 +24,13 @@ def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExp
     script in another process. `export` may offer another way than host memory to a tensor on an accelerator.
 
     Raises:
-        PayloadError: the object does not pickle.
+        PayloadError: the object does not pickle, or holds a tensor whose memory was freed.
     """
     parts: list[Part] = []
     try:
         head = _dump(obj, parts, export)
+    except PayloadError:
+        raise
     except Exception as error:
         if fallback is None:
             raise _unpicklable(obj, error) from error

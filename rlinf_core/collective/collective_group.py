@@ -102,6 +102,8 @@ class CollectiveGroup:
         Returns when the tensor may be changed, which is before it is received; if it turns out that it did not fit,
         the next operation to `dst` raises `MismatchError`, as does `settle`. With `async_op`, the handle finishes
         when the receiver has taken it, and carries a mismatch.
+
+        What is not just its bytes, as it is sparse, quantized or of objects, is a `PayloadError`: `send` takes it.
         """
         link = self._link(dst)
         link.outgoing.raise_refusal()
@@ -131,7 +133,10 @@ class CollectiveGroup:
     def recv_tensor(
         self, tensor: Tensor, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Fills `tensor` in place with the next tensor that `src` sends here, and returns it (or a handle)."""
+        """Fills `tensor` in place with the next tensor that `src` sends here, and returns it (or a handle).
+
+        A buffer that cannot be filled, as it is read-only or was expanded, is a `PayloadError`, and takes no message.
+        """
         link = self._link(src)
         receipt = self._receipt(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
         return self._receive(link, receipt, async_op)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_core.collective.array_dtype import dtype_words
 from rlinf_core.collective.payload import DeviceExport, HostPart, Part, copy_bytes
+from rlinf_core.collective.tensor_checks import check_array, check_memory, check_separate, check_tensor
 from rlinf_core.collective.transports.device import flat_bytes
 from rlinf_core.collective.transports.pinned import PinnedStager
 from rlinf_core.errors import PayloadError
@@ -27,12 +28,13 @@ class TensorPart(Part):
     """The bytes of a tensor, in C order."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        check_memory(tensor)
         self._tensor = tensor.detach()
         self.nbytes = tensor.numel() * tensor.element_size()
 
     def view(self) -> memoryview | None:
         tensor = self._tensor
-        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
         # The part holds the tensor, and whoever uses the view holds the part.
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(tensor.data_ptr())).cast("B")
@@ -162,18 +164,41 @@ class TensorTarget:
     """
 
     def __init__(self, buffer: torch.Tensor | np.ndarray[Any, Any]) -> None:
+        """
+        Raises:
+            PayloadError: it is neither, or cannot be filled: it is read-only, without memory, or its elements share it.
+        """
         self.buffer = buffer
         self._tensor = _as_tensor(buffer)
         self.nbytes: int
         self.dtype: str
+        # Whether the bytes that come are those that shall lie there, in one piece on the host.
+        self._plain: bool
         if self._tensor is not None:
-            self.nbytes = self._tensor.numel() * self._tensor.element_size()
-            self.dtype = str(self._tensor.dtype).removeprefix("torch.")
+            tensor = self._tensor
+            check_tensor(tensor, "recv_tensor")
+            check_memory(tensor)
+            contiguous = tensor.is_contiguous()
+            if not contiguous:
+                check_separate(tensor.shape, tensor.stride())
+            self._plain = contiguous and tensor.is_cpu and not (tensor.is_conj() or tensor.is_neg())
+            self.nbytes = tensor.numel() * tensor.element_size()
+            self.dtype = str(tensor.dtype).removeprefix("torch.")
         else:
             numpy = sys.modules.get("numpy")
             if numpy is None or not isinstance(buffer, numpy.ndarray):
                 raise PayloadError(f"`recv_tensor` fills a tensor or an array, not a `{type(buffer).__name__}`")
             array = cast("np.ndarray[Any, Any]", buffer)
+            check_array(array, "recv_tensor")
+            self._plain = array.flags.c_contiguous
+            if not array.flags.writeable:
+                raise PayloadError(
+                    "`recv_tensor` cannot fill a read-only array", help="receive into a copy: `array.copy()`"
+                )
+            if not self._plain:
+                check_separate(array.shape, array.strides, array.itemsize)
+            # Some subclasses, as `numpy.matrix`, have no flat bytes.
+            self._array = array.view(numpy.ndarray)
             self.nbytes = array.nbytes
             self.dtype = dtype_words(array.dtype)
         self.shape = tuple(int(size) for size in buffer.shape)
@@ -183,15 +208,11 @@ class TensorTarget:
 
     def view(self) -> memoryview | None:
         """The memory to fill where it lies in one piece on the host, else None."""
-        if self._tensor is not None:
-            tensor = self._tensor
-            if tensor.device.type != "cpu" or not tensor.is_contiguous():
-                return None
-            return memoryview((ctypes.c_ubyte * self.nbytes).from_address(tensor.data_ptr())).cast("B")
-        array = cast("np.ndarray[Any, Any]", self.buffer)
-        if not array.flags.c_contiguous or not array.flags.writeable:
+        if not self._plain:
             return None
-        return _bytes_of(array)
+        if self._tensor is not None:
+            return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self._tensor.data_ptr())).cast("B")
+        return _bytes_of(self._array)
 
     def fill(self, source: Any) -> None:
         """Copies the bytes `source` (or a flat tensor of bytes on a device) into the buffer."""
@@ -206,12 +227,13 @@ class TensorTarget:
 
             kind = self._tensor.dtype
             flat = torch.frombuffer(source, dtype=kind) if on_host else source.view(kind)
-            with torch.no_grad():
-                self._tensor.copy_(flat.view(self.shape))
+            # A tensor that was made in inference mode can only be changed in it.
+            with torch.no_grad(), torch.inference_mode(self._tensor.is_inference()):
+                self._tensor.detach().copy_(flat.view(self.shape))
         else:
             import numpy as np
 
-            array = cast("np.ndarray[Any, Any]", self.buffer)
+            array = self._array
             np.copyto(array, np.frombuffer(source, dtype=array.dtype).reshape(self.shape))
 
 
@@ -219,20 +241,20 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExpo
     """The words and the bytes of one tensor for `send_tensor`.
 
     Raises:
-        PayloadError: it is neither a dense tensor nor a numpy array of plain numbers.
+        PayloadError: it is neither a tensor nor an array, or not just its bytes: sparse, quantized, of objects.
     """
     ours = _as_tensor(tensor)
     if ours is not None:
-        if "strided" not in str(ours.layout):
-            raise PayloadError("`send_tensor` takes dense tensors", help="use `send` for a sparse one")
+        check_tensor(ours, "send_tensor")
         part = export(ours) if export is not None and ours.device.type != "cpu" else None
         words = describe(str(ours.dtype).removeprefix("torch."), tuple(ours.shape))
         return words.encode(), TensorPart(ours) if part is None else part
     numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(tensor, numpy.ndarray) or cast("Any", tensor).dtype.hasobject:
+    if numpy is None or not isinstance(tensor, numpy.ndarray):
         raise PayloadError(
             f"`send_tensor` takes a tensor or an array of numbers, not a `{type(tensor).__name__}`", help="use `send`"
         )
+    check_array(cast("np.ndarray[Any, Any]", tensor), "send_tensor")
     array = cast("np.ndarray[Any, Any]", numpy.ascontiguousarray(tensor))
     return describe(dtype_words(array.dtype), tuple(array.shape)).encode(), HostPart(_bytes_of(array))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.errors import MismatchError
+from rlinf_core.errors import MismatchError, PayloadError
 
 THERE = WorkerAddress("there", 0)
 FIELDS: Any = [("a", "<i4"), ("b", "<f4")]
@@ -107,3 +107,43 @@ def test_objects_keep_their_order_of_bytes_and_their_fields(duo: Any) -> None:
     for array, other in zip(arrays, back, strict=True):
         assert array.dtype == other.dtype
         assert np.array_equal(array, other)
+
+
+@SIZES
+def test_a_buffer_that_cannot_be_filled_is_refused_and_the_message_stays(duo: Any, size: int) -> None:
+    here, there = duo
+    group = here.group()
+    read_only = np.zeros(size, np.float32)
+    read_only.flags.writeable = False
+    there.begin(send, b"\1" * size * 4, "f4")
+    for buffer, words in ((read_only, "read-only"), (torch.zeros(1).expand(size), "share memory")):
+        for async_op in (False, True):
+            with pytest.raises(PayloadError, match=words):
+                group.recv_tensor(buffer, THERE, async_op=async_op)
+    good = np.zeros(size, np.float32)
+    group.recv_tensor(good, THERE)
+    assert there.result()
+    assert good.tobytes() == b"\1" * size * 4
+
+
+@SIZES
+def test_a_conjugate_buffer_reads_as_what_was_sent(duo: Any, size: int) -> None:
+    here, there = duo
+    buffer = torch.zeros(size, dtype=torch.complex64).conj()
+    work = here.group().recv_tensor(buffer, THERE, async_op=True)
+    sent = np.full(size, 1 + 2j, np.complex64)
+    there.begin(send, sent.tobytes(), "c8")
+    work.wait()
+    assert there.result()
+    assert bool((buffer == torch.from_numpy(sent)).all())
+
+
+def test_a_tensor_that_cannot_be_sent_is_refused_and_nothing_leaves(duo: Any) -> None:
+    here, there = duo
+    group = here.group()
+    for tensor in (torch.empty(2, device="meta"), torch.eye(2).to_sparse(), np.array([None])):
+        for async_op in (False, True):
+            with pytest.raises(PayloadError):
+                group.send_tensor(tensor, THERE, async_op=async_op)
+    group.send("next", THERE)
+    assert there.call(receive) == "next"
