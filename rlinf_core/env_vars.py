@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rlinf_core.errors import EnvironmentVariableError
+from rlinf_core.suggest import did_you_mean
 
 T = TypeVar("T", covariant=True)
 
@@ -162,3 +163,38 @@ REGISTER: Mapping[str, EnvVar[object]] = {
     variable.name: variable
     for variable in (TIMEOUT, CALL_TIMEOUT, CONNECT_TIMEOUT, ADDRESS, CLUSTER, NODE_RANK, NET_IF, SHM_LIMIT, LOG_LEVEL)
 }
+
+_PREFIX = "RLINF_"
+# What rlinf tells its own processes by; they are set by it, and by nobody else.
+MARKS = frozenset({"RLINF_DRIVER_FOLDER", "RLINF_UP"})
+
+
+def check(environ: Mapping[str, str] | None = None) -> None:
+    """Makes sure that every variable of the register can be read.
+
+    Raises:
+        EnvironmentVariableError: one holds what it cannot mean; where several do, it tells of the others, too.
+    """
+    wrong: list[EnvironmentVariableError] = []
+    for variable in REGISTER.values():
+        try:
+            variable.get(environ)
+        except EnvironmentVariableError as error:
+            wrong.append(error)
+    if wrong:
+        first, *others = wrong
+        first.why = "it is not the only one: " + "; ".join(error.message for error in others) if others else None
+        raise first
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """What looks like a variable of rlinf and is none, in words: a mistyped one would be ignored without a word."""
+    names = sorted(os.environ if environ is None else environ)
+    known = [name.removeprefix(_PREFIX) for name in REGISTER]
+    found: list[str] = []
+    for name in names:
+        if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS:
+            hint = did_you_mean(name.removeprefix(_PREFIX), known)
+            text = f"`{name}` in the environment is no variable of rlinf"
+            found.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)
+    return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from rlinf_core.cluster.allocation import check_interpreter, runtime_env
 from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
+from rlinf_core.collective.network import advertised_address
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
@@ -27,6 +29,7 @@ from rlinf_core.manager.messages import Declare
 from rlinf_core.placement.environment import node_environment
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
+_log = logging.getLogger("rlinf")
 _JOIN_POLL_SECONDS = 0.25
 
 
@@ -46,6 +49,7 @@ class Cluster:
     Raises:
         ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
         PlacementError: the nodes are not what the configuration declares.
+        EnvironmentVariableError: a variable of `env_vars` holds what it cannot mean.
     """
 
     def __init__(self, num_nodes: int | None = None, *, cluster_cfg: Any = None, address: str | None = None) -> None:
@@ -58,6 +62,7 @@ class Cluster:
                 f"`num_nodes` is {num_nodes}, the configuration says {self.config.num_nodes}",
                 help="leave one of them out",
             )
+        _check_environment()
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
         self._engine = engine.connect(
             address, self.session.job, may_start=wanted in (None, 1) and not _names_hosts(self.config)
@@ -321,6 +326,22 @@ class Cluster:
 
 def _on(member: Member) -> Any:
     return ray_api().util.scheduling_strategies.NodeAffinitySchedulingStrategy(member.ray_id, soft=False)
+
+
+def _check_environment() -> None:
+    """What is wrong in the variables is told before Ray starts, and not by the first process that reads them."""
+    env_vars.check()
+    if env_vars.NET_IF.get():
+        # This machine has to have the interface; each other node reads a variable of its own.
+        advertised_address()
+    if current_session() is None:
+        _warn_of_unknown()
+
+
+@cache  # once in a process
+def _warn_of_unknown() -> None:
+    for each in env_vars.unknown():
+        _log.warning("%s", each)
 
 
 def _names_hosts(config: ClusterConfig | None) -> bool:

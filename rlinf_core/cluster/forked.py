@@ -1,7 +1,7 @@
 """A forked child of a process in a cluster: it is in none, and its end is nothing to its parent's.
 
-It has a copy of Ray's memory, shares its connections, and has none of its threads: whatever would say goodbye, free what
-the cluster holds or wait for a thread, disturbs the parent or never returns.
+It has a copy of Ray's memory, shares its connections, and has none of its threads. Whatever would say goodbye, free
+what the cluster holds or wait for a thread disturbs the parent, or never returns.
 """
 
 from __future__ import annotations

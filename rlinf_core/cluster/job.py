@@ -62,11 +62,8 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
     try:
         card = ray.get(_manager.card.remote(), timeout=seconds)
     except (ray.exceptions.RayError, TimeoutError) as error:
-        raise ClusterError(
-            f"the job's manager did not start within {seconds:g} s",
-            where=node,
-            why=(str(error).strip().splitlines() or [type(error).__name__])[0],
-        ) from None
+        late = f" within {seconds:g} s" if isinstance(error, TimeoutError) else ""
+        raise ClusterError(f"the job's manager did not start{late}", where=node, why=cause_of(error)) from None
     client = ManagerClient(
         session, card, WorkerAddress(DRIVER), ip=advertised(ip), has_main=True, fallback=pickle_by_value
     )
@@ -77,6 +74,13 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
         record = JobRecord(session.job, session.secret.hex(), card, running.address, os.getpid(), time.time())
         record.write(running.folder)
     return client
+
+
+def cause_of(error: BaseException) -> str:
+    """Why Ray says that an actor has failed: what its constructor raised comes last, below a traceback; what belongs
+    to that line is indented."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _leave() -> tuple[()]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_core import env_vars
+from rlinf_core.bootstrap import node_processes
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError
+from rlinf_core.manager import sweep
 
 
 @pytest.mark.parametrize("variable", REGISTER.values(), ids=REGISTER)
@@ -70,6 +72,30 @@ def test_values() -> None:
     assert env_vars.NET_IF.get({"RLINF_NET_IF": "eth0"}) == "eth0"
     assert env_vars.LOG_LEVEL.get({"RLINF_LOG_LEVEL": "debug"}) == "DEBUG"
     assert not math.isinf(env_vars.TIMEOUT.get({"RLINF_TIMEOUT": "1e6"}))
+
+
+def test_each_of_the_register_is_checked_and_all_that_are_wrong_are_told() -> None:
+    env_vars.check({})
+    env_vars.check({"RLINF_TIMEOUT": "3", "RLINF_SHM_LIMIT": "64MB", "OTHER": "x"})
+    with pytest.raises(EnvironmentVariableError, match="`RLINF_SHM_LIMIT` is `lots`") as caught:
+        env_vars.check({"RLINF_SHM_LIMIT": "lots"})
+    assert caught.value.why is None
+    with pytest.raises(EnvironmentVariableError, match="`RLINF_TIMEOUT` is `0`") as caught:
+        env_vars.check({"RLINF_TIMEOUT": "0", "RLINF_CALL_TIMEOUT": "inf"})
+    assert "`RLINF_CALL_TIMEOUT` is `inf`" in str(caught.value.why)
+
+
+def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
+    told = env_vars.unknown({"RLINF_TIMOUT": "3", "RLINF_WEATHER": "fine", "RLINF_TIMEOUT": "3", "PATH": "/bin"})
+    assert told == [
+        "`RLINF_TIMOUT` in the environment is no variable of rlinf; did you mean `RLINF_TIMEOUT`?",
+        "`RLINF_WEATHER` in the environment is no variable of rlinf",
+    ]
+
+
+def test_what_processes_of_rlinf_are_told_by_is_no_mistake() -> None:
+    assert {node_processes.MARK, sweep.MARK} == env_vars.MARKS
+    assert env_vars.unknown(dict.fromkeys([*REGISTER, *env_vars.MARKS], "x")) == []
 
 
 def test_the_package_reads_no_other_variable() -> None:
