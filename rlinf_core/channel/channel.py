@@ -15,6 +15,7 @@ from rlinf_core.channel.arguments import (
     checked_weight,
 )
 from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.handle import GetHandle
 from rlinf_core.channel.statistics import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Question
 from rlinf_core.collective.work import Work
@@ -39,7 +40,8 @@ class Channel:
     * `PayloadError` when an item does not pickle, or cannot be rebuilt where it is got.
 
     With `async_op=True` an operation returns at once a handle with `wait()`, `async_wait()`, `done()` and `then(f)`;
-    what is put must not change before the handle's `wait`.
+    what is put must not change before the handle's `wait`. A get whose handle is dropped is given up. A put is not, and
+    the log tells of it if it fails and nobody has asked.
 
     Attributes:
         name: of the channel; its process has the address `name:0`.
@@ -185,7 +187,7 @@ class Channel:
         """The next item of a key, waiting for one."""
         key, timeout = checked_key(key), checked_timeout(timeout)
         work = self._backend.get(key, None, wait=True, timeout=timeout, detached=async_op)
-        return work if async_op else work.wait()
+        return GetHandle(work) if async_op else work.wait()
 
     def get_nowait(self, key: str = DEFAULT_KEY) -> Any:
         """The next item of a key.
@@ -224,7 +226,7 @@ class Channel:
         """
         weight, key, timeout = checked_batch_weight(batch_weight), checked_key(key), checked_timeout(timeout)
         work = self._backend.get(key, weight, wait=True, timeout=timeout, detached=async_op)
-        return work if async_op else work.wait()
+        return GetHandle(work) if async_op else work.wait()
 
     def __iter__(self) -> Iterator[Any]:
         """The items of the default key until the channel is closed and drained."""

@@ -12,6 +12,7 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.boxes import box_of
 from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.handle import PutRequest, see_to_dropped
 from rlinf_core.channel.lane import Lane, Outgoing
 from rlinf_core.channel.page import SIZE, ClientPage
 from rlinf_core.channel.pending import AnyRequest, Pending
@@ -235,7 +236,11 @@ class ChannelClient(Backend):
         if page is not None and (page.small or kind is OperationKind.PUT):
             ticket = page.boxes.take(ticket)
             boxes = page.boxes if box_of(ticket) else None
-        request: AnyRequest = Request(
+        make: type[Request[Any]] = Request
+        if detached:
+            see_to_dropped()
+            make = PutRequest if kind is OperationKind.PUT else Request
+        request: AnyRequest = make(
             ticket,
             kind,
             self.name,

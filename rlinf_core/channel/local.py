@@ -11,6 +11,7 @@ from typing import Any, cast
 from rlinf_core import env_vars
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Refused
+from rlinf_core.channel.handle import PutRequest, see_to_dropped
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.request import Here, Request, Shape
 from rlinf_core.channel.wire import Question
@@ -79,7 +80,11 @@ class LocalBackend(Backend):
         self, kind: OperationKind, key: str, timeout: float | None, shape: Shape, *, detached: bool
     ) -> Request[Any]:
         seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
-        request: Request[Any] = Request(
+        make: type[Request[Any]] = Request
+        if detached:
+            see_to_dropped()
+            make = PutRequest if kind is OperationKind.PUT else Request
+        request: Request[Any] = make(
             next(self._tickets), kind, self.name, key, seconds, shape, self._withdraw, self._board, detached=detached
         )
         self._open[request.ticket] = request
@@ -101,7 +106,12 @@ class LocalBackend(Backend):
                     endings.append(lambda request=request: request.finish(None))
                 elif isinstance(effect, Delivered):
                     ticket = cast("int", effect.ticket)
-                    request = self._open.pop(ticket)
+                    request = self._open[ticket]
+                    if not request.claim():
+                        # Nobody wants it any more: the items go back, and it is refused.
+                        todo += self._queue.cancel(ticket, time.monotonic())
+                        continue
+                    del self._open[ticket]
                     pieces = [Here(item.payload) for item in effect.items]
                     endings.append(lambda request=request, pieces=pieces: request.arrive(pieces))
                     todo += self._queue.taken(ticket, time.monotonic())

@@ -236,6 +236,23 @@ class Request(Work[T], Generic[T]):
         if not self._done:
             self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
 
+    def forsake(self) -> None:
+        """Nobody holds it any more who could ask for its result: what comes from now on goes to another one.
+
+        Takes no lock. Who says so abandons it next.
+        """
+        self._given_up = True
+
+    def discard(self) -> bool:
+        """Drops what has come for it and was not looked at; tells whether there was any."""
+        if self._opening is None or not self._done or self._error is not None:
+            return False
+        with self._opening:
+            if not self._opened:
+                let_go(cast("Sequence[Piece]", self._value))
+                self._value, self.pieces, self._opened = None, [], True
+        return True
+
     def give_up(self, late: CommunicationTimeoutError) -> None:
         """Its time is up, and nobody waits for it: it fails once the other side let go of it, or cannot be asked."""
         self._late = late

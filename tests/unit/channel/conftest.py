@@ -56,6 +56,12 @@ def stage() -> Iterator[Stage]:
     made.close()
 
 
+@pytest.fixture(params=["of a job", "local"])
+def channel(request: pytest.FixtureRequest, stage: Stage) -> Channel:
+    """One of each kind."""
+    return stage.client("p:0") if request.param == "of a job" else Channel.create("c", local=True)
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 10
     while not condition():

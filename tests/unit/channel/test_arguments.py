@@ -10,12 +10,6 @@ import torch
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import InvalidNameError
-from tests.unit.channel.conftest import Stage
-
-
-@pytest.fixture(params=["of a job", "local"])
-def channel(request: pytest.FixtureRequest, stage: Stage) -> Channel:
-    return stage.client("p:0") if request.param == "of a job" else Channel.create("c", local=True)
 
 
 def test_a_key_without_letters_is_a_queue_of_its_own(channel: Channel) -> None:
