@@ -79,8 +79,10 @@ class CollectiveGroup:
         """
         link = self._link(dst)
         link.outgoing.raise_refusal()
+        # First of all: making the message may begin to move tensors between accelerators.
+        seconds = self._endpoint.seconds(timeout)
         message = self._endpoint.message(obj, link=link)
-        return self._send(link, message, OperationKind.SEND, async_op, timeout)
+        return self._send(link, message, OperationKind.SEND, async_op, seconds)
 
     @overload
     def recv(self, src: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
@@ -107,19 +109,15 @@ class CollectiveGroup:
         """
         link = self._link(dst)
         link.outgoing.raise_refusal()
+        seconds = self._endpoint.seconds(timeout)
         words, part = tensor_parts(tensor, self._endpoint.device_export(link))
         message = Message(words, [part], Flag.TENSOR)
-        fitted: Work[None] = Work(
-            OperationKind.SEND_TENSOR,
-            link.peer,
-            self._endpoint.seconds(timeout),
-            self._endpoint.board,
-            detached=async_op,
-        )
+        board = self._endpoint.board
+        fitted: Work[None] = Work(OperationKind.SEND_TENSOR, link.peer, seconds, board, detached=async_op)
         if not async_op:
             self._endpoint.send(link, message, cast("Work[object]", fitted), fitted)
             return None
-        sent = self._endpoint.work(OperationKind.SEND_TENSOR, link.peer, timeout)
+        sent: Work[object] = Work(OperationKind.SEND_TENSOR, link.peer, seconds, board)
 
         def hand_down() -> None:
             error = sent.exception()
@@ -194,9 +192,9 @@ class CollectiveGroup:
         return link
 
     def _send(
-        self, link: Link, message: Message, kind: OperationKind, async_op: bool, timeout: float | None
+        self, link: Link, message: Message, kind: OperationKind, async_op: bool, seconds: float
     ) -> Work[None] | None:
-        work = self._endpoint.work(kind, link.peer, timeout, detached=async_op)
+        work: Work[object] = Work(kind, link.peer, seconds, self._endpoint.board, detached=async_op)
         if not async_op:
             self._endpoint.send(link, message, work)
             if spans.recorder is not None:

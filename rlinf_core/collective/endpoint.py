@@ -36,14 +36,14 @@ from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.transports.device import DeviceRouter, DeviceTransport
 from rlinf_core.collective.unix_directory import UnixDirectory
-from rlinf_core.collective.work import Board, Work
+from rlinf_core.collective.work import Board, Work, plain_seconds
 from rlinf_core.errors import (
     CancelledOperationError,
     MismatchError,
     RuntimeFailure,
 )
 from rlinf_core.operation_board import OperationBoard
-from rlinf_core.waiting import OperationKind, checked_seconds
+from rlinf_core.waiting import OperationKind
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"
@@ -234,7 +234,7 @@ class Endpoint:
         Raises:
             ValueError: `timeout` is no time.
         """
-        return self.settings.timeout if timeout is None else checked_seconds(timeout)
+        return self.settings.timeout if timeout is None else plain_seconds(timeout)
 
     def receive(self, link: Link, receipt: AnyReceipt) -> None:
         """Issues a receive. The connection is made in the background: the peer may dial as well."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext
+from numbers import Real
 from typing import Generic, Protocol, TypeVar, cast
 
 from rlinf_core import spans
@@ -122,6 +123,21 @@ def _go_on() -> None:
     """Nothing keeps anybody from waiting."""
 
 
+def plain_seconds(timeout: float) -> float:
+    """A timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
+
+    Raises:
+        ValueError: it is negative, infinite, a tensor or no number at all.
+    """
+    kind = type(timeout)
+    if kind is not float and kind is not int and not isinstance(timeout, Real):
+        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
+    try:
+        return float(checked_seconds(timeout))
+    except OverflowError:
+        raise ValueError("a timeout is a number of seconds from 0, and this one is beyond all floats") from None
+
+
 class Work(Generic[T]):
     """The outcome of one operation. Any thread may wait for it, any number of times.
 
@@ -204,13 +220,15 @@ class Work(Generic[T]):
 
         Raises:
             CommunicationTimeoutError: it did not finish in time.
+            ValueError: `timeout` is no time.
             Exception: whatever the operation failed with.
         """
         if not self._done:
             if timeout is None:
                 deadline, seconds = self.deadline, self.seconds
             else:
-                deadline, seconds = time.monotonic() + checked_seconds(timeout), timeout
+                seconds = plain_seconds(timeout)
+                deadline = time.monotonic() + seconds
             if not self.wait_until(deadline, seconds):
                 raise self._too_late(seconds)
         return self.result()

@@ -262,12 +262,14 @@ def test_what_is_no_buffer_is_refused(duo: Any) -> None:
         here.group().recv_tensor([1, 2], THERE)
 
 
-@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
-def test_what_is_no_time_is_refused_before_anything_is_sent(duo: Any, timeout: float) -> None:
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan"), "3", torch.tensor(1.0), np.ones(2)], ids=str)
+def test_what_is_no_time_is_refused_before_anything_is_sent(duo: Any, timeout: Any) -> None:
     here, there = duo
     group = here.group()
     for operation in (
         lambda: group.send("lost", THERE, timeout=timeout),
+        lambda: group.send(threading.Lock(), THERE, timeout=timeout),
+        lambda: group.broadcast("lost", here.me, timeout=timeout),
         lambda: group.recv(THERE, timeout=timeout),
         lambda: group.recv_tensor(torch.ones(1), THERE, async_op=True, timeout=timeout),
         lambda: group.send_tensor(torch.ones(1), THERE, timeout=timeout),

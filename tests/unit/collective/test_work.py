@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from rlinf_core.collective.work import Board, Work
 from rlinf_core.errors import CommunicationTimeoutError
@@ -45,9 +48,19 @@ def test_a_wait_that_is_too_short_names_the_operation_and_may_be_repeated() -> N
     assert work.wait(0) == 3
 
 
-@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
-def test_no_wait_takes_what_is_no_time(timeout: float) -> None:
+@pytest.mark.parametrize(
+    "timeout",
+    [-1, float("inf"), float("nan"), 10**400, "3", 1j, [1], torch.tensor(1.0), torch.ones(2), np.ones(1), np.ones(2)],
+    ids=str,
+)
+def test_no_wait_takes_what_is_no_time(timeout: Any) -> None:
     with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        new_work().wait(timeout)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, np.float32(0), np.int64(0)], ids=repr)
+def test_a_time_may_be_any_plain_number(timeout: Any) -> None:
+    with pytest.raises(CommunicationTimeoutError, match="in 0 s"):
         new_work().wait(timeout)
 
 
