@@ -15,6 +15,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
         return _engine
     address = address or env_vars.ADDRESS.get()
     if address:
-        reachable.check(address)
-        _engine = _join(address, namespace)
+        _engine = _join(address, namespace, on_loopback=reachable.check(address) == LOOPBACK)
     elif may_start:
         _engine = _start(namespace)
     else:
@@ -158,11 +158,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _join(address: str, namespace: str) -> Engine:
+def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
     ray = ray_api()
 
     try:
-        with exit_status.own_signals():
+        # Ray takes the loopback address of a head for one of this machine's others, at which an embedded one is not.
+        with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
             ray.init(address=address, namespace=namespace, **_quiet())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ClusterError(

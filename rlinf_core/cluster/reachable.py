@@ -4,26 +4,33 @@ and end the whole process where it is no node."""
 from __future__ import annotations
 
 import os
+import socket
 import time
 from typing import Final
 
 from rlinf_core import env_vars
-from rlinf_core.bootstrap import node_processes
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError
 
 _ANSWER_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 5
 _ALIVE: Final = 0
+# A head speaks gRPC, whose every connection begins in both directions with the settings of HTTP/2, here without any.
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FRAME_HEADER_BYTES: Final = 9
+_FRAME_TYPE, _SETTINGS = 3, 4
 _JOIN_SECONDS: Final = 5.0
 _PAUSE: Final = 0.2
 
 
-def check(address: str) -> None:
+def check(address: str) -> str:
     """Makes sure that a head answers at `address`, and that this machine is a node of its cluster.
 
+    Returns:
+        The address of this machine's node.
+
     Raises:
-        ClusterError: it is no `HOST:PORT`, nothing answers there, or this machine is no node.
+        ClusterError: it is no `HOST:PORT`, no head answers there, or this machine is no node.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -31,20 +38,49 @@ def check(address: str) -> None:
             f"`{address}` is no address of a cluster",
             help="give HOST:PORT as `ray start --head` said it, such as `10.0.0.1:6379`",
         )
-    fault = node_processes.answers(host.strip("[]"), int(port), _ANSWER_SECONDS)
-    if fault is not None:
-        raise _silent(address, fault.strerror or str(fault))
-    others = _until_here(address)
-    if others is not None:
+    _check_head(address, host.strip("[]"), int(port))
+    own, others = _until_here(address)
+    if own is None:
         raise ClusterError(
             f"this machine is not a node of the cluster at {address}",
             why="a driver has to run on one of its nodes",
             help=f"run the command on one of them: {', '.join(others)}" if others else "start Ray here: no node lives",
         )
+    return own
 
 
-def _until_here(address: str) -> list[str] | None:
-    """None as soon as this machine is a living node, which may be about to join; else the addresses of those that are.
+def _check_head(address: str, host: str, port: int) -> None:
+    seconds = env_vars.CONNECT_TIMEOUT.get()
+    try:
+        with socket.create_connection((host, port), timeout=min(_ANSWER_SECONDS, seconds)) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            answer = _first_bytes(connection, time.monotonic() + seconds)
+    except (OSError, OverflowError) as error:
+        raise _silent(address, getattr(error, "strerror", None) or str(error)) from None
+    if len(answer) < _FRAME_HEADER_BYTES or answer[_FRAME_TYPE] != _SETTINGS:
+        what = "answers in another way" if answer else f"said nothing within {seconds:g} s, or hung up"
+        raise _silent(address, f"what listens there is no head of Ray: it {what}")
+
+
+def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
+    """As many as tell what is on the other side; fewer where it says no more by the deadline, or hangs up."""
+    answer = b""
+    try:
+        connection.sendall(_PREFACE)
+        while len(answer) < _FRAME_HEADER_BYTES:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            more = connection.recv(_FRAME_HEADER_BYTES - len(answer))
+            if not more:
+                break
+            answer += more
+    except (TimeoutError, ConnectionError):
+        pass
+    return answer
+
+
+def _until_here(address: str) -> tuple[str | None, list[str]]:
+    """The address of this machine's living node, which may be about to join, and those of all that live.
 
     Raises:
         ClusterError: the head does not tell.
@@ -56,12 +92,12 @@ def _until_here(address: str) -> list[str] | None:
         while True:
             found = client.get_all_node_info(timeout=_LIST_SECONDS).values()
             alive = [node for node in found if node.state == _ALIVE]
-            if any(os.path.exists(node.raylet_socket_name) for node in alive):
-                return None
+            own = next((node for node in alive if os.path.exists(node.raylet_socket_name)), None)
             # A head comes before its own node. Where others live, this one is hardly ever just coming.
             patience = _JOIN_SECONDS if alive else env_vars.CONNECT_TIMEOUT.get()
-            if time.monotonic() - begun > patience:
-                return sorted(node.node_manager_address for node in alive)
+            if own is not None or time.monotonic() - begun > patience:
+                address_of_own = None if own is None else str(own.node_manager_address)
+                return address_of_own, sorted(node.node_manager_address for node in alive)
             time.sleep(_PAUSE)
     except ray.exceptions.RayError as error:
         raise _silent(address, str(error).splitlines()[0] if str(error) else type(error).__name__) from None

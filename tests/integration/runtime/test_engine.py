@@ -10,6 +10,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from rlinf_core import Cluster, Worker
+from rlinf_core.cluster import engine
 
 _LISTENS = "0A"
 # 127.0.0.1 as the kernel writes it, also within an IPv6 address.
@@ -103,6 +104,17 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handle.wait(), group.ready().wait())
 """
 
+JOIN = """
+from rlinf_core import Cluster, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+with Cluster(num_nodes=1) as cluster:
+    print(Idle.create_group().launch(cluster).ready().wait(), cluster.get_node_ip(0))
+"""
+
 
 class Idle(Worker):
     def ready(self) -> int:
@@ -116,6 +128,16 @@ def test_it_listens_on_loopback_alone(cluster: Cluster) -> None:
     assert cluster.get_node_ip(0) == "127.0.0.1"
     assert len(listening) > 3
     assert {address for address, _ in listening} <= _LOOPBACK
+
+
+def test_another_driver_with_its_token_joins_it_by_its_address(cluster: Cluster) -> None:
+    running = engine.current()
+    assert running is not None
+    done = _run(JOIN, RLINF_ADDRESS=running.address)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] 127.0.0.1\n"
+    with Idle.create_group().launch(cluster) as group:
+        assert group.ready().wait() == [0]
 
 
 def test_one_that_does_not_start_is_an_error_of_the_cluster() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -26,3 +27,37 @@ def test_where_nobody_listens() -> None:
         reachable.check(address)
     assert caught.value.why == "Connection refused"
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "said nothing within 0.2 s"),
+        (b"", "or hung up"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answers in another way"),
+    ],
+)
+def test_where_something_else_than_a_head_listens(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, why: str
+) -> None:
+    monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "0.2" if answer is None else "60")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                if answer is None:
+                    # Until the other side has given up.
+                    while connection.recv(64):
+                        pass
+                else:
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"the cluster at {address} does not answer") as caught:
+            reachable.check(address)
+        thread.join()
+    assert str(caught.value.why).startswith("what listens there is no head of Ray: it ")
+    assert why in str(caught.value.why)
