@@ -6,6 +6,7 @@ issue, by the calling thread when it may block, else by a thread of the link tha
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -151,9 +152,19 @@ def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchEr
         )
     if not is_tensor:
         return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
-    if fits(target.dtype, target.nbytes, sent, frame.sizes[0] if not any(frame.kinds) else target.nbytes):
+    size = frame.sizes[0]
+    if any(frame.kinds):
+        # A handle has a size of its own: what it stands for has that of its shape.
+        size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
+    if fits(target.dtype, target.nbytes, sent, size):
         return None
     return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
+
+
+def _elements(dtype_and_shape: str) -> int:
+    """How many elements `float32[4, 2]` has."""
+    shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
+    return math.prod(map(int, shape.split(","))) if shape else 1
 
 
 class Outgoing:

@@ -7,13 +7,16 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.frame import Frame, Kind
-from rlinf_core.collective.link import Incoming, Origin, Outgoing
+from rlinf_core.collective.frame import Flag, Frame, Kind
+from rlinf_core.collective.link import Incoming, Origin, Outgoing, find_mismatch
 from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.payload import PartKind
 from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.torch_payload import TensorTarget
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
@@ -56,6 +59,25 @@ def test_a_failed_receive_takes_no_message() -> None:
     failed.fail(ValueError())
     incoming.deliver(Parcel(Frame(Kind.MESSAGE, sequence=1)), Silent())
     assert good.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "fits"),
+    [
+        ("float32[4]", True),
+        ("float32[2, 2]", True),
+        ("float32[3]", False),
+        ("float32[]", False),
+        ("float32[0, 4]", False),
+        ("int32[4]", False),
+    ],
+)
+def test_what_stays_on_an_accelerator_fits_by_its_shape(sent: str, fits: bool) -> None:
+    handle = Frame(Kind.MESSAGE, Flag.TENSOR, head=sent.encode(), sizes=[100], kinds=[PartKind.CUDA_IPC])
+    receipt: Receipt[Any] = Receipt(
+        OperationKind.RECV_TENSOR, "peer:0", 5.0, lambda parcel, filled: None, target=TensorTarget(torch.zeros(4))
+    )
+    assert (find_mismatch(receipt, Parcel(handle), "peer -> me") is None) == fits
 
 
 def test_a_receipt_opens_its_parcel_once() -> None:
