@@ -28,7 +28,7 @@ class Backend(ABC):
 
     @abstractmethod
     def connect(self, timeout: float | None = None) -> None:
-        """Returns when the channel is there."""
+        """Returns when the channel is there. By default it waits `RLINF_CONNECT_TIMEOUT` while it is not."""
 
     @abstractmethod
     def put(

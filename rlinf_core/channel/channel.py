@@ -66,7 +66,7 @@ class Channel:
         Raises:
             InvalidNameError: the name cannot be one, or is taken.
             ClusterError: there is no such node, or its process does not start.
-            ValueError: `maxsize` is no whole number from 0.
+            ValueError: `maxsize` is no whole number from 0, or `node_rank` is no rank.
         """
         check_channel_name(name)
         maxsize = checked_bound(maxsize)
@@ -104,6 +104,7 @@ class Channel:
             InvalidNameError: no channel can have this name.
             UnknownGroupError: the job declared its groups and channels, and this is none of them.
             PeerNotFoundError: it was not created in time.
+            ChannelError: it is the name of a worker group.
         """
         from rlinf_core.channel import launch
 

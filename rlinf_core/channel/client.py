@@ -69,7 +69,9 @@ class ChannelClient(Backend):
                 return
             # Whoever asks before the channel has the new page is answered by a message.
             self._pending.pages.pop(self.link, None)
-            hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
+            # By default the contact may take so long, and the answer as much.
+            seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
+            hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, Shape.ANSWER, detached=False)
             try:
                 self._greet(hello)
                 self._facts = cast("wire.Facts", hello.wait())
@@ -210,6 +212,10 @@ class ChannelClient(Backend):
                 return [] if farewell is None else farewell.losses
 
     def _withdraw(self, request: Request[object]) -> bool:
+        if request.kind is OperationKind.CONNECT:
+            # There is nothing to undo: who has not answered by now is not waited for.
+            self._pending.forget(request)
+            return False
         if self._pending.withdraw(request):
             words = wire.pack_request(Ask.CANCEL, request.ticket, request.packed_key)
             if not self._endpoint.post(self.link, wire.REQUESTS, words):

@@ -9,15 +9,18 @@ from typing import Any, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.arguments import check_channel_name
+from rlinf_core.channel.arguments import check_channel_name, spelled, whole
 from rlinf_core.channel.client import ChannelClient, ChannelClients
 from rlinf_core.channel.process import ChannelProcess
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.connector import Connector
 from rlinf_core.context import current_session
-from rlinf_core.errors import ClusterError, PeerNotFoundError, RuntimeFailure
+from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
+from rlinf_core.waiting import Deadline
 
 _lock = threading.Lock()
 _clients: tuple[ManagerClient, ChannelClients] | None = None
@@ -40,6 +43,39 @@ class Node:
     rank: int
 
 
+class ChannelConnector(Connector):
+    """Finds the processes of channels, and none of workers: those would not answer."""
+
+    def __init__(self, manager: ManagerClient) -> None:
+        self._manager = manager
+
+    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
+        deadline = Deadline.after(max(0.0, timeout))
+        known = self._is_known(address.root_group_name, deadline)
+        card = self._manager.lookup(address, deadline.remaining())
+        if not known:
+            self._is_known(address.root_group_name, deadline)
+        return card
+
+    def _is_known(self, name: str, deadline: Deadline) -> bool:
+        """Whether there is a channel of this name by now.
+
+        Raises:
+            ChannelError: there is a group of workers of this name.
+        """
+        try:
+            life = self._manager.group_life(name, deadline.remaining())
+        except UnknownGroupError:
+            return False
+        if not life.channel:
+            raise ChannelError(
+                name,
+                f"`{name}` is a worker group, not a channel",
+                help="connect to the name that the channel was created with",
+            )
+        return True
+
+
 def clients() -> ChannelClients:
     """The channels that this process uses.
 
@@ -50,7 +86,7 @@ def clients() -> ChannelClients:
     manager = _manager()
     with _lock:
         if _clients is None or _clients[0] is not manager:
-            _clients = (manager, ChannelClients(manager.endpoint, manager.me, manager))
+            _clients = (manager, ChannelClients(manager.endpoint, manager.me, ChannelConnector(manager)))
         return _clients[1]
 
 
@@ -60,39 +96,49 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
     Raises:
         InvalidNameError: the name cannot be one, or is taken.
         ClusterError: there is no such node, or the process does not start.
+        ValueError: `node` is no rank.
     """
     check_channel_name(name)
     manager, session = _manager(), current_session()
     if session is None:
         raise _no_job()
-    if isinstance(node, int):
+    if not isinstance(node, Node):
         node = _node_of_rank(node)
-    ray = ray_api()
     seconds = env_vars.CONNECT_TIMEOUT.get()
     incarnation = manager.open_group(name, 1, seconds, channel=True)
+    try:
+        args = (replace(session, member=None), manager.card, name, maxsize, incarnation, node.ip, node.rank)
+        _launch(session.job, name, node, args, seconds)
+        client = clients().client(name)
+        client.connect()
+    except BaseException:
+        # Nobody has it, so that its name is to be free again.
+        manager.tell(CloseGroup(name, incarnation))
+        raise
+    return client
+
+
+def _launch(job: str, name: str, node: Node, args: Sequence[Any], seconds: float) -> None:
+    """Starts the process of a channel, and returns when it is there."""
+    ray = ray_api()
     options = {
         "name": f"{name}:0",
-        "namespace": session.job,
+        "namespace": job,
         "num_cpus": 0,
         "max_restarts": 0,
         "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.ray_id, soft=False),
     }
-    args = (replace(session, member=None), manager.card, name, maxsize, incarnation, node.ip, node.rank)
     try:
-        owner = ray.get_actor(MANAGER, namespace=session.job)
+        owner = ray.get_actor(MANAGER, namespace=job)
         (ready,) = ray.get(owner.run.remote(_start, options, args), timeout=seconds)
         ray.get(ready, timeout=seconds)
     except (ray.exceptions.RayError, TimeoutError, ValueError) as error:
-        manager.tell(CloseGroup(name))
         cause = getattr(error, "cause", None) or error
         raise ClusterError(
             f"the process of channel `{name}` did not start",
             where=f"node {node.rank} ({node.ip})",
             why=(str(cause).strip().splitlines() or [type(cause).__name__])[-1],
         ) from None
-    client = clients().client(name)
-    client.connect()
-    return client
 
 
 def own_node(rank: int, ip: str) -> Node:
@@ -125,7 +171,10 @@ def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
     return [actor.ready.remote()]
 
 
-def _node_of_rank(rank: int) -> Node:
+def _node_of_rank(given: int) -> Node:
+    rank = whole(given)
+    if rank is None:
+        raise ValueError(f"{spelled(given)} is not the rank of a node: ranks are whole numbers from 0")
     cluster = Cluster()
     ip = cluster.get_node_ip(rank)
     return Node(next(ray_id for ray_id, one in cluster.node_ranks.items() if one == rank), ip, rank)

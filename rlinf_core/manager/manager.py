@@ -164,7 +164,8 @@ class Manager:
             elif isinstance(body, m.GroupMembers):
                 workers = self._registry.workers(body.name)
                 nodes = tuple(worker.node or "" for worker in workers)
-                self._reply(link, request.serial, m.GroupLife(workers[0].incarnation, nodes))
+                life = m.GroupLife(workers[0].incarnation, nodes, self._registry.is_channel(body.name))
+                self._reply(link, request.serial, life)
             elif isinstance(body, m.LastWords):
                 self._reply(link, request.serial, self._last_words(link, body))
             elif isinstance(body, m.Explain):

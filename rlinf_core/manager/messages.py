@@ -118,10 +118,12 @@ class GroupLife:
     Attributes:
         incarnation: which one it is.
         nodes: where each worker runs, in words, by rank; empty where that is not known.
+        channel: whether it is the process of a channel.
     """
 
     incarnation: int
     nodes: tuple[str, ...]
+    channel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

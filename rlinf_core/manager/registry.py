@@ -146,6 +146,11 @@ class Registry(Generic[C]):
         group = self._groups.get(name)
         return group.incarnation if group else None
 
+    def is_channel(self, name: str) -> bool:
+        """Whether there is a channel of this name, which may have ended."""
+        group = self._groups.get(name)
+        return group is not None and group.channel
+
     def groups(self) -> dict[str, int]:
         """The sizes of the groups that exist, by name."""
         return {name: group.size for name, group in self._groups.items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy
 import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
+from rlinf_core.errors import ChannelError, ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
 from rlinf_core.failures import WorkerGroupError
 
 
@@ -69,6 +70,40 @@ def test_a_node_that_is_not_there_is_refused(cluster: Cluster) -> None:
     # The name is still free.
     with pytest.raises(ClusterError, match="there is no node 7"):
         Channel.create("nowhere", node_rank=7)
+
+
+@pytest.mark.parametrize("rank", ["0", 0.0, None, True])
+def test_what_is_no_rank_of_a_node_is_refused_and_the_name_is_free(cluster: Cluster, rank: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"is not the rank of a node: ranks are whole numbers from 0"):
+            Channel.create("of_no_rank", node_rank=rank)
+
+
+def test_a_name_is_free_again_when_its_channel_could_not_be_made(
+    cluster: Cluster, end_channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlinf_core.channel.launch._launch", lambda *_: interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            Channel.create("interrupted")
+    channel = Channel.create("interrupted", node_rank=numpy.int64(0))  # pyright: ignore[reportArgumentType]
+    channel.put("there")
+    assert channel.get() == "there"
+    end_channel("interrupted")
+
+
+def test_a_worker_group_is_no_channel(players: Any) -> None:
+    name = players.group.worker_group_name
+    said = f"`{name}` is a worker group, not a channel"
+    with pytest.raises(ChannelError, match=said):
+        Channel.connect(name)
+    with pytest.raises(WorkerGroupError, match=said):
+        players.call(1, lambda worker: worker.connect_channel(name))
+    with pytest.raises(ChannelError, match=said):
+        Channel(name).put(1)
 
 
 def test_a_name_that_nobody_creates_is_told_with_near_ones(channel: Channel) -> None:

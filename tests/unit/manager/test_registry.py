@@ -86,6 +86,7 @@ def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: Registry[s
         registry.open_group("replay", 1)
     with pytest.raises(InvalidNameError, match="a group named `actor` is running"):
         registry.open_group("actor", 1, channel=True)
+    assert [registry.is_channel(name) for name in ("replay", "actor", "nobody")] == [True, False, False]
 
 
 def test_the_name_of_a_channel_that_was_closed_stays_its_own(registry: Registry[str]) -> None:

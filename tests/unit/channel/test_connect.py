@@ -1,0 +1,81 @@
+"""Finding a channel, and what is no channel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.launch import ChannelConnector
+from rlinf_core.channel.request import _GRACE
+from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
+from rlinf_core.manager.messages import GroupLife
+from tests.unit.channel.conftest import SETTINGS
+
+
+class Register:
+    """A manager that learns of a name when it has been asked for it often enough."""
+
+    def __init__(self, *, channel: bool, after: int = 0) -> None:
+        self.lookups = 0
+        self._channel = channel
+        self._after = after
+
+    def group_life(self, name: str, timeout: float) -> GroupLife:
+        del timeout
+        if self.lookups < self._after:
+            raise UnknownGroupError(name, ())
+        return GroupLife(1, ("node 0",), self._channel)
+
+    def lookup(self, address: WorkerAddress, timeout: float) -> object:
+        del address, timeout
+        self.lookups += 1
+        return "a card"
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_worker_group_is_no_channel_though_it_is_launched_later(after: int) -> None:
+    register = Register(channel=False, after=after)
+    connector = ChannelConnector(cast("Any", register))
+    with pytest.raises(ChannelError, match="`c` is a worker group, not a channel"):
+        connector.lookup(WorkerAddress("c", 0), 5)
+    assert register.lookups == after
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_channel_is_found_though_it_is_created_later(after: int) -> None:
+    connector = ChannelConnector(cast("Any", Register(channel=True, after=after)))
+    assert connector.lookup(WorkerAddress("c", 0), 5) == "a card"
+    assert connector.lookup(WorkerAddress("c", 0), -0.1) == "a card"
+
+
+@pytest.fixture
+def deaf() -> Iterator[Any]:
+    """A channel `c` that does not answer."""
+    secret, settings = ClusterSecret.generate(), replace(SETTINGS, connect_timeout=0.2)
+    broker, mine = (Endpoint(secret, ip="127.0.0.1", settings=settings) for _ in range(2))
+    connector = FixedConnector({WorkerAddress("c", 0): broker.card})
+    yield ChannelClients(mine, WorkerAddress("p", 0), connector).client("c")
+    for endpoint in (mine, broker):
+        endpoint.close()
+
+
+def test_a_channel_that_does_not_answer_is_not_waited_for_as_an_item_is(deaf: Any) -> None:
+    begun = time.monotonic()
+    for connect in (deaf.connect, lambda: deaf.get("k", None, wait=True, timeout=None, detached=False)):
+        with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.4 s"):
+            connect()
+    with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.1 s"):
+        deaf.connect(0.1)
+    # There is nothing to be undone, which would take time of its own.
+    assert time.monotonic() - begun < _GRACE
+    assert not deaf._pending._open
+    assert not deaf._pending._withdrawn
