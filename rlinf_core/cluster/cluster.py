@@ -24,6 +24,7 @@ from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import Declare
 from rlinf_core.placement.environment import node_environment
@@ -55,8 +56,8 @@ class Cluster:
     def __init__(self, num_nodes: int | None = None, *, cluster_cfg: Any = None, address: str | None = None) -> None:
         self.config = _cluster_config(cluster_cfg)
         wanted = num_nodes if num_nodes is not None else (self.config.num_nodes if self.config else None)
-        if wanted is not None and wanted < 1:
-            raise ClusterError(f"a cluster of {wanted} nodes was asked for", help="ask for one node or more")
+        if wanted is not None and (whole(wanted) or 0) < 1:
+            raise ClusterError(f"a cluster of {spelled(wanted)} nodes was asked for", help="give a whole number from 1")
         if self.config and num_nodes is not None and num_nodes != self.config.num_nodes:
             raise ClusterError(
                 f"`num_nodes` is {num_nodes}, the configuration says {self.config.num_nodes}",
@@ -219,8 +220,11 @@ class Cluster:
         Raises:
             ClusterError: there is no such node.
         """
-        if not 0 <= node_rank < self.num_nodes:
-            raise ClusterError(f"there is no node {node_rank}", help=f"the nodes are 0 to {self.num_nodes - 1}")
+        rank = whole(node_rank)
+        if rank is None or not 0 <= rank < self.num_nodes:
+            raise ClusterError(
+                f"there is no node {spelled(node_rank)}", help=f"the nodes are 0 to {self.num_nodes - 1}"
+            )
         return self.topology.nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:

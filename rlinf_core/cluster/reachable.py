@@ -32,7 +32,7 @@ def check(address: str) -> str:
     Raises:
         ClusterError: it is no `HOST:PORT`, no head answers there, or this machine is no node.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = str(address).rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(
             f"`{address}` is no address of a cluster",

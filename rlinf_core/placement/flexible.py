@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rlinf_core.errors import PlacementError
+from rlinf_core.given import spelled
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import (
     ClusterLike,
     PlacementStrategy,
+    items,
+    numbers,
     place,
     select_or_raise,
     split_labels,
@@ -25,7 +28,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         node_group_label: the group or groups whose resources are meant (`"a"`, `"a,b"`, a list); None means `cluster`.
 
     Raises:
-        PlacementError: there are no processes, or one of them is given nothing or a rank below 0.
+        PlacementError: there are no processes, or one of them is given nothing, a rank below 0, or what is no rank.
     """
 
     def __init__(
@@ -33,9 +36,19 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         hardware_ranks_list: Iterable[Sequence[int]],
         node_group_label: str | int | Sequence[str | int] | None = None,
     ) -> None:
-        self.hardware_ranks_list: tuple[Sequence[int], ...] = tuple(hardware_ranks_list)
         self.node_group_labels = split_labels(node_group_label)
         self._where = "FlexiblePlacementStrategy"
+        lists = items(hardware_ranks_list)
+        if lists is None:
+            raise PlacementError(
+                f"`hardware_ranks_list` is {spelled(hardware_ranks_list)}",
+                where=self._where,
+                help="give one list of ranks a process",
+            )
+        self.hardware_ranks_list: tuple[Sequence[int], ...] = tuple(
+            each if isinstance(each, range) else numbers(each, f"the resources of process {rank}", self._where)
+            for rank, each in enumerate(lists)
+        )
         if not self.hardware_ranks_list:
             raise PlacementError(
                 "there is nothing to place", where=self._where, help="give one list of ranks a process"

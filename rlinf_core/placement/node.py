@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rlinf_core.config.ranks import format_range
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.placement import Placement
-from rlinf_core.placement.strategy import ClusterLike, Held, PlacementStrategy, number, topology_of
+from rlinf_core.placement.strategy import ClusterLike, Held, PlacementStrategy, count_up, numbers, topology_of
 from rlinf_core.topology import NODE_LABEL, NODES
 
 
@@ -20,11 +20,11 @@ class NodePlacementStrategy(PlacementStrategy):
         node_group_label: the group whose nodes are meant; None means `node`, every node.
 
     Raises:
-        PlacementError: there are no processes.
+        PlacementError: there are no processes, or their nodes are no whole numbers.
     """
 
     def __init__(self, node_ranks: Iterable[int], node_group_label: str | int | None = None) -> None:
-        self.node_ranks = tuple(node_ranks)
+        self.node_ranks = numbers(node_ranks, "`node_ranks`", "NodePlacementStrategy")
         self.node_group_label = NODE_LABEL if node_group_label is None else str(node_group_label)
         if not self.node_ranks:
             raise PlacementError(
@@ -48,4 +48,4 @@ class NodePlacementStrategy(PlacementStrategy):
                     help="ranks count the nodes of the group, from 0" if group.label != NODE_LABEL else None,
                 )
             held.append((nodes[index], group.label, ()))
-        return number(topology, NODES, held, isolate_accelerator)
+        return count_up(topology, NODES, held, isolate_accelerator)

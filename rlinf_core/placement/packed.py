@@ -10,6 +10,7 @@ from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import (
     ClusterLike,
     PlacementStrategy,
+    number,
     place,
     select_or_raise,
     split_labels,
@@ -39,10 +40,11 @@ class PackedPlacementStrategy(PlacementStrategy):
         stride: int = 1,
         node_group: str | int | Sequence[str | int] | None = None,
     ) -> None:
-        self.start_hardware_rank = start_hardware_rank
-        self.end_hardware_rank = end_hardware_rank
-        self.num_hardware_per_process = num_hardware_per_process
-        self.stride = stride
+        where = type(self).__name__
+        self.start_hardware_rank = number(start_hardware_rank, "start_hardware_rank", where)
+        self.end_hardware_rank = number(end_hardware_rank, "end_hardware_rank", where)
+        self.num_hardware_per_process = number(num_hardware_per_process, "num_hardware_per_process", where)
+        self.stride = number(stride, "stride", where)
         self.node_group_labels = split_labels(node_group)
         self._where = repr(self)
         self._check()

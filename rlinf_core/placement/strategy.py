@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias, cast
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
+from rlinf_core.given import spelled, whole
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.selection import Location, Selection, select
 from rlinf_core.suggest import quoted
@@ -28,7 +29,57 @@ ClusterLike: TypeAlias = "ClusterTopology | HasTopology"
 
 
 def topology_of(cluster: ClusterLike) -> ClusterTopology:
-    return cluster if isinstance(cluster, ClusterTopology) else cluster.topology
+    """The topology of a cluster.
+
+    Raises:
+        PlacementError: it is neither a cluster nor a topology.
+    """
+    topology = cluster if isinstance(cluster, ClusterTopology) else getattr(cluster, "topology", None)
+    if not isinstance(topology, ClusterTopology):
+        raise PlacementError(f"{spelled(cluster)} is no cluster", help="give a `Cluster`, or a `ClusterTopology`")
+    return topology
+
+
+def number(value: object, name: str, where: str) -> int:
+    """What was given as a number of a strategy.
+
+    Raises:
+        PlacementError: it is no whole number.
+    """
+    found = whole(value)
+    if found is None:
+        raise PlacementError(f"`{name}` is {spelled(value)}", where=where, help="give a whole number")
+    return found
+
+
+def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
+    """What was given as several ranks.
+
+    Args:
+        values: an iterable of whole numbers.
+        name: what they are, as in `the resources of process 0`.
+        where: the strategy, for the error.
+
+    Raises:
+        PlacementError: it is none.
+    """
+    listed = items(values)
+    found = None if listed is None else [whole(value) for value in listed]
+    if found is None or None in found:
+        raise PlacementError(
+            f"{name} are {spelled(values)}", where=where, help="give a list of ranks, which are whole numbers"
+        )
+    return tuple(each for each in found if each is not None)
+
+
+def items(values: object) -> tuple[object, ...] | None:
+    """What was given as a list, in whichever form; None when it is none, as text."""
+    if isinstance(values, str | bytes | Mapping):
+        return None
+    try:
+        return tuple(cast("Iterable[object]", values))
+    except TypeError:
+        return None
 
 
 class PlacementStrategy(ABC):
@@ -51,9 +102,8 @@ def split_labels(labels: str | int | Iterable[str | int] | None) -> tuple[str, .
     """`"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels."""
     if labels is None:
         return ()
-    if isinstance(labels, str | int):
-        labels = str(labels).split(",")
-    return tuple(str(label).strip() for label in labels)
+    listed = items(labels)
+    return tuple(str(label).strip() for label in (str(labels).split(",") if listed is None else listed))
 
 
 def select_or_raise(topology: ClusterTopology, labels: Sequence[str], where: str) -> Selection:
@@ -94,7 +144,7 @@ def place(
         first = locations[0]
         units = () if selection.ignores_hardware else tuple(location.local_rank for location in locations)
         held.append((first.node, first.label, units))
-    return number(selection.topology, selection.unit, held, isolate_accelerator)
+    return count_up(selection.topology, selection.unit, held, isolate_accelerator)
 
 
 def _locate(selection: Selection, resource: int, rank: int, where: str) -> Location:
@@ -125,7 +175,7 @@ def _check_together(
         raise PlacementError(f"process {rank} is given resource {twice} twice", where=where, help="name it once")
 
 
-def number(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolate_accelerator: bool) -> list[Placement]:
+def count_up(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolate_accelerator: bool) -> list[Placement]:
     """Placements of processes whose node and units are known: counts them by node and by component."""
     nodes = topology.nodes
     node_ranks: dict[int, int] = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
 from rlinf_core.cluster import cluster as module
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import EnvironmentVariableError
+from rlinf_core.errors import ClusterError, EnvironmentVariableError
+from rlinf_core.topology import ClusterTopology, NodeInfo
 
 
 class ConnectedError(Exception):
@@ -48,3 +50,19 @@ def test_a_variable_that_is_none_of_ours_is_told_once(
     assert [record.getMessage() for record in caplog.records if "RLINF_TIMOUT" in record.getMessage()] == [
         "`RLINF_TIMOUT` in the environment is no variable of rlinf; did you mean `RLINF_TIMEOUT`?"
     ]
+
+
+@pytest.mark.parametrize("num_nodes", [0, -1, "1", 1.5, True, [1]])
+def test_what_is_no_number_of_nodes(num_nodes: Any) -> None:
+    with pytest.raises(ClusterError, match=r"a cluster of .* nodes was asked for"):
+        Cluster(num_nodes)
+
+
+@pytest.mark.parametrize("node_rank", [-1, 1, "0", 0.0, None])
+def test_what_is_no_node(node_rank: Any) -> None:
+    cluster = object.__new__(Cluster)
+    cluster.topology = ClusterTopology.from_nodes([NodeInfo(0)])
+    assert cluster.get_node_info(0).rank == 0
+    with pytest.raises(ClusterError, match="there is no node") as caught:
+        cluster.get_node_info(node_rank)
+    assert repr(node_rank) in str(caught.value)

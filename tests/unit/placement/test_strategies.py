@@ -180,3 +180,41 @@ def test_a_placement_is_a_frozen_value_that_travels() -> None:
     assert pickle.loads(pickle.dumps(placement)) == placement
     with pytest.raises(FrozenInstanceError):
         placement.rank = 1  # type: ignore[misc]
+
+
+# A caller writes without types: a script, a notebook.
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PackedPlacementStrategy("0", 1), "`start_hardware_rank` is '0'"),
+        (lambda: PackedPlacementStrategy(0, None), "`end_hardware_rank` is None"),
+        (lambda: PackedPlacementStrategy(0, 7, True), "`num_hardware_per_process` is True"),
+        (lambda: PackedPlacementStrategy(0, 7, 2, 1.5), "`stride` is 1.5"),
+        (lambda: FlexiblePlacementStrategy("0,1"), "`hardware_ranks_list` is '0,1'"),
+        (lambda: FlexiblePlacementStrategy(None), "`hardware_ranks_list` is None"),
+        (lambda: FlexiblePlacementStrategy([0, 1]), "the resources of process 0 are 0"),
+        (lambda: FlexiblePlacementStrategy([[0], ["1"]]), "the resources of process 1 are ['1']"),
+        (lambda: NodePlacementStrategy("0"), "`node_ranks` are '0'"),
+        (lambda: NodePlacementStrategy(3), "`node_ranks` are 3"),
+        (lambda: NodePlacementStrategy([0, 1.0]), "`node_ranks` are [0, 1.0]"),
+        (lambda: NodePlacementStrategy([0]).get_placement(None), "None is no cluster"),
+        (lambda: PackedPlacementStrategy(0, 0, node_group=2.5).get_placement(CPU), "group `2.5`, which does not exist"),
+    ],
+)
+def test_what_is_no_rank_is_refused_in_our_words(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_ranks_may_be_of_any_kind_of_whole_number() -> None:
+    np = pytest.importorskip("numpy")
+    assert NodePlacementStrategy(np.arange(2)).node_ranks == (0, 1)
+    assert units(FlexiblePlacementStrategy(np.array([[0, 1], [8, 9]])).get_placement(TWO_BY_EIGHT)) == [
+        (0, (0, 1)),
+        (1, (0, 1)),
+    ]
+    assert units(PackedPlacementStrategy(np.int64(0), np.int32(1)).get_placement(TWO_BY_EIGHT)) == [
+        (0, (0,)),
+        (0, (1,)),
+    ]
