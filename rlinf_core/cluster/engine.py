@@ -78,6 +78,11 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
             why="of Ray and of its connections only their memory was copied",
             help='start it anew instead, as `multiprocessing.get_context("spawn")` does, or fork before the `Cluster`',
         )
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - so it is where a shell closed it
+        raise ClusterError(
+            "Ray does not start in a process whose standard error is closed",
+            help="redirect it instead, as by `2>/dev/null`",
+        )
     # Not imported here: an embedded Ray is told how to authenticate before it is.
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
