@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from rlinf_core import env_vars
 from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.deadlines import Deadlines
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Refused
 from rlinf_core.channel.handle import PutRequest, see_to_dropped
 from rlinf_core.channel.keyed_queue import KeyedQueue
@@ -30,6 +31,7 @@ class LocalBackend(Backend):
         self._lock = threading.Lock()
         self._tickets = itertools.count(1)
         self._open: dict[int, Request[Any]] = {}
+        self._deadlines = Deadlines(lambda: self._open)
 
     @property
     def maxsize(self) -> int:
@@ -88,6 +90,8 @@ class LocalBackend(Backend):
             next(self._tickets), kind, self.name, key, seconds, shape, self._withdraw, self._board, detached=detached
         )
         self._open[request.ticket] = request
+        if detached:
+            self._deadlines.watch()
         return request
 
     def _withdraw(self, request: Request[object]) -> bool:

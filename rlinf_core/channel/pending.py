@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias, cast
 from rlinf_core import spans
 from rlinf_core.channel import wire
 from rlinf_core.channel.boxes import LARGEST, TICKETS
+from rlinf_core.channel.deadlines import Deadlines
 from rlinf_core.channel.lane import Lane
 from rlinf_core.channel.page import ClientPage
 from rlinf_core.channel.receipts import NO_SLOT
@@ -22,13 +22,10 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.link import Link
 from rlinf_core.collective.parcel import Parcel
 from rlinf_core.collective.spin import spin
-from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.failures import PackedError
 from rlinf_core.waiting import OperationKind
 
 AnyRequest: TypeAlias = Request[Any]
-# How often it is looked whether the time of an operation is up for which nobody waits.
-_LOOK_EVERY = 0.25
 # Long after this, what one processor has stored is seen by all others.
 _VISIBLE_AFTER = 1e-3
 
@@ -46,8 +43,7 @@ class Pending:
         self.pages: dict[Link, ClientPage] = {}
         # The last words of channels that have ended.
         self.farewells: dict[Link, Farewell] = {}
-        self._watching = False
-        self._lock = threading.Lock()
+        self._deadlines = Deadlines(lambda: self._open)
         endpoint.serve(wire.REPLIES, self._reply)
 
     def next_ticket(self) -> int:
@@ -56,8 +52,8 @@ class Pending:
     def add(self, request: AnyRequest, *, detached: bool) -> None:
         """Waits for replies to a request; one that is `detached` ends at its deadline although nobody waits for it."""
         self._open[request.ticket] = request
-        if detached and not self._watching:
-            self._watch()
+        if detached:
+            self._deadlines.watch()
 
     def watch(self, link: Link, request: AnyRequest) -> None:
         """Looks into the request's box for a moment; afterwards its answer is announced by a message."""
@@ -190,29 +186,6 @@ class Pending:
             page.receipts.sign(slot, ticket)
         else:
             self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.TAKEN, ticket))
-
-    # Deadlines
-
-    def _watch(self) -> None:
-        with self._lock:
-            if self._watching:
-                return
-            self._watching = True
-        threading.Thread(target=self._look_after, name="rlinf-channel-deadlines", daemon=True).start()
-
-    def _look_after(self) -> None:
-        pause = threading.Event()
-        while True:
-            pause.wait(_LOOK_EVERY)
-            now = time.monotonic()
-            for request in list(self._open.copy().values()):
-                # Whoever waits for one ends it to the millisecond, and with a picture of who waits for whom.
-                if now >= request.deadline + _LOOK_EVERY:
-                    request.give_up(CommunicationTimeoutError(request.operation, request.seconds))
-            with self._lock:
-                if not self._open:
-                    self._watching = False
-                    return
 
 
 def _end(request: AnyRequest, reply: Reply, head: bytes | bytearray) -> None:

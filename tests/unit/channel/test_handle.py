@@ -158,3 +158,15 @@ def test_nothing_is_left_of_what_was_let_go_of(stage: Stage) -> None:
         consumer.get_batch(5, key=f"k{number % 3}", async_op=True)
     check_nothing_is_left(consumer)
     assert not stage.endpoints["k:0"].board.operations.publication().operations
+
+
+def test_what_nobody_waits_for_ends_at_its_deadline(channel: Channel) -> None:
+    late, batch = channel.get(async_op=True, timeout=0.05), channel.get_batch(9, key="k", async_op=True, timeout=0.05)
+    channel.put("reserved", weight=1, key="k")
+    until(lambda: late.done() and batch.done())
+    channel.put("kept")
+    assert channel.get(timeout=10) == "kept"
+    assert channel.get(key="k", timeout=10) == "reserved"
+    for handle in (late, batch):
+        with pytest.raises(CommunicationTimeoutError):
+            handle.wait()
