@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 
 from rlinf_core.address import check_name
 from rlinf_core.errors import InvalidNameError
+from rlinf_core.given import spelled
 
 
 def amount(value: object) -> float | None:
@@ -98,23 +98,6 @@ def _travels(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def whole(value: object) -> int | None:
-    """What a caller gave as a whole number, as ints and those of NumPy are; None for what is none, as 1.0 and True."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def spelled(value: object) -> str:
-    """What a caller gave, on one line that is not long, as an error shows it."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001 - Python spells no number of thousands of digits
-        text = f"a very large {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_channel_name(name: str) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rlinf_core.channel.arguments import spelled, whole
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.load_balancing import Balancer, check_balancer
 from rlinf_core.channel.wire import DEFAULT_KEY
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed
+from rlinf_core.given import spelled, whole
 
 B = TypeVar("B", bound=Balancer)
 # Puts that may be under way: a rank whose queue is full holds the others back only after so many.

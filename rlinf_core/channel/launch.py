@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.arguments import check_channel_name, spelled, whole
+from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.client import ChannelClient, ChannelClients
 from rlinf_core.channel.process import ChannelProcess
 from rlinf_core.cluster.cluster import Cluster
@@ -18,6 +18,7 @@ from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.connector import Connector
 from rlinf_core.context import current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
+from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
 from rlinf_core.waiting import Deadline

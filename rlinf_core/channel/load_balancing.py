@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from rlinf_core.channel.arguments import checked_weight, spelled, whole
+from rlinf_core.channel.arguments import checked_weight
+from rlinf_core.given import spelled, whole
 
 T = TypeVar("T")
 
