@@ -7,11 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from numbers import Real
 from typing import Generic, Protocol, TypeVar, cast
 
-from rlinf_core import spans
+from rlinf_core import env_vars, spans
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.operation_board import OperationBoard, task_strand
 from rlinf_core.waiting import Operation, OperationKind, checked_seconds
@@ -262,20 +262,10 @@ class Work(Generic[T]):
     def then(self, function: Callable[[T], U]) -> Work[U]:
         """A handle of `function(result)`, called in a thread of its own once this one has succeeded.
 
-        A failure of this operation is the failure of that handle.
+        A failure of this operation is the failure of that handle, and so is whatever `function` raises. The operation's
+        deadline is not that of `function`, which has as long as an operation without a timeout.
         """
-        after: Work[U] = Work(self.kind, self.target, max(0.0, self.deadline - time.monotonic()))
-
-        def run() -> None:
-            try:
-                value = function(self.result())
-            except Exception as error:  # noqa: BLE001 - whatever user code raises is the handle's outcome
-                after.fail(error)
-            else:
-                after.finish(value)
-
-        self.add_done_callback(lambda: threading.Thread(target=run, name="rlinf-then", daemon=True).start())
-        return after
+        return Following(self, function)
 
     def result(self) -> T:
         """The result of a finished operation; raises what it failed with."""
@@ -353,3 +343,47 @@ class Work(Generic[T]):
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"
         return f"<Work {self.operation}: {state}>"
+
+
+class Following(Work[U]):
+    """What a function makes of the result of another operation."""
+
+    __slots__ = ("_after",)
+
+    def __init__(self, after: Work[T], function: Callable[[T], U]) -> None:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        super().__init__(OperationKind.METHOD, name, env_vars.TIMEOUT.get())
+        self._after = cast("Work[object]", after)
+
+        def run() -> None:
+            self.since = time.monotonic()
+            try:
+                value = function(after.result())
+            except BaseException as error:  # noqa: BLE001 - whatever user code raises is the handle's outcome
+                self.fail(error)
+            else:
+                self.finish(value)
+
+        after.add_done_callback(lambda: threading.Thread(target=run, name="rlinf-then", daemon=True).start())
+
+    @property
+    def deadline(self) -> float:
+        """When the other operation should have finished; once it has, when the function should have."""
+        return super().deadline if self._after.settled else self._after.deadline
+
+    def wait(self, timeout: float | None = None) -> U:
+        if timeout is None:
+            self._after.wait_until(self._after.deadline)
+        return super().wait(timeout)
+
+    async def async_wait(self) -> U:
+        with suppress(Exception):
+            # Not its own: who is cancelled here gives up what the function makes, not the operation.
+            await Work[object].async_wait(self._after)
+        return await super().async_wait()
+
+    def _too_late(self, seconds: float) -> CommunicationTimeoutError:
+        after = self._after
+        if not after.settled:
+            return after._too_late(min(seconds, after.seconds))
+        return super()._too_late(seconds)

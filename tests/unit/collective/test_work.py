@@ -108,6 +108,54 @@ def test_then_passes_a_failure_on() -> None:
         chained.wait()
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
+def test_then_hands_over_whatever_the_function_raises(error: BaseException) -> None:
+    def fail(value: int) -> None:
+        raise error
+
+    work = new_work()
+    chained = work.then(fail)
+    work.finish(1)
+    with pytest.raises(type(error)):
+        chained.wait(60)
+
+
+def test_the_deadline_of_an_operation_is_not_that_of_what_follows() -> None:
+    work: Work[int] = Work(OperationKind.RECV, "actor:0", 0.05)
+    late = threading.Event()
+
+    def slow(value: int) -> int:
+        late.wait(60)
+        return value + 1
+
+    chained = work.then(slow)
+    work.finish(1)
+    while time.monotonic() < work.deadline:
+        late.wait(0.01)
+    with pytest.raises(CommunicationTimeoutError, match=r"slow`` did not finish in 0 s"):
+        chained.wait(0)
+    threading.Timer(0.05, late.set).start()
+    assert chained.wait() == 2
+    # One that is over has no time left, and what follows it has.
+    assert work.then(lambda value: value + 2).wait() == 3
+
+    async def follow() -> int:
+        return await work.then(lambda value: value + 3).async_wait()
+
+    assert asyncio.run(follow()) == 4
+
+
+def test_what_follows_an_operation_that_is_late_names_the_operation() -> None:
+    work: Work[int] = Work(OperationKind.RECV, "actor:0", 0.01)
+    chained = work.then(lambda value: value + 1)
+    with pytest.raises(CommunicationTimeoutError, match=r"`recv from actor:0` did not finish in 0\.01 s"):
+        chained.wait()
+    with pytest.raises(CommunicationTimeoutError, match=r"`recv from actor:0` did not finish in 0\.01 s"):
+        asyncio.run(chained.async_wait())
+    work.finish(1)
+    assert chained.wait() == 2
+
+
 def test_who_waits_is_on_the_board_while_it_waits() -> None:
     board = Board()
     work = new_work(board=board)
