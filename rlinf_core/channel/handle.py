@@ -106,7 +106,8 @@ class PutRequest(Request[None]):
 
     def result(self) -> None:
         self._heard = True
-        return super().result()
+        if self._error is not None:
+            raise self._error
 
     def exception(self) -> BaseException | None:
         self._heard = True
