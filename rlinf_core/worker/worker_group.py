@@ -10,7 +10,6 @@ from typing import Any, Generic, Self, TypeVar
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.arguments import spelled, whole
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
@@ -18,6 +17,7 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
 from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
