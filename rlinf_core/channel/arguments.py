@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rlinf_core.address import check_name
+from rlinf_core.collective.work import plain_seconds
 from rlinf_core.errors import InvalidNameError
 from rlinf_core.given import spelled
 
@@ -56,14 +57,9 @@ def checked_timeout(timeout: float | None) -> float | None:
     """A timeout, or None for the default.
 
     Raises:
-        ValueError: it is no finite number from 0.
+        ValueError: it is no finite number from 0, or a tensor.
     """
-    if timeout is None:
-        return None
-    number = amount(timeout)
-    if number is None:
-        raise ValueError(f"a timeout is a number of seconds from 0, not {spelled(timeout)}")
-    return number
+    return None if timeout is None else plain_seconds(timeout)
 
 
 def checked_bound(maxsize: int) -> int:

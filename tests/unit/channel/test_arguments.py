@@ -53,7 +53,7 @@ def test_what_is_no_weight_is_refused_and_nothing_is_lost(channel: Channel, numb
 
 @pytest.mark.parametrize("number", NO_AMOUNTS, ids=type)
 def test_what_is_no_time_is_refused_and_nothing_is_lost(channel: Channel, number: Any) -> None:
-    said = r"^a timeout is a number of seconds from 0, not .*"
+    said = r"^a timeout is a number of seconds from 0, (not|and this one is beyond)"
     with pytest.raises(ValueError, match=said):
         channel.put(1, timeout=number)
     with pytest.raises(ValueError, match=said):
@@ -78,8 +78,9 @@ def test_what_is_no_bound_is_refused(number: Any) -> None:
 
 @pytest.mark.parametrize("number", [numpy.float32(2), numpy.int64(2), torch.tensor(2.0), True, 2**70])
 def test_numbers_of_other_libraries_are_numbers(channel: Channel, number: Any) -> None:
-    channel.put("there", weight=number, timeout=number)
-    assert channel.get_batch(number, timeout=number) == ["there"]
+    channel.put("there", weight=number)
+    ten: Any = numpy.float32(10)
+    assert channel.get_batch(number, timeout=ten) == ["there"]
     assert Channel.create("bounded", number, local=True).maxsize == int(number)
 
 
