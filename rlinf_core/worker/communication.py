@@ -11,15 +11,13 @@ from rlinf_core.collective.work import Work
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.worker.calls import check_call
+from rlinf_core.worker.members import Members, broadcast_members, peer_address, source_address
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
-
-# A group by its name, or some of its ranks.
-Members = str | tuple[str, Sequence[int]]
 
 
 class Communication:
@@ -87,7 +85,7 @@ class Communication:
 
         Returns when what was sent may be changed, without waiting for the peer to receive it.
         """
-        peer = _peer(dst_group_name, dst_rank)
+        peer = peer_address(dst_group_name, dst_rank)
         return self._rlinf_pair(peer).send(object, peer, async_op=async_op, timeout=timeout)
 
     @overload
@@ -102,7 +100,7 @@ class Communication:
     def recv(self, src_group_name: str, src_rank: int, async_op: bool, *, timeout: float | None = None) -> Any: ...
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """The next object that the peer sends here."""
-        peer = _peer(src_group_name, src_rank)
+        peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv(peer, async_op=async_op, timeout=timeout)
 
     # One tensor
@@ -120,7 +118,7 @@ class Communication:
 
         A mismatch is an error on both sides: here it is raised by the next operation to this peer, or by the handle.
         """
-        peer = _peer(dst_group_name, dst_rank)
+        peer = peer_address(dst_group_name, dst_rank)
         return self._rlinf_pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
     def recv_tensor(
@@ -133,7 +131,7 @@ class Communication:
         timeout: float | None = None,
     ) -> Any:
         """Fills `tensor` in place with the next tensor that the peer sends here, and returns it."""
-        peer = _peer(src_group_name, src_rank)
+        peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
     # Many
@@ -153,17 +151,21 @@ class Communication:
 
         Args:
             object: what `src` sends.
-            groups: the members besides `src`: names of groups, or pairs of a name and ranks.
+            groups: the members besides `src`, as in `["rollout"]`: names of groups, or pairs of a name and ranks.
             src: group name and rank, or the address, of the one that sends.
             async_op: whether to return a handle at once.
             timeout: seconds.
+
+        Raises:
+            InvalidNameError: `groups` or `src` is of another form.
         """
-        source = src if isinstance(src, WorkerAddress) else _peer(*src)
+        source = source_address(src)
+        named = broadcast_members(groups)
         members: list[WorkerAddress] = []
         if source == self.worker_address:
-            for group in groups:
-                name, ranks = (group, range(self._rlinf_group_size(group))) if isinstance(group, str) else group
-                members.extend(_peer(name, rank) for rank in ranks)
+            for name, ranks in named:
+                taking = range(self._rlinf_group_size(name)) if ranks is None else ranks
+                members.extend(peer_address(name, rank) for rank in taking)
         pair = self._rlinf_group((source, *members))
         return pair.broadcast(object, source, async_op=async_op, timeout=timeout)
 
@@ -193,7 +195,3 @@ class Communication:
         if client is None:
             raise RuntimeFailure("this process is not connected to a job", help="only launched workers communicate")
         return client
-
-
-def _peer(group_name: str, rank: int) -> WorkerAddress:
-    return WorkerAddress.from_name(group_name).get_child_address(rank)

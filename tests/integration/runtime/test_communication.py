@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import MismatchError, PayloadError
+from rlinf_core.errors import InvalidNameError, MismatchError, PayloadError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
@@ -78,6 +78,9 @@ class Talker(Worker):
     def weights(self, group: str) -> int:
         return self.broadcast([1, 2, 3] if self._rank == 1 else None, [group], (group, 1))[2] + self._rank
 
+    def broadcast_to(self, groups: Any, src: Any) -> Any:
+        return self.broadcast(1, groups, src)
+
     def unpicklable(self, group: str) -> None:
         self.send(sys._getframe(), group, 1)
 
@@ -114,6 +117,16 @@ def test_a_message_waits_for_its_receiver(group: WorkerGroup[Talker]) -> None:
 
 def test_broadcast(group: WorkerGroup[Talker]) -> None:
     assert group.weights("talk").wait(timeout=20) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("groups", "src"), [("talk", ("talk", 0)), (["talk"], "talk:0"), ([("talk", 1)], ("talk", 0))])
+def test_a_broadcast_to_what_names_no_members_is_refused_everywhere(
+    group: WorkerGroup[Talker], groups: Any, src: Any
+) -> None:
+    with pytest.raises(WorkerGroupError) as caught:
+        group.broadcast_to(groups, src).wait(timeout=20)
+    assert caught.value.ranks == (0, 1, 2)
+    assert all(isinstance(error, InvalidNameError) for error in caught.value.exceptions)
 
 
 def test_an_object_that_does_not_pickle(group: WorkerGroup[Talker]) -> None:

@@ -1,0 +1,73 @@
+"""Whom an operation means: one worker by its group and rank, the members of a broadcast by their groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import InvalidNameError
+
+# A group by its name, or some of its ranks.
+Members = str | tuple[str, Sequence[int]]
+
+
+def peer_address(group_name: str, rank: int) -> WorkerAddress:
+    """The address of one worker.
+
+    Raises:
+        InvalidNameError: the name or the rank is not well formed.
+    """
+    return WorkerAddress.from_name(group_name).get_child_address(rank)
+
+
+def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
+    """The address of the one that sends in a broadcast.
+
+    Raises:
+        InvalidNameError: `src` is neither a pair nor an address.
+    """
+    if isinstance(src, WorkerAddress):
+        return src
+    pair = cast("object", src)
+    if not isinstance(pair, tuple | list) or len(cast("Sequence[object]", pair)) != 2:
+        raise InvalidNameError(
+            f"the source of a broadcast cannot be {src!r}",
+            where="broadcast, `src`",
+            why="it is one worker, by its group's name and its rank there",
+            help='write `("actor", 0)`, or give its `worker_address`',
+        )
+    return peer_address(*src)
+
+
+def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int] | None]]:
+    """What the members of a broadcast are: each group's name, with the ranks that are meant or None for all.
+
+    Raises:
+        InvalidNameError: `groups` is no sequence of names and of pairs of a name and ranks.
+    """
+    given = cast("object", groups)
+    if isinstance(given, str | bytes | WorkerAddress) or not isinstance(given, Iterable):
+        raise _not_members(given, f"write `[{str(given)!r}]`" if isinstance(given, str | WorkerAddress) else None)
+    return [_member(member) for member in cast("Iterable[object]", given)]
+
+
+def _member(member: object) -> tuple[str, Sequence[int] | None]:
+    if isinstance(member, str):
+        return member, None
+    parts = cast("Sequence[object]", member if isinstance(member, tuple | list) else ())
+    if len(parts) != 2 or not isinstance(parts[0], str):
+        raise _not_members(cast("object", member), None)
+    name, ranks = parts[0], parts[1]
+    if not isinstance(ranks, Iterable) or isinstance(ranks, str | bytes):
+        raise _not_members(parts, f"write `({name!r}, [{ranks!r}])`")
+    return name, cast("Sequence[int]", ranks)
+
+
+def _not_members(given: object, help: str | None) -> InvalidNameError:
+    return InvalidNameError(
+        f"{given!r} does not say who takes part in a broadcast",
+        where="broadcast, `groups`",
+        why="it takes a list of groups, each by its name, or as a pair of its name and a list of ranks",
+        help=help or 'write `["rollout"]`, or `[("rollout", [0, 1])]`',
+    )
