@@ -378,37 +378,3 @@ class ChannelClient(Backend):
 
 def _packed(encoded: Encoded) -> bytes:
     return wire.pack_item(encoded.head, encoded.parts)
-
-
-class ChannelClients:
-    """All channels of one process, by name.
-
-    Args:
-        endpoint: of this process.
-        me: the address of the worker that this process is, or of the driver.
-        connector: finds the processes of channels.
-    """
-
-    def __init__(self, endpoint: Endpoint, me: WorkerAddress, connector: Connector) -> None:
-        self._endpoint = endpoint
-        self._me = me
-        self._connector = connector
-        self._pending = Pending(endpoint)
-        self._lock = threading.Lock()
-        self._clients: dict[str, ChannelClient] = {}
-        self._by_address: dict[str, ChannelClient] = {}
-        endpoint.on_peer_lost(self._lost)
-
-    def client(self, name: str) -> ChannelClient:
-        """The channel of this name, which need not exist yet."""
-        with self._lock:
-            client = self._clients.get(name)
-            if client is None:
-                client = ChannelClient(self._endpoint, self._me, self._connector, self._pending, name)
-                self._clients[name] = self._by_address[client.address.get_name()] = client
-            return client
-
-    def _lost(self, address: str, reason: str) -> None:
-        client = self._by_address.get(address)
-        if client is not None:
-            client.lost(reason)

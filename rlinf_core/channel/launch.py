@@ -10,7 +10,8 @@ from typing import Any, cast
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.arguments import check_channel_name
-from rlinf_core.channel.client import ChannelClient, ChannelClients
+from rlinf_core.channel.client import ChannelClient
+from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.process import ChannelProcess
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api

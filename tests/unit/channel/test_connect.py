@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.launch import ChannelConnector
 from rlinf_core.channel.request import _GRACE
 from rlinf_core.collective.connector import FixedConnector
