@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
+from rlinf_core.cluster.ray_api import no_cluster, ray_api
+from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError, is_consequence
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
@@ -75,6 +75,7 @@ class WorkerGroupHandle(Generic[T]):
         self._names = tuple(str(member.address) for member in members)
         self._kind = OperationKind.LAUNCH if method == "__init__" else OperationKind.CALL
         self._references = references
+        self._client = current_client()
         self._results: list[T] | None = None
         self._durations: list[dict[str, float]] | None = None
         self._error: WorkerGroupError | None = None
@@ -93,10 +94,11 @@ class WorkerGroupHandle(Generic[T]):
             WorkerGroupError: the method failed on a rank, with each failed rank's own exception. It is raised soon
                 after the first failure, whatever the other ranks still do.
             CommunicationTimeoutError: some ranks have not answered in time; waiting again is possible.
+            ClusterError: the cluster was shut down before.
         """
         if not self._settled:
             seconds = env_vars.CALL_TIMEOUT.get() if timeout is None else timeout
-            client = current_client()
+            client = self._connected()
             if client is None:
                 self._wait(Deadline.after(seconds), None, 0)
             else:
@@ -106,6 +108,13 @@ class WorkerGroupHandle(Generic[T]):
                 finally:
                     client.board.end(serial)
         return self._answer()
+
+    def _connected(self) -> ManagerClient | None:
+        """What this process has of the job that the call was made in."""
+        client = current_client()
+        if client is not self._client:
+            raise no_cluster() if client is None else ClusterError(f"the cluster of {self._title} was shut down")
+        return client
 
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
@@ -140,7 +149,7 @@ class WorkerGroupHandle(Generic[T]):
     async def async_wait(self) -> list[T]:
         """As `wait` with the default timeout, for asyncio."""
         if not self._settled:
-            client = current_client()
+            client = self._connected()
             board = client.board if client else OperationBoard()
             serial = board.begin(self._kind, self._title, peers=self._names, strand=task_strand())
             answers = _together(self._references)

@@ -21,7 +21,7 @@ from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
-from rlinf_core.placement.strategy import PlacementStrategy
+from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
@@ -144,7 +144,7 @@ class WorkerGroup(Generic[W]):
                 f"group `{self._name}` is running already", help="shut it down first, or create another"
             )
         base = self._base_address(name)
-        strategy = placement_strategy or default_strategy(cluster.topology)
+        strategy = placement_strategy or default_strategy(topology_of(cluster))
         placements = strategy.get_placement(cluster, isolate_accelerator)
         pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
         self._members = launch_members(cluster, base, placements, pickled, max_concurrency)

@@ -54,6 +54,7 @@ talker.talk().wait()
 
 # Ray comes first: then it has made up its mind about starting by itself before rlinf is there.
 AFTERWARDS = """
+import asyncio
 import ray
 from rlinf_core import Cluster, ClusterError, Worker
 
@@ -72,6 +73,7 @@ group = Idle.create_group().launch(cluster, name="idle")
 handle = group.ready()
 cluster.shutdown()
 refused(handle.wait)
+refused(lambda: asyncio.run(handle.async_wait()))
 refused(lambda: Idle.create_group().launch(cluster))
 refused(lambda: cluster.allocate(object, node_rank=0))
 refused(lambda: cluster.client)
@@ -79,6 +81,9 @@ refused(lambda: cluster.declare_groups("idle"))
 refused(lambda: cluster.record(None))
 refused(lambda: ray.put(1))
 print(ray.is_initialized())
+with Cluster(num_nodes=1) as another:
+    Idle.create_group().launch(another)
+    refused(handle.wait)
 """
 
 FORK = """
@@ -159,7 +164,11 @@ def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
 def test_after_its_end_nothing_starts_another_by_accident() -> None:
     done = _run(AFTERWARDS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["the cluster was shut down"] * 7 + ["False"]
+    assert done.stdout.splitlines() == [
+        *["the cluster was shut down"] * 8,
+        "False",
+        "the cluster of idle.ready() was shut down",
+    ]
 
 
 def test_a_forked_child_ends_by_itself_and_leaves_the_cluster_alone() -> None:
