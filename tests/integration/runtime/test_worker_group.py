@@ -49,6 +49,11 @@ class Probe(Worker):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         return {name: os.environ[name] for name in names}
 
+    def threads(self) -> tuple[str, int]:
+        import torch
+
+        return os.environ["OMP_NUM_THREADS"], torch.get_num_threads()
+
     def info(self) -> tuple[str, int, str]:
         return str(self.worker_address), self.worker_info.node_id, str(self.torch_device)
 
@@ -140,6 +145,11 @@ def test_a_view_calls_its_ranks_in_the_order_given_and_leaves_the_group_alone(gr
 def test_a_rank_that_does_not_exist_is_refused(group: WorkerGroup[Probe]) -> None:
     with pytest.raises(ValueError, match="has no rank 4, only 0-3"):
         group.execute_on(4)
+
+
+def test_each_computes_on_as_many_threads_as_its_environment_says(group: WorkerGroup[Probe]) -> None:
+    said = os.environ.get("OMP_NUM_THREADS", "1")
+    assert group.threads().wait() == [(said, int(said))] * 4
 
 
 def test_the_environment_is_that_of_the_placement(group: WorkerGroup[Probe]) -> None:
