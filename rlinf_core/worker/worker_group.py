@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
@@ -15,7 +16,7 @@ from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
-from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import InvalidNameError, PayloadError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import current_client
@@ -37,6 +38,8 @@ _EXIT_SECONDS = 0.5
 
 # What workers have by themselves. `create_group` runs in none of them: a class may extend it.
 _OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"}
+# What pickling raises.
+_NO_PICKLE = (TypeError, pickle.PicklingError)
 # The groups that this process launched and has not shut down.
 _running: weakref.WeakSet[WorkerGroup[Any]] = weakref.WeakSet()
 
@@ -49,10 +52,18 @@ class GroupMethod:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
-        """Calls it on every rank with the same arguments."""
-        members = self._view.members
-        # The method is the task's name, which Ray sends anyhow.
-        references = [member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in members]
+        """Calls it on every rank with the same arguments.
+
+        Raises:
+            PayloadError: an argument does not pickle. No rank was called.
+        """
+        try:
+            # The method is the task's name, which Ray sends anyhow.
+            references = [
+                member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in self._view.members
+            ]
+        except _NO_PICKLE as error:
+            raise _unpicklable(f"an argument of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
@@ -60,6 +71,7 @@ class GroupMethod:
 
         Raises:
             ValueError: an argument is no sequence, or has another length than there are ranks.
+            PayloadError: a share does not pickle. The ranks that had theirs are cancelled.
         """
         members = self._view.members
         for share in (*per_rank, *per_rank_named.values()):
@@ -68,12 +80,19 @@ class GroupMethod:
                 raise ValueError(f"{spelled(share)} is no sequence for {len(members)} workers: give an item for each")
             if items != len(members):
                 raise ValueError(f"{items} items for {len(members)} workers: give one for each")
-        references = [
-            member.actor.call.options(name=self._name).remote(
-                *(share[i] for share in per_rank), **{k: share[i] for k, share in per_rank_named.items()}
-            )
-            for i, member in enumerate(members)
-        ]
+        references: list[Any] = []
+        for rank, member in enumerate(members):
+            named = {name: share[rank] for name, share in per_rank_named.items()}
+            try:
+                references.append(
+                    member.actor.call.options(name=self._name).remote(*(share[rank] for share in per_rank), **named)
+                )
+            except _NO_PICKLE as error:
+                called = GroupView(self._view.group, members[:rank]).handle(self._name, references)
+                # How it ends is nobody's to see.
+                called.observed = True
+                called.cancel()
+                raise _unpicklable(f"a share of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
 
 
@@ -136,6 +155,7 @@ class WorkerGroup(Generic[W]):
             RuntimeFailure: this group, or another of the name, is running already.
             PlacementError: the cluster cannot hold the processes as asked.
             ValueError: `max_concurrency` is no whole number from 1.
+            PayloadError: the class or an argument does not pickle.
         """
         if max_concurrency is not None and (whole(max_concurrency) or 0) < 1:
             raise ValueError(f"`max_concurrency` is {spelled(max_concurrency)}, expected a whole number from 1")
@@ -146,7 +166,11 @@ class WorkerGroup(Generic[W]):
         base = self._base_address(name)
         strategy = placement_strategy or default_strategy(topology_of(cluster))
         placements = strategy.get_placement(cluster, isolate_accelerator)
-        pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
+        try:
+            pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
+        except _NO_PICKLE as error:
+            name_of_class = self.worker_class.__name__
+            raise _unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
         self._members = launch_members(cluster, base, placements, pickled, max_concurrency)
         self._name = str(base)
         _running.add(self)
@@ -333,6 +357,16 @@ def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
                 why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
                 help="give the method another name",
             )
+
+
+def _unpicklable(what: str, error: Exception) -> PayloadError:
+    # Ray wraps it in a report of its own, which is long.
+    cause = error.__cause__ or error
+    return PayloadError(
+        f"{what} cannot be sent",
+        why=f"it does not pickle: {type(cause).__name__}: {cause}",
+        help="send plain data, and let workers open and make the rest themselves: files, locks, connections",
+    )
 
 
 def _items(share: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import PayloadError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
@@ -98,6 +99,20 @@ def test_a_generator_is_refused_by_its_name(givers: WorkerGroup[Giver], method: 
     for error in caught.value.exceptions:
         assert isinstance(error, TypeError)
         assert f"`Giver.{method}` gave a generator, which cannot travel: return a list" in str(error)
+
+
+def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[Giver]) -> None:
+    lock = threading.Lock()
+    for call in (
+        lambda: givers.add(lock),
+        lambda: givers.add(number=[lock]),
+        lambda: givers.add.scatter([1, lock]),
+        lambda: Giver.create_group(lock).launch(cluster),
+    ):
+        with pytest.raises(PayloadError, match="it does not pickle: TypeError: cannot pickle") as caught:
+            call()
+        assert len(str(caught.value).splitlines()) == 3
+    assert givers.add.scatter([1, 2]).wait(timeout=HANGS) == [1, 3]
 
 
 @pytest.mark.parametrize("rank", ["0", None, [0, 1], 0.0, True, -1, 10**400])
