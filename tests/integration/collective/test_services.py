@@ -147,7 +147,13 @@ def test_a_killed_consumer_gives_back_what_was_passed_on_to_it(make_cast: Any) -
     forward_all(cast, deliveries, "consumer:0", 1)
     assert consumer.call(opened, 1, True) == [500_000]
     consumer.kill()
-    wait_for(lambda: producer.call(used) == 0)
+
+    def given_back() -> bool:
+        # As a channel does now and then: a connection may end a moment before its process is dead.
+        cast.here.endpoint.collect()
+        return producer.call(used) == 0
+
+    wait_for(given_back)
 
 
 def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
