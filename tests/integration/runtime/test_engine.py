@@ -56,7 +56,7 @@ talker.talk().wait()
 AFTERWARDS = """
 import asyncio
 import ray
-from rlinf_core import Cluster, ClusterError, Worker
+from rlinf_core import Channel, Cluster, ClusterError, RLinfError, Worker, WorkerGroup
 
 class Idle(Worker):
     def ready(self):
@@ -68,8 +68,18 @@ def refused(what):
     except ClusterError as error:
         print(error.message)
 
+def fails(what):
+    try:
+        what()
+    except RLinfError:
+        return True
+    return False
+
 cluster = Cluster(num_nodes=1)
 group = Idle.create_group().launch(cluster, name="idle")
+view = group.execute_on(0)
+channel = Channel.create("belt")
+channel.put(1)
 handle = group.ready()
 # Answered, which nobody has looked at: what is in the midst of a call is cancelled, and says that.
 group.ready().wait()
@@ -82,6 +92,29 @@ refused(lambda: cluster.client)
 refused(lambda: cluster.declare_groups("idle"))
 refused(lambda: cluster.record(None))
 refused(lambda: ray.put(1))
+refused(lambda: view.ready())
+refused(lambda: view.ready.scatter([1]))
+uses = (
+    lambda: group.ready(),
+    lambda: group.execute_on(0),
+    lambda: group.take_spans(),
+    lambda: WorkerGroup.from_group_name(Idle, "idle"),
+    lambda: channel.put(2),
+    lambda: channel.put(2, async_op=True).wait(),
+    lambda: channel.get(),
+    lambda: channel.get_nowait(),
+    lambda: channel.get(async_op=True).wait(),
+    lambda: channel.get_batch(1),
+    lambda: channel.qsize(),
+    lambda: next(iter(channel)),
+    lambda: Channel.create("another"),
+    lambda: Channel.connect("belt"),
+)
+print([fails(use) for use in uses] == [True] * len(uses))
+# What is known of it needs nobody's answer, and ending it again ends nothing.
+print(cluster.num_nodes, cluster.get_node_info(0).rank, cluster.get_node_group("node").num_units)
+group.shutdown()
+cluster.shutdown()
 print(ray.is_initialized())
 with Cluster(num_nodes=1) as another:
     Idle.create_group().launch(another)
@@ -167,7 +200,9 @@ def test_after_its_end_nothing_starts_another_by_accident() -> None:
     done = _run(AFTERWARDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        *["the cluster was shut down"] * 8,
+        *["the cluster was shut down"] * 10,
+        "True",
+        "1 0 1",
         "False",
         "the cluster of idle.ready() was shut down",
     ]
