@@ -312,16 +312,21 @@ class _Here(Origin):
 
 def _settle(link: Link, sequence: int, sent: str | None, expected: str | None) -> None:
     """The receiver said what became of a message of this link."""
-    work = link.outgoing.unacknowledged.pop(sequence, None)
+    outgoing = link.outgoing
+    work = outgoing.unacknowledged.get(sequence)
     if sent is None or expected is None:
         if work is not None:
             work.finish(None)
-        return
-    error = MismatchError(sent, expected, where=f"{link.me} -> {link.peer}")
-    _log.warning("%s", error)
-    if work is None or not work.fail(error) or work.serial is None:
-        # The operation itself is over: the next one on this link tells.
-        link.outgoing.refused(error)
+    else:
+        error = MismatchError(sent, expected, where=f"{link.me} -> {link.peer}")
+        _log.warning("%s", error)
+        if work is None or work.serial is None or not work.fail(error):
+            # The operation itself is over: the next one on this link tells.
+            outgoing.refused(error)
+            if work is not None:
+                work.fail(error)
+    # Last: who finds nothing unacknowledged finds all refusals.
+    outgoing.unacknowledged.pop(sequence, None)
 
 
 def _lease(connection: Connection, frame: Frame) -> Lease:
