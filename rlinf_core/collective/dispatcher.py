@@ -312,21 +312,11 @@ class _Here(Origin):
 
 def _settle(link: Link, sequence: int, sent: str | None, expected: str | None) -> None:
     """The receiver said what became of a message of this link."""
-    outgoing = link.outgoing
-    work = outgoing.unacknowledged.get(sequence)
-    if sent is None or expected is None:
-        if work is not None:
-            work.finish(None)
-    else:
+    error = None
+    if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{link.me} -> {link.peer}")
         _log.warning("%s", error)
-        if work is None or work.serial is None or not work.fail(error):
-            # The operation itself is over: the next one on this link tells.
-            outgoing.refused(error)
-            if work is not None:
-                work.fail(error)
-    # Last: who finds nothing unacknowledged finds all refusals.
-    outgoing.unacknowledged.pop(sequence, None)
+    link.outgoing.acknowledged(sequence, error)
 
 
 def _lease(connection: Connection, frame: Frame) -> Lease:

@@ -226,8 +226,18 @@ class Outgoing:
             time.sleep(_DRAIN_SLICE)
         return not self._busy
 
-    def refused(self, error: MismatchError) -> None:
-        self._refusals.append(error)
+    def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
+        """The peer took a message, or it did not fit there. Told by its operation, or where that is over by the next."""
+        work = self.unacknowledged.get(sequence)
+        if error is None:
+            if work is not None:
+                work.finish(None)
+        elif work is None or work.serial is None or not work.fail(error):
+            self._refusals.append(error)
+            if work is not None:
+                work.fail(error)
+        # Last: who finds nothing unacknowledged finds all refusals.
+        self.unacknowledged.pop(sequence, None)
 
     def raise_refusal(self) -> None:
         """Raises the first mismatch that the peer reported and that no operation has raised yet."""

@@ -132,7 +132,19 @@ def test_a_job_that_fails_fails_its_work_only() -> None:
 
 def test_a_refusal_is_raised_once() -> None:
     outgoing = Outgoing("peer:0")
-    outgoing.refused(MismatchError("a", "b"))
+    outgoing.acknowledged(1, MismatchError("a", "b"))
     with pytest.raises(MismatchError):
         outgoing.raise_refusal()
     outgoing.raise_refusal()
+
+
+def test_who_finds_nothing_unacknowledged_finds_every_refusal() -> None:
+    outgoing, error = Outgoing("me -> peer"), MismatchError("float32[1]", "float32[2]")
+    # Of a send that has returned: nobody holds it.
+    work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
+    outgoing.unacknowledged[7] = work
+    found: list[tuple[list[MismatchError], list[int]]] = []
+    work.add_done_callback(lambda: found.append((outgoing.take_refusals(), list(outgoing.unacknowledged))))
+    outgoing.acknowledged(7, error)
+    assert found == [([error], [7])]
+    assert outgoing.unacknowledged == {}
