@@ -227,7 +227,7 @@ class Outgoing:
         return not self._busy
 
     def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
-        """The peer took a message, or it did not fit there. Told by its operation, or where that is over by the next."""
+        """The peer took a message, or it did not fit there: for its operation, or where that is over for the next."""
         work = self.unacknowledged.get(sequence)
         if error is None:
             if work is not None:
