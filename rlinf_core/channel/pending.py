@@ -45,6 +45,7 @@ class Pending:
         self.farewells: dict[Link, Farewell] = {}
         self._deadlines = Deadlines(lambda: self._open)
         endpoint.serve(wire.REPLIES, self._reply)
+        endpoint.on_close(self._fail_all)
 
     def next_ticket(self) -> int:
         return next(self._tickets)
@@ -99,6 +100,14 @@ class Pending:
                 if request.target == channel and requests.pop(ticket, None) is not None:
                     taken.append(request)
         return taken
+
+    def _fail_all(self, error: Exception) -> None:
+        """This process hears of channels no more."""
+        for requests in (self._open, self._withdrawn):
+            for request in requests.copy().values():
+                if request.fail(error):
+                    # Seen: a put may have been accepted, so nobody is told that its item is lost.
+                    request.exception()
 
     # What brokers say; in the thread that reads
 

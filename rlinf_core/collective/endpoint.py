@@ -96,6 +96,7 @@ class Endpoint:
         # Shared memory of processes that are gone, by identity.
         self._orphans: list[int] = []
         self._closed = False
+        self._on_close: list[Callable[[Exception], object]] = []
         self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._arena = Arena(self.settings.arena_bytes, self._release_event)
         self._directory = UnixDirectory(directory)
@@ -273,6 +274,10 @@ class Endpoint:
         """Calls `callback(address, reason)` when the process of a peer is gone; it must not block."""
         self._links.on_lost(callback)
 
+    def on_close(self, callback: Callable[[Exception], object]) -> None:
+        """Calls `callback` when this endpoint closes, with what operations fail with that nobody waits in."""
+        self._on_close.append(callback)
+
     def links(self) -> list[Link]:
         """What its addresses have talked to, and wanted to."""
         return self._links.all()
@@ -324,7 +329,10 @@ class Endpoint:
         self._listener.close()
         for connection in self._connections.all():
             connection.post(Frame(Kind.GOODBYE).pack())
-        self.fail(CancelledOperationError("the endpoint was closed"))
+        closed = CancelledOperationError("the endpoint was closed")
+        self.fail(closed)
+        for callback in self._on_close:
+            callback(closed)
         for connection in self._connections.all():
             self._connections.forget(connection)
             self._reactor.close(connection)

@@ -23,6 +23,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.waiting import OperationKind
+from tests.promise import within
 from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted, until
 
 
@@ -322,3 +323,18 @@ def test_what_nobody_waits_for_ends_in_time_though_its_channel_cannot_be_told(st
     outgoing.connection = kept
     with pytest.raises(CommunicationTimeoutError, match="get on channel `c`"):
         request.wait()
+
+
+def test_what_nobody_waits_in_fails_when_its_process_leaves(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    client = greeted(stage, "p:0")
+    put, get = client.put("item", key="a", async_op=True), client.get(key="b", async_op=True)
+    batch = client.get_batch(3, key="c", async_op=True)
+    put.wait()
+    begun = time.monotonic()
+    stage.endpoints["p:0"].close()
+    for handle in (get, batch):
+        with pytest.raises(CancelledOperationError, match="the endpoint was closed"):
+            handle.wait()
+    assert time.monotonic() - begun < within(2)
+    assert put.done()
+    assert caplog.text == ""
