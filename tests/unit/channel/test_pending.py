@@ -102,6 +102,8 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
     monkeypatch.setattr(PostOffice, "deliver", blind)
     monkeypatch.setattr(PostOffice, "answer", answer_blind)
     monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
+    # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
+    monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
     answered = Boxes.answered
     monkeypatch.setattr(Boxes, "answered", lambda self, ticket: next(looks, True) and answered(self, ticket))
@@ -109,7 +111,7 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
     producer.put("second", timeout=10)
     looks = iter([False, False])
     assert consumer.get(timeout=10) == "second"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < within(5)
 
 
 @pytest.mark.parametrize("ends", ["closed", "failed", "withdrawn"])
