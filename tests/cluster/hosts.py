@@ -74,7 +74,7 @@ class Control:
     def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        settings: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 280, **options}
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 110, **options}
         return subprocess.run(self.argv(argv), env=self.environment(env), **settings)
 
     def spawn(

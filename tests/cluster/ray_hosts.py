@@ -127,7 +127,7 @@ class Driver:
         self.process.stdin.write(json.dumps([step, *args]) + "\n")
         self.process.stdin.flush()
 
-    def result(self, seconds: float = 200.0) -> Any:
+    def result(self, seconds: float = 100.0) -> Any:
         """What the step returned that was called first of those whose result was not asked for."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:

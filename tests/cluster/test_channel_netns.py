@@ -12,9 +12,8 @@ import pytest
 from tests.cluster import ray_hosts
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver
-from tests.promise import within
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
 _SCRIPT = Path(__file__).with_name("channel_driver.py")
 HEAD, OTHER = "render0", "render1"
 
@@ -54,4 +53,4 @@ def test_what_was_on_its_way_to_a_host_that_vanishes_goes_to_the_next_consumer(j
     began = time.monotonic()
     with hosts[OTHER].unplugged():
         assert job.call("answer", 0) == list(sizes.values())
-        assert time.monotonic() - began < within(15)
+        assert time.monotonic() - began < 15

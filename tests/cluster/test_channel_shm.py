@@ -22,7 +22,7 @@ _SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /d
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
 def test_items_of_up_to_100_mb_pass_where_dev_shm_has_64() -> None:
     if subprocess.run([*_SMALL, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("nothing can be mounted here")
@@ -31,7 +31,7 @@ def test_items_of_up_to_100_mb_pass_where_dev_shm_has_64() -> None:
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=170,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.hosts import Hosts, sweep
 
 pytestmark = pytest.mark.netns
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2")
 
 
 def test_each_host_has_its_own_name_processes_tmp_and_home(hosts: Hosts) -> None:

@@ -12,12 +12,12 @@ import pytest
 if TYPE_CHECKING:
     from tests.cluster.hosts import Hosts
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(180)]
 
 DECLARED = """\
 cluster:
   num_nodes: 3
-  ssh: {connect_timeout: 20}
+  ssh: {connect_timeout: 5}
   node_groups:
     - label: trainer
       node_ranks: 0-1

@@ -15,10 +15,8 @@ from tests.cluster import ray_hosts
 from tests.cluster.host import Host
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver, RayHosts
-from tests.promise import within
 
-# The first test waits for the hosts and for two Rays.
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.netns
 _SCRIPT = Path(__file__).with_name("netns_driver.py")
 
 
@@ -89,10 +87,10 @@ def test_a_death_on_the_other_host_is_told_with_its_evidence(job: Any, pair: Ray
     job.call("say", 2, "the last thing that it said")
     job.begin("death", 0, 2)
     until_it_waits(pair, hosts["trainer0"], "peer:0")
-    hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
     began = time.monotonic()
+    hosts["trainer1"].run(["kill", "-KILL", str(job.places[2][1])])
     told = job.result()
-    assert time.monotonic() - began < within(2)
+    assert time.monotonic() - began < 2
     assert [one["address"] for one in told] == ["peer:2"] * 2
     assert [one["where"] for one in told] == ["peer:0", None]
     for one in told:
@@ -106,7 +104,7 @@ def test_a_host_that_vanishes_is_told_within_fifteen_seconds(job: Any, pair: Ray
     began = time.monotonic()
     with hosts["trainer1"].unplugged():
         told = job.result()
-        assert time.monotonic() - began < within(15)
+        assert time.monotonic() - began < 15
     for one in told:
         assert (one["address"], one["node"]) == ("peer:1", f"node 0 ({hosts['trainer1'].address})")
         assert "its host no longer answers" in one["cause"]

@@ -38,7 +38,7 @@ class Site:
             "cluster:",
             f"  num_nodes: {len(names)}",
             f"  ports: {PORTS.start}-{PORTS.stop - 1}",
-            "  ssh: {connect_timeout: 8}",
+            "  ssh: {connect_timeout: 3}",
             "  node_groups:",
             "    - label: g",
             "      node_ranks: all",

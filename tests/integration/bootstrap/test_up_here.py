@@ -18,7 +18,7 @@ import pytest
 from rlinf_core.bootstrap import node_processes, state
 
 Run = Callable[..., Any]
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(300)
 
 
 def free_ports() -> range:

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.promise import within
-
 _SCRIPT = Path(__file__).with_name("soak.py")
 _ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -38,13 +36,13 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(_ROOT)},
         capture_output=True,
         text=True,
-        timeout=seconds + 300,
+        timeout=seconds + 120,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.strip().splitlines()[-1])
     # The guardian of the embedded Ray ends a moment after its driver, and is one of these processes.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while (left := _processes_with(str(temporary))) and time.monotonic() < deadline:
         time.sleep(0.05)
     report["processes"] = left
@@ -66,7 +64,7 @@ def _processes_with(folder: str) -> list[str]:
     return found
 
 
-def check_report(report: dict[str, Any], slack: int = 8 * MIB) -> None:
+def check_report(report: dict[str, Any]) -> None:
     # How much goes through and how often it kills depends on the machine; that some does, on us.
     assert report["accepted"] > 0
     assert report["kills"] > 0
@@ -80,7 +78,7 @@ def check_report(report: dict[str, Any], slack: int = 8 * MIB) -> None:
     assert report["shared memory held here"] == 0
     memory: list[int] = report["memory"]
     third = max(1, len(memory) // 3)
-    assert median(memory[-third:]) < median(memory[:third]) + slack
+    assert median(memory[-third:]) < median(memory[:third]) + 8 * MIB
     assert max(report["descriptors"][-3:]) <= max(report["descriptors"][:3]) + 12
     assert report["descriptors at the end"] <= report["descriptors"][0]
     assert [name for name in report["threads here"] if name.startswith(("rlinf-send", "rlinf-channel"))] == []
@@ -88,10 +86,9 @@ def check_report(report: dict[str, Any], slack: int = 8 * MIB) -> None:
     assert report["processes"] == []
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(200)
 def test_30_seconds(short_folder: Path) -> None:
-    # On a busy machine few are killed in the time, and few looks show how busy a channel was, not what it keeps.
-    check_report(soak(30, 1, short_folder), slack=int(within(8 * MIB)))
+    check_report(soak(30, 1, short_folder))
 
 
 @pytest.mark.nightly

@@ -18,7 +18,7 @@ from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.run_folder import RunFolder
 
 # Each test starts Ray more than once.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(300)
 RLINF = Path(sys.executable).with_name("rlinf")
 # So small that a step takes milliseconds.
 SMALL = (
@@ -65,7 +65,7 @@ def running(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def rlinf(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RLINF, *arguments], capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run([RLINF, *arguments], capture_output=True, text=True, timeout=140, check=False)
 
 
 def last_run() -> RunFolder:
@@ -76,7 +76,7 @@ def last_run() -> RunFolder:
 
 def test_interrupted_and_continued_to_its_end(running: subprocess.Popen[str]) -> None:
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=200)
+    out, err = running.communicate(timeout=100)
     assert (running.returncode, out) == (130, ""), err
     assert "Traceback" not in err
     assert "goes on from the last checkpoint" in err
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_is_told_first(running: subprocess.Popen[str]) -> Non
     workers = {worker["name"]: worker for worker in json.loads(jobs.stdout)["workers"]}
     victim = workers["RolloutGroup:0"]["pid"]
     os.kill(victim, signal.SIGKILL)
-    out, err = running.communicate(timeout=200)
+    out, err = running.communicate(timeout=100)
     assert (running.returncode, out) == (1, ""), err
     _, _, told = err.partition("error: ")
     assert re.match(r"`RolloutGroup:0` died in `\w+`\n", told), err

@@ -22,10 +22,8 @@ from rlinf_core.errors import (
     RuntimeFailure,
     WorkerDiedError,
 )
-from tests.promise import within
 
 THERE = WorkerAddress("there", 0)
-# Seconds within which a death is heard of: an operation waits for thirty.
 WITHIN = 2.0
 
 
@@ -91,10 +89,10 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
     wait_for(lambda: cast.here.endpoint.board.waiting())
     there.kill()
     killed = time.monotonic()
-    thread.join(30)
+    thread.join(10)
     assert isinstance(outcome[0], WorkerDiedError)
     assert outcome[0].address == "there:0"
-    assert time.monotonic() - killed < within(WITHIN)
+    assert time.monotonic() - killed < WITHIN
 
 
 def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast: Any) -> None:
@@ -146,9 +144,9 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
     wait_for(lambda: cast.here.endpoint.board.waiting(), 20)
     there.kill()
     killed = time.monotonic()
-    thread.join(30)
+    thread.join(10)
     assert isinstance(outcome[0], WorkerDiedError)
-    assert time.monotonic() - killed < within(WITHIN)
+    assert time.monotonic() - killed < WITHIN
 
 
 def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
@@ -340,7 +338,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     try:
         # The child has inherited the sockets: the peer's death must be seen all the same.
         there.kill()
-        thread.join(within(WITHIN))
+        thread.join(WITHIN)
         assert isinstance(outcome[0], WorkerDiedError)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -359,7 +357,7 @@ def count_descriptors() -> int:
 
 
 def test_nothing_is_left_after_close(make_cast: Any) -> None:
-    shm, before = set(os.listdir("/dev/shm")), 0
+    shm, before = set(os.listdir("/dev/shm")), None
     # Other tests of this process may have an endpoint of their own open.
     others = set(threading.enumerate())
     for _ in range(3):
@@ -380,10 +378,10 @@ def test_nothing_is_left_after_close(make_cast: Any) -> None:
         cast.peers.clear()
         left = [thread.name for thread in threading.enumerate() if thread not in others]
         assert [name for name in left if name.startswith("rlinf")] == []
-        # The Ray that other tests started in this process opens some of its own now and then, and closes them again.
-        before = before or count_descriptors()
-        wait_for(lambda before=before: count_descriptors() <= before)
-    wait_for(lambda: set(os.listdir("/dev/shm")) <= shm)
+        after = count_descriptors()
+        assert before in (None, after)
+        before = after
+    assert set(os.listdir("/dev/shm")) == shm
 
 
 def test_descriptors_do_not_grow_with_messages(make_cast: Any) -> None:
@@ -398,8 +396,7 @@ def test_descriptors_do_not_grow_with_messages(make_cast: Any) -> None:
         group.recv(THERE)
         counts.append(count_descriptors())
     there.result()
-    # The Ray that other tests started in this process opens some of its own now and then, and closes them again.
-    wait_for(lambda: count_descriptors() <= counts[5])
+    assert counts[-1] == counts[5]
 
 
 def test_what_is_queued_can_be_failed_too(make_cast: Any) -> None:

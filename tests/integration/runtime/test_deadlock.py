@@ -13,10 +13,6 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
-from tests.promise import within
-
-# Seconds within which a deadlock has been named; three as a rule.
-SOON = 8
 
 
 class Knot(Worker):
@@ -81,7 +77,7 @@ def test_a_ring_of_receives_is_named_in_all_its_members(knot: WorkerGroup[Knot],
     began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         getattr(knot, method)().wait(timeout=60)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 8
     assert caught.value.ranks == (0, 1, 2)
     for error in caught.value.exceptions:
         assert isinstance(error, DeadlockError)
@@ -107,7 +103,7 @@ def test_a_driver_that_waits_for_just_the_stuck_worker_cannot_wake_it(knot: Work
     began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         knot.execute_on(0).take(1).wait()
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 8
     (error,) = caught.value.exceptions
     assert isinstance(error, DeadlockError)
     assert "knot:1 is idle" in error.picture
@@ -148,7 +144,7 @@ def test_workers_that_call_each_other(knot: WorkerGroup[Knot], method: str) -> N
     began = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         getattr(knot.execute_on(0), method)("knot", "call_back", 1).wait()
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 10
     assert "deadlock among `knot:0`, `knot:1`" in str(_innermost(caught.value))
 
 
@@ -158,8 +154,6 @@ def _innermost(error: Exception) -> Exception:
     return error
 
 
-# Thousands of turns, on a machine that may be slow.
-@pytest.mark.timeout(600)
 def test_circular_work_that_goes_on_is_no_deadlock(cluster: Cluster) -> None:
     environments = Env.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="environment")
     policies = Policy.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="policy")

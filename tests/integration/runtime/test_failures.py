@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import re
 import resource
 import signal
 import sys
@@ -29,10 +28,6 @@ from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
-from tests.promise import within
-
-# Seconds within which news has come: an operation waits far longer for a peer.
-SOON = 2
 
 
 class Memory(logging.Handler):
@@ -68,7 +63,7 @@ class Peer(Worker):
         logging.getLogger("rlinf").addHandler(memory)
         began = time.monotonic()
         try:
-            self.recv(group, 0, timeout=2)
+            self.recv(group, 0, timeout=0.5)
         except PeerNotFoundError as error:
             return memory.lines, time.monotonic() - began, str(error)
         finally:
@@ -144,7 +139,7 @@ def test_a_death_reaches_who_waits_with_its_cause(
     ending = mortal.end(how)
     began = time.monotonic()
     error = only_error(waiting)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 2
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"{name}:0"
     assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
@@ -163,10 +158,10 @@ def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGro
     ending = mortal.end("kill")
     began = time.monotonic()
     assert isinstance(only_error(waiting), WorkerDiedError)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 2
     # Ray may hear of it later than the workers do.
     while not ending.failed:
-        assert time.monotonic() - began < within(10)
+        assert time.monotonic() - began < 2
         time.sleep(0.02)
     with pytest.raises(WorkerGroupError):
         mortal.shutdown()
@@ -180,7 +175,7 @@ def test_who_comes_after_a_death_hears_of_it_at_once(cluster: Cluster, waiters: 
     assert caught.value.places == {0: f"node 0 ({cluster.get_node_ip(0)}), pid {pid}"}
     began = time.monotonic()
     assert isinstance(only_error(waiters.execute_on(1).take("gone", 0)), WorkerDiedError)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 2
     mortal.shutdown()
 
 
@@ -251,9 +246,8 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
 def test_a_group_that_is_not_there_is_told_at_once_with_what_was_meant(waiters: WorkerGroup[Peer]) -> None:
     ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
     assert any("no group is named `waitres`" in line and "did you mean `waiters`?" in line for line in lines)
-    assert 1.9 < seconds < within(4)
-    # What connecting took is off its time.
-    assert re.search(r"`waitres:0` was not there within (2|1\.\d+) s", error)
+    assert 0.4 < seconds < 2
+    assert "`waitres:0` was not there within 0.5 s" in error
     assert "did you mean `waiters`?" in error
 
 
@@ -262,7 +256,7 @@ def test_a_rank_that_does_not_exist_fails_at_once(waiters: WorkerGroup[Peer]) ->
     error = only_error(waiters.execute_on(0).take("waiters", 7))
     assert isinstance(error, PeerNotFoundError)
     assert "`waiters` has no rank 7" in str(error)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 2
 
 
 def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
@@ -270,7 +264,7 @@ def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
     assert isinstance(error, CommunicationTimeoutError)
     assert error.operation == "recv from waiters:1"
     assert error.picture is not None
-    assert error.picture.startswith("waiters:0 waits in recv from waiters:1 for ")
+    assert error.picture.startswith("waiters:0 waits in recv from waiters:1 for 0.")
     assert "waiters:1 is idle: no method of it has been called" in error.picture
 
 
@@ -296,7 +290,7 @@ def test_cancelling_wakes_who_is_blocked_and_drops_what_is_queued(
     blocked.cancel()
     assert isinstance(only_error(blocked), CancelledOperationError)
     assert isinstance(only_error(queued), CancelledOperationError)
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 2
     assert view.echo(2).wait(timeout=20) == [2]
     waiters.execute_on(1).give("for nobody else", "waiters", 0).wait(timeout=20)
     assert view.take("waiters", 1).wait(timeout=20) == ["for nobody else"]
@@ -310,7 +304,7 @@ def test_a_blocked_group_is_shut_down_at_once(cluster: Cluster, monkeypatch: pyt
     until_it_waits(cluster, "blocked:0")
     began = time.monotonic()
     group.shutdown()
-    assert time.monotonic() - began < within(SOON)
+    assert time.monotonic() - began < 1.5
     for handle in handles:
         with pytest.raises(WorkerGroupError) as caught:
             handle.wait(timeout=5)

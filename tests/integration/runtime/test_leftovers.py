@@ -64,7 +64,7 @@ elif how == "declared":
         group.execute_on(0).take("polisy", 0).wait(timeout=20)
     except* UnknownGroupError as errors:
         assert "did you mean `policy`" in str(errors.exceptions[0]), errors.exceptions
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 5
         print("unknown", flush=True)
 """
 
@@ -108,8 +108,8 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def until_none_is_left(folder: Path) -> None:
-    deadline = time.monotonic() + 60
+def until_none_is_left(folder: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
@@ -124,7 +124,7 @@ def test_a_driver_that_returns_leaves_nothing(folder: Path) -> None:
     process = start(folder, "return")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    until_none_is_left(folder)
+    until_none_is_left(folder, 20)
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
     assert shared_memory() <= before
 
@@ -134,7 +134,7 @@ def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
     process = start(folder, "again")
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    until_none_is_left(folder)
+    until_none_is_left(folder, 20)
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
@@ -143,12 +143,12 @@ def test_a_driver_that_is_killed_leaves_nothing_after_the_next_start(folder: Pat
     process = start(folder, "block")
     process.kill()
     process.communicate(timeout=60)
-    until_none_is_left(folder)
+    until_none_is_left(folder, 30)
     assert shared_memory() <= before
     following = start(folder, "return")
     _, err = following.communicate(timeout=60)
     assert following.returncode == 0, err
-    until_none_is_left(folder)
+    until_none_is_left(folder, 20)
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
@@ -163,8 +163,8 @@ def test_a_driver_that_is_interrupted_ends_at_once(folder: Path, whole_group: bo
     out, err = process.communicate(timeout=60)
     assert "interrupted" in out
     assert process.returncode == 130, err
-    assert time.monotonic() - began < 40
-    until_none_is_left(folder)
+    assert time.monotonic() - began < 20
+    until_none_is_left(folder, 20)
 
 
 def test_a_driver_that_is_terminated_shuts_down_and_says_so(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_driver_that_is_terminated_shuts_down_and_says_so(folder: Path) -> Non
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert "SIGTERM received" not in err
-    until_none_is_left(folder)
+    until_none_is_left(folder, 20)
 
 
 def test_a_failure_is_the_drivers_exit_status(folder: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_failure_that_nobody_saw_is_the_drivers_exit_status_too(folder: Path) 
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
     assert "bad batch" in err
-    until_none_is_left(folder)
+    until_none_is_left(folder, 20)
 
 
 def test_a_group_that_was_not_declared_fails_at_once(folder: Path) -> None:

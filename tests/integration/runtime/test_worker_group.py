@@ -19,9 +19,6 @@ from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
 
-# Seconds within which a failure is known, however busy the machine is: other ranks work for a minute.
-SOON = 25
-
 
 class OurError(Exception):
     def __init__(self, code: int, *, text: str) -> None:
@@ -251,7 +248,7 @@ def test_a_failure_is_told_while_other_ranks_still_work(cluster: Cluster) -> Non
         started = time.monotonic()
         with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
             uneven.fail_while_others_work().wait()
-        assert time.monotonic() - started < SOON
+        assert time.monotonic() - started < 10
 
 
 def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: Cluster) -> None:
@@ -262,7 +259,7 @@ def test_a_failure_is_told_to_who_awaits_while_other_ranks_still_work(cluster: C
         began = time.monotonic()
         with pytest.raises(WorkerGroupError, match="rank 1 is broken"):
             asyncio.run(run(group))
-        assert time.monotonic() - began < SOON
+        assert time.monotonic() - began < 5
 
 
 def test_who_stops_awaiting_can_wait_again(group: WorkerGroup[Probe]) -> None:
@@ -316,7 +313,7 @@ def test_a_killed_worker_is_named(cluster: Cluster, how: str) -> None:
     started = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         launched.fail(1, how).wait()
-    assert time.monotonic() - started < SOON
+    assert time.monotonic() - started < 10
     (error,) = caught.value.exceptions
     assert isinstance(error, WorkerDiedError)
     assert error.address == f"mortal_{how}:1"
