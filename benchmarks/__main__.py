@@ -29,13 +29,15 @@ _LIMIT_SECONDS = 1800
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}"
 
 
 def run(script: Path) -> tuple[int, str]:
-    """The exit code and the results of one benchmark, which are shown while it runs, as is what it complains of."""
+    """Return the exit code and the results of one benchmark, which are shown while it runs, as is what it
+    complains of.
+    """
     print(f"== {script.stem}", flush=True)
     command = [sys.executable, "-u", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -48,18 +50,18 @@ def run(script: Path) -> tuple[int, str]:
 
 
 def purpose(script: Path) -> str:
-    """The first sentence of the script's docstring."""
+    """Return the first sentence of the script's docstring."""
     return script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ").strip()
 
 
 def section(script: Path, output: str, *, missed: bool) -> str:
-    """What the page says of one benchmark."""
+    """Return what the page says of one benchmark."""
     when = f"{datetime.now(UTC).date().isoformat()}, {machine()}{'; a goal was missed' if missed else ''}"
     return f"## {script.stem}\n\n{purpose(script)}\n\n{when}:\n\n```\n{output.rstrip()}\n```\n"
 
 
 def written(page: Path) -> dict[str, str]:
-    """The sections of the page as it is, by benchmark."""
+    """Return the sections of the page as it is, by benchmark."""
     if not page.exists():
         return {}
     _, *sections = page.read_text(encoding="utf-8").split("\n## ")

@@ -63,7 +63,9 @@ STARTED = {"process": "1:2", "address": "10.0.0.1", "gcs": "10.0.0.1:20000", "fo
 
 
 def control_part(hosts: int) -> tuple[float, float, float]:
-    """What bringing up so many hosts by the stand-in takes: seconds, peak resident MiB, seconds of our own work."""
+    """Return what bringing up so many hosts by the stand-in takes: seconds, peak resident MiB, seconds of our own
+    work.
+    """
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         script = FAKE_SSH.replace("FACTS", json.dumps(FACTS)[1:-1]).replace("STARTED", json.dumps(STARTED)[1:-1])
@@ -107,7 +109,7 @@ def inside(file: str) -> None:
 
 
 def by_hand(hosts: Any) -> float:
-    """Seconds of five `ray start`: the head, then the others at once; ended again afterwards."""
+    """Return seconds of five `ray start`: the head, then the others at once; ended again afterwards."""
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     common = ["--disable-usage-stats", "--object-store-memory=80000000", "--temp-dir=/tmp/hand"]
     head, *others = hosts.hosts
@@ -128,7 +130,7 @@ def by_hand(hosts: Any) -> float:
 
 
 def by_up(hosts: Any, file: str, state: str) -> float:
-    """Seconds of `rlinf up`, the start of its interpreter included; taken down again afterwards."""
+    """Return seconds of `rlinf up`, the start of its interpreter included; taken down again afterwards."""
     env = {"XDG_STATE_HOME": state}
     hosts.control.forget_connections()
     begun = time.perf_counter()
@@ -141,7 +143,7 @@ def by_up(hosts: Any, file: str, state: str) -> float:
 
 
 def five_hosts(rounds: int) -> bool:
-    """Both ways in turns; whether the promise holds."""
+    """Return both ways in turns; whether the promise holds."""
     from tests.cluster.hosts import Hosts
     from tests.cluster.spaces import why_not
 

@@ -35,7 +35,7 @@ class SolvedError(Exception):
 
 
 def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
-    """One run of `rlinf train` on CartPole, in this process."""
+    """Return one run of `rlinf train` on CartPole, in this process."""
     from rlinf_core.job.load import load_job
     from rlinf_core.runners import events
     from rlinf_core.runners.run_folder import RunFolder
@@ -91,7 +91,7 @@ def rlinf(seed: int, target: float, max_steps: int) -> dict[str, Any]:
 
 
 def measured(name: str, seed: int, python: str) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """Return one run in a process of its own."""
     command = [python, str(HERE / "cartpole_baselines.py"), name]
     if name == "rlinf":
         command = [sys.executable, "-m", "benchmarks.bench_cartpole", "--run"]
@@ -110,7 +110,7 @@ def measured(name: str, seed: int, python: str) -> dict[str, Any]:
 
 
 def has(python: str, module: str) -> bool:
-    """Whether an interpreter has a module."""
+    """Return whether an interpreter has a module."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([python, "-c", code], check=False).returncode == 0
 

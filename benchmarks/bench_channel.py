@@ -119,7 +119,7 @@ class Stage:
         self.queue = Queue(actor_options={"num_cpus": 0})
 
     def both(self, put: str, get: str, through: object, count: int) -> float:
-        """Seconds for one item, from the first put or get to the last."""
+        """Return seconds for one item, from the first put or get to the last."""
         count = max(BATCH, count // self.scale // BATCH * BATCH)
         getting = getattr(self.group.execute_on(1), get)(through, count)
         putting = getattr(self.group.execute_on(0), put)(through, count)
@@ -169,7 +169,7 @@ LINES = [
 
 
 def measure(stage: Stage, line: Line, rounds: int) -> bool:
-    """Prints one line, and tells whether it keeps its promise."""
+    """Print one line, and tell whether it keeps its promise."""
     stage.group.warm(line.size).wait()
     line.ours(stage)
     line.base(stage)

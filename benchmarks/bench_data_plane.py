@@ -383,7 +383,7 @@ def broadcasts(stage: Stage, count: int) -> list[Result]:
 
 
 def memory(stage: Stage, player: Player) -> list[Result]:
-    """How much more memory both processes hold while 256 MB passes, in copies."""
+    """Return how much more memory both processes hold while 256 MB passes, in copies."""
     import numpy as np
 
     group = stage.group()

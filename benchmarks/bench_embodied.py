@@ -120,12 +120,12 @@ class Meter:
         return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
 
     def wall(self, first: int, last: int) -> float:
-        """Seconds between two marks."""
+        """Return seconds between two marks."""
         return self.marks[last][1] - self.marks[first][1]
 
 
 def shipped(*overrides: str) -> tuple[Job, EmbodiedConfig]:
-    """What `rlinf train recipe=embodied` runs."""
+    """Return what `rlinf train recipe=embodied` runs."""
     job = load_job("laptop", overrides, environ={})
     job.raise_if_bad()
     return job, cast("EmbodiedConfig", job.config)
@@ -176,7 +176,9 @@ def training(seeds: Sequence[int], steps: int) -> list[Result]:
 
 
 def overhead(steps: int) -> list[Result]:
-    """What the way to the policy and back adds to a step: how long environments wait, less what the policy takes."""
+    """Return what the way to the policy and back adds to a step: how long environments wait, less what the policy
+    takes.
+    """
     meter = Meter([])
     run(meter, f"runner.max_steps={steps}", "runner.val_check_interval=-1", "runner.save_interval=-1")
     spent = [each["time/env/wait"] - each["time/rollout/policy"] for each in meter.times[2:]]

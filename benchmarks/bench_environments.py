@@ -28,7 +28,7 @@ GOAL_KIND, GOAL = "franka_kin", 100_000
 
 
 def steps_per_second(env: VectorEnv) -> float:
-    """The best of a few rounds, so that what else the machine does matters little."""
+    """Return the best of a few rounds, so that what else the machine does matters little."""
     env.reset()
     actions = random_actions(env.spec, NUM_ENVS)
     best = 0.0

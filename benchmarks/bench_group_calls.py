@@ -40,7 +40,7 @@ def _seconds(run: Callable[[], object]) -> float:
 def _alternating(
     ours: Callable[[], object], theirs: Callable[[], object], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Both in turn, so that what else the machine does meets both."""
+    """Return both in turn, so that what else the machine does meets both."""
     mine, others = [], []
     for _ in range(rounds):
         others.append(_seconds(theirs))

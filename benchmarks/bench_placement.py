@@ -41,7 +41,7 @@ def cluster(num_nodes: int) -> ClusterConfig:
 
 
 def lay_out(config: ClusterConfig) -> int:
-    """The number of processes placed."""
+    """Return the number of processes placed."""
     topology = ClusterTopology.from_config(config)
     components = ComponentPlacement(config, topology)
     return sum(len(components.get_strategy(name).get_placement(topology)) for name in components.components)

@@ -43,7 +43,7 @@ def seconds(command: list[str]) -> float:
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """The times of every command, one of each per round; a first round only fills the caches."""
+    """Return the times of every command, one of each per round; a first round only fills the caches."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for index in range(rounds + 1):
         for name, command in COMMANDS.items():

@@ -45,7 +45,7 @@ class Samples:
     tensors: dict[str, Tensor]
 
     def batches(self, size: int) -> Iterator[tuple[Inputs, dict[str, Tensor]]]:
-        """All samples in random batches."""
+        """Return all samples in random batches."""
         count = len(self.tensors["actions"])
         for rows in torch.randperm(count).split(min(size, count)):
             yield (
@@ -102,7 +102,7 @@ class Loop:
         self.metrics: dict[str, float] = {}
 
     def rollout(self) -> Samples:
-        """One pass of all environments, with advantages."""
+        """Return one pass of all environments, with advantages."""
         policy, rows = self.policy, list[dict[str, Tensor]]()
         passed: list[Inputs] = []
         inputs = policy.prepare(self.env.reset())
@@ -178,7 +178,9 @@ class Loop:
 
 
 def evaluate(env: VectorEnv, policy: BasePolicy) -> tuple[float, float]:
-    """The share of episodes that end solved, and their mean return; the first episode of every environment counts."""
+    """Return the share of episodes that end solved, and their mean return; the first episode of every environment
+    counts.
+    """
     inputs = policy.prepare(env.reset(0))
     solved: list[bool] = []
     returns: list[float] = []
@@ -231,7 +233,7 @@ def run(args: argparse.Namespace, seed: int) -> Outcome:
 def configuration(
     args: argparse.Namespace, seed: int
 ) -> tuple[EnvironmentConfig, EmbodiedActorConfig, EmbodiedAlgorithmConfig]:
-    """The sections of a job: defaults, but for what was asked for."""
+    """Return the sections of a job: defaults, but for what was asked for."""
     grouped = args.adv_type != "gae"
     env: dict[str, Any] = {"env_type": args.env_type, "task": args.task, "seed": seed, "auto_reset": not grouped}
     if args.episode:
@@ -258,7 +260,7 @@ def configuration(
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, or these words instead."""
+    """Return the command line, or these words instead."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-type", default="franka_kin")
     parser.add_argument("--task", default="pick")

@@ -23,7 +23,7 @@ _MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 
 def pages() -> dict[Path, str]:
-    """Each page that is made, with its text."""
+    """Return each page that is made, with its text."""
     return {
         DOCS / "diagnostics.md": _diagnostics(),
         DOCS / "reference.md": _reference(),
@@ -108,7 +108,7 @@ def _fields(section: FieldDoc, model: type) -> list[str]:
 
 
 def main() -> int:
-    """Writes the pages; with `--check`, tells whether they are up to date instead."""
+    """Write the pages; with `--check`, tells whether they are up to date instead."""
     check = "--check" in sys.argv[1:]
     stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:

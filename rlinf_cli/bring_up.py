@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 
 def prepare(asked: Asked) -> up.Request:
-    """What is to be brought up.
+    """Return what is to be brought up.
 
     Raises:
         RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
@@ -67,7 +67,7 @@ def prepare(asked: Asked) -> up.Request:
 
 
 def watch(request: up.Request, *, parallel: int) -> up.Report:
-    """Brings up, and shows how it goes."""
+    """Bring up, and shows how it goes."""
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
     from rlinf_core.bootstrap.up import bring_up
@@ -87,7 +87,7 @@ def watch(request: up.Request, *, parallel: int) -> up.Report:
 
 
 def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int) -> down.Report:
-    """Takes down, and shows how it goes."""
+    """Take down, and shows how it goes."""
     from rlinf_core.bootstrap.down import take_down
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
@@ -102,7 +102,7 @@ def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int) -> down.Report
 
 
 def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
-    """The jobs that run on a cluster."""
+    """Return the jobs that run on a cluster."""
     from rlinf_core.bootstrap.down import running_jobs
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
@@ -137,7 +137,7 @@ def stay(request: up.Request, report: up.Report) -> None:
 
 
 async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:
-    """`work`, while the table is told now and then that time passes."""
+    """Return `work`, while the table is told now and then that time passes."""
 
     async def tick() -> None:
         while True:

@@ -21,7 +21,9 @@ _YAML = (".yaml", ".yml")
 
 
 def _careful(complete: Complete) -> Complete:
-    """A completion that offers nothing where it cannot: a traceback would land in the line that is being typed."""
+    """Return a completion that offers nothing where it cannot: a traceback would land in the line that is being
+    typed.
+    """
 
     @wraps(complete)
     def wrapper(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -84,7 +86,7 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def training(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
+    """Return what can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
     from rlinf_core.job.registry import recipe_names
 
     if _named(_words(ctx)) is not None:
@@ -98,7 +100,7 @@ def training(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The run folders, the youngest first."""
+    """Return the run folders, the youngest first."""
     from rlinf_cli.runs import DEFAULT_LOG_PATH, all_runs
 
     folders = all_runs(ctx.params.get("log_path") or DEFAULT_LOG_PATH)
@@ -108,7 +110,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The components that the run has logs of."""
+    """Return the components that the run has logs of."""
     from rlinf_cli.log_files import log_files
     from rlinf_cli.runs import DEFAULT_LOG_PATH, find_run
 
@@ -117,7 +119,7 @@ def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
-    """Values of the key before, where the shell has parted `key=value` into words.
+    """Return values of the key before, where the shell has parted `key=value` into words.
 
     Bash does, and Typer drops a `=` that is the last word.
     """
@@ -132,7 +134,7 @@ def _values(ctx: typer.Context, job: Job, incomplete: str) -> list[str]:
 
 @_careful
 def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The node groups of the file, as `--assume` takes them."""
+    """Return the node groups of the file, as `--assume` takes them."""
     job = _job(ctx)
     groups = job.cluster.node_groups if job is not None and job.cluster is not None else ()
     found = [
@@ -143,14 +145,14 @@ def assumptions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def components(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The components that the file places."""
+    """Return the components that the file places."""
     job = _job(ctx)
     placed = job.cluster.component_placement if job is not None and job.cluster is not None else ()
     return _starting(placed, incomplete)
 
 
 def _words(ctx: typer.Context) -> list[str]:
-    """The positional arguments typed so far."""
+    """Return the positional arguments typed so far."""
     words: list[str] = []
     for name in ("file", "arguments", "overrides"):
         given = ctx.params.get(name)
@@ -160,7 +162,7 @@ def _words(ctx: typer.Context) -> list[str]:
 
 
 def _job(ctx: typer.Context) -> Job | None:
-    """What is known of the file on the command line; None without one."""
+    """Return what is known of the file on the command line; None without one."""
     named = _named(_words(ctx))
     if named is None:
         return None
@@ -170,7 +172,7 @@ def _job(ctx: typer.Context) -> Job | None:
 
 
 def _named(words: list[str]) -> str | None:
-    """The file among arguments, or the one that a recipe among them starts from."""
+    """Return the file among arguments, or the one that a recipe among them starts from."""
     from rlinf_cli.options import is_override
 
     named = next((word for word in words if word != "-" and not is_override(word)), None)

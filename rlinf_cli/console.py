@@ -32,31 +32,31 @@ verbosity = Verbosity()
 
 
 def result(text: str) -> None:
-    """Prints a result, which is what a pipe receives."""
+    """Print a result, which is what a pipe receives."""
     _write(sys.stdout, text)
 
 
 def results(texts: Iterable[str], *, gap: bool = False) -> None:
-    """Prints one result after another, with an empty line between them if there is to be a gap."""
+    """Print one result after another, with an empty line between them if there is to be a gap."""
     for index, text in enumerate(texts):
         result(f"\n{text}" if gap and index else text)
 
 
 def result_json(data: Any) -> None:
-    """Prints a result as JSON."""
+    """Print a result as JSON."""
     import json
 
     result(json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED))
 
 
 def message(text: str) -> None:
-    """Tells the person something beside the result; `--quiet` drops it."""
+    """Tell the person something beside the result; `--quiet` drops it."""
     if not verbosity.quiet:
         _write(sys.stderr, text)
 
 
 def error(text: str) -> None:
-    """Says why the command fails; nothing drops it."""
+    """Say why the command fails; nothing drops it."""
     _write(sys.stderr, text)
 
 
@@ -72,18 +72,18 @@ def error_block(what: str, *, where: str | None = None, why: str | None = None, 
 
 
 def colored(stream: TextIO | None = None) -> bool:
-    """True when `stream` (standard output by default) is a terminal that wants colours."""
+    """Return True when `stream` (standard output by default) is a terminal that wants colours."""
     terminal = (sys.stdout if stream is None else stream).isatty()
     return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def style(text: str, name: str, stream: TextIO | None = None) -> str:
-    """`text` in one of the few styles that we use, where the stream shows them."""
+    """Return `text` in one of the few styles that we use, where the stream shows them."""
     return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if colored(stream) else text
 
 
 def width(stream: TextIO | None = None) -> int:
-    """The columns that a text may take: those of the terminal, or as many as it likes elsewhere."""
+    """Return the columns that a text may take: those of the terminal, or as many as it likes elsewhere."""
     if not (sys.stdout if stream is None else stream).isatty():
         return _UNBOUNDED
     from shutil import get_terminal_size
@@ -94,7 +94,8 @@ def width(stream: TextIO | None = None) -> int:
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), keep: Sequence[int] = (0,)
 ) -> str:
-    """A table without lines. On a terminal its cells are folded where it would be too wide, elsewhere nothing is.
+    """Return a table without lines. On a terminal its cells are folded where it would be too wide, elsewhere nothing
+    is.
 
     Args:
         right: indices of the columns that are aligned to the right.
@@ -140,14 +141,14 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """Sends what else is written to a closed pipe away, the interpreter's own flush at its end included."""
+    """Send what else is written to a closed pipe away, the interpreter's own flush at its end included."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def close() -> None:
-    """Flushes both streams. A reader that has left is no error, and a full disk has been told."""
+    """Flush both streams. A reader that has left is no error, and a full disk has been told."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

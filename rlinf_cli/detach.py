@@ -15,7 +15,7 @@ Settle: TypeAlias = Callable[[Any, Path], None]
 
 
 def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
-    """Runs `work` in a child of a session of its own. Nothing of this process may run on threads yet.
+    """Run `work` in a child of a session of its own. Nothing of this process may run on threads yet.
 
     Until the child settles it shares this process's output, so what keeps it from starting is said where it is read.
 

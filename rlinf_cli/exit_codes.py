@@ -33,5 +33,5 @@ _BY_ERROR: tuple[tuple[type[RLinfError], ExitCode], ...] = (
 
 
 def code_of(error: RLinfError) -> ExitCode:
-    """The exit code of a command that ends with `error`."""
+    """Return the exit code of a command that ends with `error`."""
     return next((code for class_, code in _BY_ERROR if isinstance(error, class_)), ExitCode.FAILED)

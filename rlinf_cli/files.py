@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def load(
     name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
 ) -> Job:
-    """The job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
+    """Return the job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
 
     Raises:
         ClusterError: a node cannot be asked.
@@ -68,7 +68,7 @@ class SoundJob(NamedTuple):
 def load_sound(
     name: str, overrides: Sequence[str] | None = None, assume: Sequence[str] | None = None, *, live: bool = False
 ) -> SoundJob:
-    """A file that has no errors; its warnings and notes are for `rlinf validate` to tell.
+    """Return a file that has no errors; its warnings and notes are for `rlinf validate` to tell.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
@@ -78,7 +78,7 @@ def load_sound(
 
 
 def sound(job: Job) -> SoundJob:
-    """A job that has no errors, in parts that are all there.
+    """Return a job that has no errors, in parts that are all there.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
@@ -96,7 +96,7 @@ def sound(job: Job) -> SoundJob:
 
 
 def show_findings(job: Job, severity: Severity) -> None:
-    """Prints what of one severity was found in a file, on standard error."""
+    """Print what of one severity was found in a file, on standard error."""
     from rlinf_cli.render.findings import finding_blocks
 
     found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]

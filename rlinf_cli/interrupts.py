@@ -77,7 +77,7 @@ class Interrupts:
         self.end_hard()
 
     def end_hard(self) -> None:
-        """Ends this process now; what it started outside itself is ended by whoever watches it."""
+        """End this process now; what it started outside itself is ended by whoever watches it."""
         code = self.code or ExitCode.TERMINATED
         self._before_hard(code)
         for stream in (sys.stdout, sys.stderr):

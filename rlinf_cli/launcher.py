@@ -14,7 +14,7 @@ _COLLECT_EVERY = 200_000
 
 
 def launch() -> int:
-    """Runs the command line; returns its exit code, or ends the process with it."""
+    """Run the command line; return its exit code, or ends the process with it."""
     gc.set_threshold(_COLLECT_EVERY)
     _open_closed_streams()
     try:

@@ -33,7 +33,7 @@ class Layout:
 
 
 def lay_out(job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()) -> Layout:
-    """The layout of all components, or of one where the others do not matter.
+    """Return the layout of all components, or of one where the others do not matter.
 
     Args:
         command, file, said: what the user asked, for the better question that an error suggests: `said` is what
@@ -53,13 +53,13 @@ def lay_out(job: SoundJob, command: str, file: str, component: str | None = None
 
 
 def secret_texts(job: SoundJob) -> list[str]:
-    """The values that references brought from secret places, to be masked wherever they appear."""
+    """Return the values that references brought from secret places, to be masked wherever they appear."""
     nodes = (find(job.tree, path) for path in job.secret)
     return [node.raw for node in nodes if isinstance(node, Scalar) and node.raw]
 
 
 def masked(name: str, value: str, secrets: Iterable[str]) -> str:
-    """A variable's value as it may be printed."""
+    """Return a variable's value as it may be printed."""
     if value and is_secret(name):
         return MASK
     for secret in secrets:
@@ -101,7 +101,7 @@ def _check_known(cluster: ClusterConfig, topology: ClusterTopology, asked: Seque
 
 
 def _resources(ranks: Sequence[int], cluster: ClusterConfig, name: str, topology: ClusterTopology) -> str:
-    """`accelerators 0-63`, `Franka 0-1`, `node 3`."""
+    """Return `accelerators 0-63`, `Franka 0-1`, `node 3`."""
     label = next(iter(cluster.component_placement[name].node_group), CLUSTER_LABEL)
     unit = topology.group(label).unit
     if unit is None:

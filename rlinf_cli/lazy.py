@@ -34,7 +34,7 @@ class LazyGroup(TyperGroup):
 
 
 def command(function: Callable[..., None], *, no_args_is_help: bool = False) -> typer.Typer:
-    """The app of a module that holds one command, called as its function."""
+    """Return the app of a module that holds one command, called as its function."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(no_args_is_help=no_args_is_help)(function)
     return app

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 
 def log_files(folder: Path) -> list[LogFile]:
-    """The logs in a run's `logs`, by component and rank."""
+    """Return the logs in a run's `logs`, by component and rank."""
     found: list[LogFile] = []
     for path in folder.glob("*/rank_*.log"):
         match = _FILE.fullmatch(path.name)
@@ -41,7 +41,7 @@ def log_files(folder: Path) -> list[LogFile]:
 
 
 def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) -> list[LogFile]:
-    """Those of one component, of one rank (with its children), or of both."""
+    """Return those of one component, of one rank (with its children), or of both."""
     return [
         file
         for file in files
@@ -50,7 +50,7 @@ def chosen(files: Iterable[LogFile], component: str | None, rank: int | None) ->
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a text file, `ALL` for every one; nothing where it cannot be read."""
+    """Return the last `count` lines of a text file, `ALL` for every one; nothing where it cannot be read."""
     lines, rest, _ = tail(path, count)
     if rest:
         lines.append(rest)
@@ -58,7 +58,9 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def tail(path: Path, count: int) -> tuple[list[str], str, int]:
-    """The last whole lines of a file, what stands behind the last of them, and the byte behind that line's end."""
+    """Return the last whole lines of a file, what stands behind the last of them, and the byte behind that line's
+    end.
+    """
     blocks: list[bytes] = []
     found = 0
     try:
@@ -100,7 +102,7 @@ def entries(lines: Sequence[str], fallback: str = "") -> list[Entry]:
 
 
 def merged(parts: Iterable[Sequence[Entry]]) -> list[str]:
-    """The lines of several logs in the order of their moments; within a log they stay as they are."""
+    """Return the lines of several logs in the order of their moments; within a log they stay as they are."""
     together = sorted((entry for part in parts for entry in part), key=lambda entry: entry.moment)
     return [line for entry in together for line in entry.lines]
 
@@ -127,7 +129,7 @@ class Follower:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """The lines that have been finished since the last time."""
+        """Return the lines that have been finished since the last time."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self._at:

@@ -24,7 +24,7 @@ class _File(NamedTuple):
 
 
 def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
-    """The machines of a file.
+    """Return the machines of a file.
 
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
@@ -39,7 +39,7 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
 
 
 def _targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
-    """The machines of a cluster, by rank.
+    """Return the machines of a cluster, by rank.
 
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
@@ -58,7 +58,9 @@ def _targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
 
 
 def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
-    """What asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be asked."""
+    """Return what asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be
+    asked.
+    """
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
         from rlinf_core.bootstrap import doctor, state
@@ -85,7 +87,7 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
 def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
 ) -> doctor.Report:
-    """The preflight of a file's machines."""
+    """Return the preflight of a file's machines."""
     from rlinf_core.bootstrap import doctor, node_facts, node_inspect, state
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
@@ -114,7 +116,7 @@ def examine(
 def look_at_hardware(
     file: str | None, overrides: list[str] | None, name: str | None, *, parallel: int
 ) -> tuple[Sequence[NodeTarget], doctor.Look]:
-    """What the nodes of a file have, or those of the cluster that is up.
+    """Return what the nodes of a file have, or those of the cluster that is up.
 
     Raises:
         ClusterError: no file is given, and no cluster is up.
@@ -137,7 +139,7 @@ def look_at_hardware(
 
 
 def recorded_cluster(name: str | None) -> ClusterRecord:
-    """The cluster that is up, or the one of that name.
+    """Return the cluster that is up, or the one of that name.
 
     Raises:
         ClusterError: there is none.
@@ -157,8 +159,8 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
 
 
 def ask_status(name: str | None, *, parallel: int) -> status.Report:
-    """How the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one,
-    else the one whose node was started here by itself.
+    """Return how the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded
+    one, else the one whose node was started here by itself.
 
     Raises:
         ClusterError: there is none, or it cannot be asked.
@@ -185,7 +187,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.Report:
 
 
 def _ask_ray(address: str, name: str | None = None) -> status.Report:
-    """How the nodes are that the Ray at an address lists."""
+    """Return how the nodes are that the Ray at an address lists."""
     from rlinf_core import env_vars
     from rlinf_core.cluster import by_address
 

@@ -73,7 +73,9 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script: runs the app on `arguments` (by default the command line's) and returns the exit code."""
+    """Return the console script: runs the app on `arguments` (by default the command line's) and returns the exit
+    code.
+    """
     signal.signal(signal.SIGTERM, _terminated)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets an escape instead of a crash.
@@ -92,7 +94,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def guarded(work: Callable[[], int | None]) -> int:
-    """Runs `work`; its exit code, or that of the way in which it ended, which is told."""
+    """Run `work`; its exit code, or that of the way in which it ended, which is told."""
     try:
         return work() or ExitCode.OK
     except SystemExit as end:

@@ -60,7 +60,7 @@ Live = Annotated[
 
 
 def is_override(argument: str) -> bool:
-    """True for `key=value`, `~key`, `+key=value`; False for what names a file.
+    """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
 
     A file whose name holds a `=` is named with its folder, as in `./a=b.yaml`.
     """
@@ -71,11 +71,11 @@ def is_override(argument: str) -> bool:
 
 
 def assumed(assume: Iterable[str] | None) -> list[str]:
-    """The `--assume` options as they stood on the command line."""
+    """Return the `--assume` options as they stood on the command line."""
     return [word for each in assume or () for word in ("--assume", each)]
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given."""
+    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given."""
     files = [argument for argument in arguments if not is_override(argument)]
     return files, [argument for argument in arguments if is_override(argument)]

@@ -9,7 +9,7 @@ from rlinf_core.errors import RLinfError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes `text` to `path`, replacing what is there only when all of it has been written.
+    """Write `text` to `path`, replacing what is there only when all of it has been written.
 
     Raises:
         RLinfError: it cannot be written.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
-    """The cluster that the driver has to go to; None where it can run here.
+    """Return the cluster that the driver has to go to; None where it can run here.
 
     Raises:
         ClusterError: the file names hosts, this machine runs no node of theirs, and nobody has brought them up from
@@ -40,7 +40,7 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
 
 
 def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detached: bool) -> int:
-    """Runs the job's driver on the head, and returns its exit code. What it prints is printed here.
+    """Run the job's driver on the head, and return its exit code. What it prints is printed here.
 
     The job travels as one file, with its overrides and what its references stand for.
     """

@@ -27,7 +27,7 @@ LogPath = Annotated[
 
 
 def find_run(run: str | None, log_path: Path) -> RunFolder:
-    """The folder of a run.
+    """Return the folder of a run.
 
     Args:
         run: its path, or its name in `log_path`; None for the one that started last of those that are running, or of
@@ -52,7 +52,7 @@ def find_run(run: str | None, log_path: Path) -> RunFolder:
 
 
 def all_runs(log_path: Path) -> list[RunFolder]:
-    """The run folders in `log_path`, by name."""
+    """Return the run folders in `log_path`, by name."""
     from rlinf_core.errors import RunError
     from rlinf_core.runners.run_folder import STATE, RunFolder
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
-    """Runs a sound job in this process, and shows how it goes.
+    """Run a sound job in this process, and shows how it goes.
 
     Raises:
         RLinfError: there is no run folder to be had.
@@ -37,7 +37,7 @@ def run(job: Job, recipe: Recipe, output: Output) -> ExitCode:
 
 
 def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
-    """Runs a sound job in a process of its own, which outlives this one and its terminal.
+    """Run a sound job in a process of its own, which outlives this one and its terminal.
 
     Returns as soon as that process has its run folder, or has failed to get one.
     """
@@ -106,7 +106,7 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
-    """The folder of a run that starts now.
+    """Return the folder of a run that starts now.
 
     Raises:
         RLinfError: it cannot be made, or there is nothing to continue from.
@@ -137,7 +137,7 @@ class Training:
         self._interrupts = Interrupts(self._progress.end, self._before_hard_end)
 
     def run(self, ready: Callable[[], None]) -> ExitCode:
-        """Runs the program to its end, and tells how it ended: on the streams, in the run's state, by the code.
+        """Run the program to its end, and tell how it ended: on the streams, in the run's state, by the code.
 
         Args:
             ready: called as soon as signals end the run cleanly.
@@ -243,7 +243,7 @@ class Training:
             console.message("the same command with `runner.resume_dir=auto` goes on from the last checkpoint")
 
     def _end(self, status: str, reason: str = "") -> RLinfError | None:
-        """Writes how the run ended, and after which step where one was done; returns what keeps it from that."""
+        """Write how the run ended, and after which step where one was done; return what keeps it from that."""
         try:
             if self._progress.started is not None:
                 self._folder.update(step=self._progress.step)
@@ -277,7 +277,7 @@ class Training:
 
 
 def _components(job: Job) -> dict[str, str]:
-    """The component of each worker group that its section gives a name of its own."""
+    """Return the component of each worker group that its section gives a name of its own."""
     placed = job.cluster.component_placement if job.cluster is not None else ()
     groups = {name: getattr(getattr(job.config, name, None), "group_name", None) for name in placed}
     return {group: name for name, group in groups.items() if isinstance(group, str)}
@@ -288,7 +288,7 @@ def _reason_of_end(code: ExitCode) -> str:
 
 
 def _leave_cluster() -> BaseException | None:
-    """Ends what the program may have left; the first failure of a call that nobody had waited for."""
+    """End what the program may have left; the first failure of a call that nobody had waited for."""
     engine: Any = sys.modules.get("rlinf_core.cluster.engine")
     if engine is None or engine.current() is None:
         return None

@@ -39,7 +39,7 @@ class WorkerAddress:
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
-        """The address that `get_name` wrote as `name`.
+        """Return the address that `get_name` wrote as `name`.
 
         Raises:
             InvalidNameError: `name` is not a group name followed by ranks, as in `actor:0:1`.
@@ -57,7 +57,7 @@ class WorkerAddress:
         return cls(group, [int(part) for part in parts])
 
     def get_name(self) -> str:
-        """The address as text, as in `actor:0:1`."""
+        """Return the address as text, as in `actor:0:1`."""
         return _SEPARATOR.join((self.root_group_name, *map(str, self.ranks)))
 
     @property
@@ -72,15 +72,15 @@ class WorkerAddress:
         return self.ranks[-1]
 
     def get_parent_rank(self) -> int | None:
-        """The rank of the worker that launched this one, or None when no worker did (the driver launched it)."""
+        """Return the rank of the worker that launched this one, or None when no worker did (the driver launched it)."""
         return self.ranks[-2] if len(self.ranks) > 1 else None
 
     def get_parent_address(self) -> WorkerAddress | None:
-        """The address that this one is a child of: a worker, or the group itself; None for a group."""
+        """Return the address that this one is a child of: a worker, or the group itself; None for a group."""
         return WorkerAddress(self.root_group_name, self.ranks[:-1]) if self.ranks else None
 
     def get_child_address(self, rank: int) -> WorkerAddress:
-        """The address of rank `rank` in a group that this worker launches."""
+        """Return the address of rank `rank` in a group that this worker launches."""
         return WorkerAddress(self.root_group_name, (*self.ranks, rank))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class WorkerAddress:
 
 
 def _checked_rank(rank: int) -> int:
-    """`rank` as an int: one that only equals it, as 1.0 does, would be the same address by another name."""
+    """Return `rank` as an int: one that only equals it, as 1.0 does, would be the same address by another name."""
     try:
         number = -1 if isinstance(rank, bool) else operator.index(rank)
     except TypeError:

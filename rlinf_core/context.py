@@ -66,7 +66,7 @@ _session: Session | None = None
 
 
 def current_session() -> Session | None:
-    """The job that this process belongs to, or None before it has one."""
+    """Return the job that this process belongs to, or None before it has one."""
     return _session
 
 

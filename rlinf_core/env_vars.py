@@ -42,7 +42,7 @@ class EnvVar(Generic[T]):
     parse: Callable[[str], T]
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
-        """The variable's value in `environ` (by default this process's).
+        """Return the variable's value in `environ` (by default this process's).
 
         Raises:
             EnvironmentVariableError: it holds something that it cannot mean.
@@ -71,7 +71,7 @@ def _count(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in a size such as `64MB`, `1.5 GiB` or `4096`.
+    """Return bytes in a size such as `64MB`, `1.5 GiB` or `4096`.
 
     Raises:
         ValueError: it is no positive size.
@@ -170,7 +170,7 @@ MARKS = frozenset({"RLINF_DRIVER_FOLDER", "RLINF_UP"})
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:
-    """Makes sure that every variable of the register can be read.
+    """Make sure that every variable of the register can be read.
 
     Raises:
         EnvironmentVariableError: one holds what it cannot mean; where several do, it tells of the others, too.
@@ -188,7 +188,9 @@ def check(environ: Mapping[str, str] | None = None) -> None:
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
-    """What looks like a variable of rlinf and is none, in words: a mistyped one would be ignored without a word."""
+    """Return what looks like a variable of rlinf and is none, in words: a mistyped one would be ignored without a
+    word.
+    """
     names = sorted(os.environ if environ is None else environ)
     known = [name.removeprefix(_PREFIX) for name in REGISTER]
     found: list[str] = []

@@ -54,7 +54,7 @@ class PackedError:
 
     @classmethod
     def of(cls, error: BaseException, where: str | None = None) -> PackedError:
-        """`error` as raised in the worker `where`."""
+        """Return `error` as raised in the worker `where`."""
         try:
             pickled = _dumps(error)
         except Exception:  # noqa: BLE001 - pickling runs the code of any type, which can raise anything
@@ -63,7 +63,8 @@ class PackedError:
         return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error), where)
 
     def unpack(self) -> Exception:
-        """The exception itself where its type exists here, else a `RemoteError`; a note tells where it was raised.
+        """Return the exception itself where its type exists here, else a `RemoteError`; a note tells where it was
+        raised.
 
         The bytes come from a worker of this cluster: whoever calls this has authenticated the connection.
         """
@@ -190,7 +191,7 @@ class WorkerGroupError(RLinfError, ExceptionGroup[Exception]):
         return dict(sorted(zip(self.ranks, self.exceptions, strict=True)))
 
     def derive(self, excs: Sequence[Exception], /) -> WorkerGroupError:  # pyright: ignore[reportIncompatibleMethodOverride] - typeshed's is generic over any exception
-        """The same failure with only some of its exceptions; `except*` calls it."""
+        """Return the same failure with only some of its exceptions; `except*` calls it."""
         # A rank's exception may itself be a group of which only a part is left: a leaf tells whose it was.
         owners = {
             id(leaf): rank for rank, error in zip(self.ranks, self.exceptions, strict=True) for leaf in _leaves(error)
@@ -215,7 +216,7 @@ def _rebuild_group(
 
 
 def is_consequence(group: str, rank: int, error: Exception) -> bool:
-    """Whether rank `rank` of a group failed with `error` because of what had happened to another worker."""
+    """Return whether rank `rank` of a group failed with `error` because of what had happened to another worker."""
     own_death = isinstance(error, WorkerDiedError) and error.address == f"{group}:{rank}"
     return isinstance(error, _CONSEQUENCES) and not own_death
 

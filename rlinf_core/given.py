@@ -6,7 +6,9 @@ import operator
 
 
 def whole(value: object) -> int | None:
-    """What was given as a whole number, as ints and those of NumPy are; None for what is none, as 1.0 and True."""
+    """Return what was given as a whole number, as ints and those of NumPy are; None for what is none, as 1.0 and
+    True.
+    """
     try:
         return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
@@ -14,7 +16,7 @@ def whole(value: object) -> int | None:
 
 
 def spelled(value: object) -> str:
-    """What was given, on one line that is not long."""
+    """Return what was given, on one line that is not long."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - Python spells no number of thousands of digits

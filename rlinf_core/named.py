@@ -28,11 +28,11 @@ class Registry(Generic[T]):
         self._registered: dict[str, T] = {}
 
     def names(self) -> list[str]:
-        """All names, in alphabetical order."""
+        """Return all names, in alphabetical order."""
         return sorted({*self._known, *self._registered})
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that adds what it decorates under `name`, and returns it unchanged.
+        """Return a decorator that adds what it decorates under `name`, and returns it unchanged.
 
         Raises:
             ConfigError: the name is taken, or is none: it is empty or has a colon.
@@ -49,7 +49,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """What `name` stands for: a registered name, or `package.module:name` to import.
+        """Return what `name` stands for: a registered name, or `package.module:name` to import.
 
         Raises:
             ConfigError: there is nothing of this name, or it cannot be imported.
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
 
 
 def import_target(target: str, what: str) -> object:
-    """What `package.module:name` names.
+    """Return what `package.module:name` names.
 
     Args:
         target: the name to import.

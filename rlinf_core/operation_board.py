@@ -52,7 +52,7 @@ class OperationBoard:
         strand: Hashable = None,
         bounded: bool = False,
     ) -> int:
-        """Publishes that an operation begins.
+        """Publish that an operation begins.
 
         Args:
             kind: what it does.
@@ -81,25 +81,25 @@ class OperationBoard:
         return strand
 
     def passed(self, kind: OperationKind) -> None:
-        """Publishes that the calling thread was in an operation, so shortly that nobody need have seen it."""
+        """Publish that the calling thread was in an operation, so shortly that nobody need have seen it."""
         self._thread(kind)
         self._changes += 1
         if not self._current:
             self._quiet_since = time.monotonic()
 
     def attach(self, serial: int, strand: Hashable = None, *, bounded: bool = False) -> None:
-        """Publishes that the calling thread, or the task `strand`, now waits for an operation begun as detached."""
+        """Publish that the calling thread, or the task `strand`, now waits for an operation begun as detached."""
         # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
         self._attached[serial] = (threading.get_ident() if strand is None else strand, bounded)
         self._changes += 1
 
     def detach(self, serial: int) -> None:
-        """Publishes that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
+        """Publish that nobody waits any longer for an operation that goes on, as after a wait that timed out."""
         self._attached.pop(serial, None)
         self._changes += 1
 
     def end(self, serial: int) -> None:
-        """Publishes that an operation is over, however it ended; a second time does nothing."""
+        """Publish that an operation is over, however it ended; a second time does nothing."""
         entry = self._current.pop(serial, None)
         if spans.recorder is not None and entry is not None and not entry[4]:
             _record(spans.recorder, entry)
@@ -110,12 +110,12 @@ class OperationBoard:
             self._quiet_since = time.monotonic()
 
     def strand(self, serial: int) -> Hashable:
-        """What is held up by an operation, or None when it is over."""
+        """Return what is held up by an operation, or None when it is over."""
         attached, entry = self._attached.get(serial), self._current.get(serial)
         return None if entry is None else entry[6] if attached is None else attached[0]
 
     def moved(self) -> None:
-        """Publishes that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
+        """Publish that a part of a large message has moved, or is about to: its operation is slow, not stuck."""
         self._moved_at = time.monotonic()
 
     @contextmanager
@@ -129,7 +129,7 @@ class OperationBoard:
         strand: Hashable = None,
         bounded: bool = False,
     ) -> Generator[None, None, None]:
-        """Publishes an operation for as long as the block lasts."""
+        """Publish an operation for as long as the block lasts."""
         serial = self.begin(kind, target, key, peers=peers, strand=strand, bounded=bounded)
         try:
             yield
@@ -137,7 +137,7 @@ class OperationBoard:
             self.end(serial)
 
     def publication(self) -> Publication:
-        """What to tell others now."""
+        """Return what to tell others now."""
         now = time.monotonic()
         if now - self._moved_at < _STILL_MOVING:
             self._changes += 1
@@ -163,7 +163,8 @@ class OperationBoard:
         return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
 
     def _strands(self, entries: Iterable[_Entry]) -> set[Hashable]:
-        """What may be running code: methods under way, the main thread of a driver, threads that the user started.
+        """Return what may be running code: methods under way, the main thread of a driver, threads that the user
+        started.
 
         A user's thread counts as long as it lives: between two operations it is running, not gone. The threads on
         which methods are called, and a worker's main thread, count in methods only: outside they wait to be called.
@@ -180,7 +181,7 @@ class OperationBoard:
 
 
 def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
-    """Keeps an operation that is over, for the trace."""
+    """Keep an operation that is over, for the trace."""
     kind, target, key, since, _, _, strand, _ = entry
     ended = time.monotonic()
     if kind is OperationKind.METHOD:
@@ -190,7 +191,7 @@ def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
-    """The threads whose event loop has nothing but tasks that are held up, or that wait for such tasks.
+    """Return the threads whose event loop has nothing but tasks that are held up, or that wait for such tasks.
 
     Asked by another thread than the loop's own, so what it sees may just change: a look later it is seen again.
     """
@@ -211,8 +212,8 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
 
 
 def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
-    """Whether a task is in an operation, or waits for tasks (in a gather, too) that all are; what else it may wait
-    for, as a timer, counts as able to wake it."""
+    """Return whether a task is in an operation, or waits for tasks (in a gather, too) that all are; what else it may
+    wait for, as a timer, counts as able to wake it."""
     if isinstance(awaited, Hashable) and awaited in held_up:
         return True
     inner = getattr(awaited, "_fut_waiter", None)
@@ -223,7 +224,8 @@ def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
 
 
 def task_strand() -> Hashable:
-    """What a wait of the running task holds up: the task itself, and its whole thread where it is the only task there.
+    """Return what a wait of the running task holds up: the task itself, and its whole thread where it is the only
+    task there.
 
     Methods that are coroutines run as tasks on a thread of ours, so there it is always the task.
     """
@@ -235,5 +237,7 @@ def task_strand() -> Hashable:
 
 
 def _is_ours() -> bool:
-    """Whether the runtime started the calling thread, which may then wait to be given work without being stuck."""
+    """Return whether the runtime started the calling thread, which may then wait to be given work without being
+    stuck.
+    """
     return threading.current_thread().name.startswith("rlinf-")

@@ -57,7 +57,7 @@ class YamlBool(int):
 
 
 def plain(value: Any) -> Any:
-    """`value` with every remembered text dropped, all the way down."""
+    """Return `value` with every remembered text dropped, all the way down."""
     if isinstance(value, YamlBool):
         return bool(value)
     if isinstance(value, YamlInt):
@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 def problem(
     code: LiteralString, message: str, *, help: str | None = None, start: int | None = None, end: int | None = None
 ) -> PydanticCustomError:
-    """The error for a value that is wrong in itself; `code` is the diagnostic code it is reported under.
+    """Return the error for a value that is wrong in itself; `code` is the diagnostic code it is reported under.
 
     `start` and `end` are offsets in the scalar's raw text when only a part of it is wrong, `help` says what to do.
     All three stand in the error's `ctx`, and only when they are given.
@@ -102,12 +102,12 @@ def _kind(value: Any) -> str:
 
 
 def expected(what: str, value: Any) -> PydanticCustomError:
-    """The error for a value of the wrong kind."""
+    """Return the error for a value of the wrong kind."""
     return PydanticCustomError("wrong-type", "expected {what}, found {found}", {"what": what, "found": _kind(value)})
 
 
 def text_of(value: Any, what: str = "text") -> str:
-    """The text of a scalar as written; `what` is expected where the value is none.
+    """Return the text of a scalar as written; `what` is expected where the value is none.
 
     Raises:
         PydanticCustomError: `value` is null, a list or a mapping.

@@ -68,7 +68,7 @@ class SpanRecorder:
         self._epoch = time.time() - time.monotonic()
 
     def add(self, kind: str, name: str, began: float, ended: float, strand: Hashable = None) -> None:
-        """Records what is over.
+        """Record what is over.
 
         Args:
             kind: one of the kinds above.
@@ -86,7 +86,7 @@ class SpanRecorder:
         spans.append(Span(kind, name, self._epoch + began, ended - began, number))
 
     def take(self) -> Taken:
-        """What was recorded since the last time."""
+        """Return what was recorded since the last time."""
         # A thread that has the old list in hand may lose the span that it adds now.
         spans, self._spans = self._spans, []
         dropped, self._dropped = self._dropped, 0
@@ -98,25 +98,25 @@ recorder: SpanRecorder | None = None
 
 
 def start() -> None:
-    """Records from now on; nothing changes where that is so already."""
+    """Record from now on; nothing changes where that is so already."""
     global recorder
     if recorder is None:
         recorder = SpanRecorder()
 
 
 def stop() -> None:
-    """Records no longer; what was not taken is gone."""
+    """Record no longer; what was not taken is gone."""
     global recorder
     recorder = None
 
 
 def take() -> Taken:
-    """What was recorded since the last time; nothing where nothing is traced."""
+    """Return what was recorded since the last time; nothing where nothing is traced."""
     return recorder.take() if recorder is not None else Taken([], 0)
 
 
 def _own_strand() -> Hashable:
-    """The running task, else the thread."""
+    """Return the running task, else the thread."""
     try:
         return asyncio.current_task() or threading.get_ident()
     except RuntimeError:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
-    """The names of `known` that `name` was probably meant to be, nearest first; empty when none is close.
+    """Return the names of `known` that `name` was probably meant to be, nearest first; empty when none is close.
 
     A name that differs only by case, by `-` for `_`, or by a missing or extra letter is close.
     """
@@ -30,5 +30,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """`a`, `b`, `c`, each in backticks."""
+    """Return `a`, `b`, `c`, each in backticks."""
     return ", ".join(f"`{name}`" for name in names)

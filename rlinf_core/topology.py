@@ -40,7 +40,7 @@ class Unit(NamedTuple):
     robot: str | None = None
 
     def counted(self, count: int) -> str:
-        """`8 accelerators`, `1 node`, `2 Franka units`."""
+        """Return `8 accelerators`, `1 node`, `2 Franka units`."""
         name = f"{self.robot} unit" if self.robot else str(self.kind)
         return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
@@ -127,7 +127,7 @@ class UnitNumbers:
         return self._starts[-1]
 
     def on(self, nodes: range) -> range:
-        """The units on a range of nodes."""
+        """Return the units on a range of nodes."""
         return range(self._starts[nodes.start], self._starts[nodes.stop])
 
     def on_node(self, node: int) -> range:
@@ -151,7 +151,7 @@ class ClusterTopology:
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
-        """The topology that a configuration describes, without touching a node.
+        """Return the topology that a configuration describes, without touching a node.
 
         An assumption about a group holds before what the group declares, one about every node after it.
 
@@ -172,7 +172,7 @@ class ClusterTopology:
 
     @classmethod
     def from_nodes(cls, nodes: Iterable[NodeInfo], cluster: ClusterConfig | None = None) -> ClusterTopology:
-        """The topology of probed nodes, with the groups and robots of a configuration if there is one.
+        """Return the topology of probed nodes, with the groups and robots of a configuration if there is one.
 
         Raises:
             PlacementError: the nodes are not ranks 0..N-1 once each, their number is not the configuration's, or the
@@ -222,7 +222,7 @@ class ClusterTopology:
         return self._plain_group(group.label, ranges)
 
     def _plain_group(self, label: str, ranges: tuple[range, ...]) -> NodeGroupInfo:
-        """A group that counts accelerators if any of its nodes has one, else nodes."""
+        """Return a group that counts accelerators if any of its nodes has one, else nodes."""
         if any(len(self._unknown.on(piece)) for piece in ranges):
             return NodeGroupInfo(label, ranges, None, ())
         segments = self._segments(ACCELERATORS, ranges)
@@ -259,14 +259,14 @@ class ClusterTopology:
         return {}
 
     def numbers(self, unit: Unit) -> UnitNumbers:
-        """How the units of one kind are numbered over the cluster; unknown accelerators count as none."""
+        """Return how the units of one kind are numbered over the cluster; unknown accelerators count as none."""
         numbers = self._numbers.get(unit)
         if numbers is None:
             numbers = self._numbers[unit] = UnitNumbers(units_on(node, unit) for node in self.nodes)
         return numbers
 
     def group(self, label: str) -> NodeGroupInfo:
-        """The group of this label.
+        """Return the group of this label.
 
         Raises:
             PlacementError: there is none.
@@ -280,7 +280,7 @@ class ClusterTopology:
         return info
 
     def labels_of(self, node: int) -> tuple[str, ...]:
-        """The labels of the user's groups that a node is in."""
+        """Return the labels of the user's groups that a node is in."""
         return tuple(
             info.label
             for info in self.groups.values()
@@ -289,7 +289,7 @@ class ClusterTopology:
 
 
 def units_on(node: NodeInfo, unit: Unit) -> int:
-    """How many units of a kind a node has; unknown accelerators count as none."""
+    """Return how many units of a kind a node has; unknown accelerators count as none."""
     if unit.kind is UnitKind.NODE:
         return 1
     if unit.kind is UnitKind.ACCELERATOR:
@@ -310,7 +310,7 @@ class AcceleratorMismatch(NamedTuple):
 
 
 def accelerator_mismatches(cluster: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[AcceleratorMismatch]:
-    """Every probed node (`nodes` by rank) that does not have the accelerators its groups declare.
+    """Return every probed node (`nodes` by rank) that does not have the accelerators its groups declare.
 
     A model agrees when the name found holds the declared one: `A800` and `NVIDIA A800-SXM4-80GB` do.
     """
@@ -362,7 +362,7 @@ def _robots_by_node(groups: Sequence[NodeGroup], num_nodes: int) -> dict[int, li
 
 
 def _ranges(group: NodeGroup, num_nodes: int) -> tuple[range, ...]:
-    """The group's nodes as ascending ranges, joined where they touch and cut off at the end of the cluster."""
+    """Return the group's nodes as ascending ranges, joined where they touch and cut off at the end of the cluster."""
     written = group.node_ranks.ranges
     if written is None:
         return (range(num_nodes),)

@@ -26,7 +26,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None = None) -> Deadline:
-        """The deadline `seconds` from now; None means `RLINF_TIMEOUT`. No wait is unbounded.
+        """Return the deadline `seconds` from now; None means `RLINF_TIMEOUT`. No wait is unbounded.
 
         Raises:
             ValueError: `seconds` is negative, infinite or not a number.
@@ -35,7 +35,7 @@ class Deadline:
         return cls(seconds, time.monotonic() + seconds)
 
     def remaining(self) -> float:
-        """Seconds that are left; 0 when there are none."""
+        """Return seconds that are left; 0 when there are none."""
         return max(0.0, self.at - time.monotonic())
 
     @property
@@ -44,13 +44,13 @@ class Deadline:
         return time.monotonic() >= self.at
 
     def sooner(self, seconds: float) -> Deadline:
-        """The earlier one of this deadline and `seconds` from now: for one step of a longer wait."""
+        """Return the earlier one of this deadline and `seconds` from now: for one step of a longer wait."""
         at = time.monotonic() + seconds
         return Deadline(seconds, at) if at < self.at else self
 
 
 def checked_seconds(timeout: float) -> float:
-    """A timeout as somebody gave it. No wait is unbounded, and one of NaN seconds would be.
+    """Return a timeout as somebody gave it. No wait is unbounded, and one of NaN seconds would be.
 
     Raises:
         ValueError: it is negative, infinite or not a number.
@@ -61,7 +61,7 @@ def checked_seconds(timeout: float) -> float:
 
 
 def is_amount(value: float) -> bool:
-    """Whether what a caller gave is a finite number from 0."""
+    """Return whether what a caller gave is a finite number from 0."""
     try:
         return 0 <= value < float("inf")
     except TypeError:
@@ -141,7 +141,7 @@ class Operation:
         return f"channel `{self.target}`{key}"
 
     def waits(self, seconds: float, state: str = "") -> str:
-        """The operation as what its process does, as in `waits in recv from actor:0 for 12 s`.
+        """Return the operation as what its process does, as in `waits in recv from actor:0 for 12 s`.
 
         Args:
             seconds: how long it has lasted.
@@ -156,7 +156,7 @@ class Operation:
 
 
 def spell_seconds(seconds: float) -> str:
-    """A duration as people read it: `0.4 s`, `12 s`, `31 min`, `2.5 h`."""
+    """Return a duration as people read it: `0.4 s`, `12 s`, `31 min`, `2.5 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 600:

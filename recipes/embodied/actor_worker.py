@@ -40,7 +40,7 @@ class EmbodiedFSDPActor(Worker):
         self._sending: list[Any] = []
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Makes the policy and the optimizer; every rank begins with the same weights."""
+        """Make the policy and the optimizer; every rank begins with the same weights."""
         torch.set_num_threads(1)
         config = self._config.actor
         self._layout = layout
@@ -58,7 +58,7 @@ class EmbodiedFSDPActor(Worker):
     # Weights
 
     def sync_model_to_rollout(self) -> int:
-        """Sends the weights to the rollout workers; each actor serves its share of them.
+        """Send the weights to the rollout workers; each actor serves its share of them.
 
         Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
         the weights on its way.
@@ -90,7 +90,7 @@ class EmbodiedFSDPActor(Worker):
         self._sending = []
 
     def _gathered(self) -> FlatWeights:
-        """The weights as they are now, whole. Without shards they are where the policy computes with them."""
+        """Return the weights as they are now, whole. Without shards they are where the policy computes with them."""
         if self._world_size > 1:
             state: dict[str, Tensor] = self._policy.state_dict()
             for name, view in self._outgoing.views.items():
@@ -100,7 +100,7 @@ class EmbodiedFSDPActor(Worker):
     # A training step
 
     def recv_rollout_batch(self, step: int) -> int:
-        """Takes this actor's share of a rollout out of the channel: all passes of all its environments.
+        """Take this actor's share of a rollout out of the channel: all passes of all its environments.
 
         Returns:
             How many versions older than the weights here those are that acted.
@@ -113,7 +113,7 @@ class EmbodiedFSDPActor(Worker):
         return self._version - self._trajectories.version
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
-        """Makes samples of the trajectories.
+        """Make samples of the trajectories.
 
         Returns:
             Figures of them, by their full names.
@@ -159,7 +159,9 @@ class EmbodiedFSDPActor(Worker):
             move_state(self._optimizer, device)
 
     def _update(self, batch: Samples, micro: int) -> list[dict[str, Tensor]]:
-        """One optimizer step on this rank's share of a batch, in parts of `micro` samples; figures of each part."""
+        """Return one optimizer step on this rank's share of a batch, in parts of `micro` samples; figures of each
+        part.
+        """
         holding, totals = self._holding, self._totals(batch)
         parts = list(batch.parts(micro))
         # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
@@ -177,7 +179,7 @@ class EmbodiedFSDPActor(Worker):
         return [{**each, "actor/grad_norm": norm.detach()} for each in figures]
 
     def _totals(self, batch: Samples) -> dict[str, Tensor]:
-        """What counts in the whole batch, by rank on average; empty where everything does."""
+        """Return what counts in the whole batch, by rank on average; empty where everything does."""
         mask = batch.tensors.get("mask")
         if mask is None:
             return {}
@@ -219,14 +221,14 @@ class EmbodiedFSDPActor(Worker):
     # Checkpoints
 
     def save_checkpoint(self, folder: str) -> None:
-        """Writes weights and optimizer into a folder that every rank sees; together, with torch.distributed.checkpoint.
+        """Write weights and optimizer into a folder that every rank sees; together, with torch.distributed.checkpoint.
 
         Random numbers are a function of the step, and environments begin anew with every rollout: there is no more.
         """
         save(Path(folder), self._policy, self._optimizer, self._version)
 
     def load_checkpoint(self, folder: str) -> int:
-        """Reads what `save_checkpoint` wrote, by any number of ranks.
+        """Read what `save_checkpoint` wrote, by any number of ranks.
 
         Returns:
             The version of the weights.
@@ -236,12 +238,12 @@ class EmbodiedFSDPActor(Worker):
 
 
 def _leading(mask: Tensor, dimensions: int) -> Tensor:
-    """`mask` with at most so many dimensions: a chunk counts when any of its actions does."""
+    """Return `mask` with at most so many dimensions: a chunk counts when any of its actions does."""
     return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
 
 
 def _equally_masked(samples: Samples, holding: Holding) -> Samples:
-    """The samples with masks if any rank has some, so that all ranks compute alike."""
+    """Return the samples with masks if any rank has some, so that all ranks compute alike."""
     tensors, masked = samples.tensors, "mask" in samples.tensors
     if not holding.reduce_sum(torch.tensor(float(masked))) or masked:
         return samples
@@ -254,7 +256,7 @@ def _equally_masked(samples: Samples, holding: Holding) -> Samples:
 
 
 def _means(seen: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-    """The mean of every figure over all batches."""
+    """Return the mean of every figure over all batches."""
     if not seen:
         return {}
     table = torch.stack([torch.stack([figures[name].float() for name in seen[0]]) for figures in seen])

@@ -23,7 +23,7 @@ FOLDER: Final = "actor"
 
 
 def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int) -> None:
-    """Writes `folder/actor`; all ranks call it.
+    """Write `folder/actor`; all ranks call it.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -40,7 +40,7 @@ def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, vers
 
 
 def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Reads `folder/actor` in place; all ranks call it.
+    """Read `folder/actor` in place; all ranks call it.
 
     Returns:
         The version of the weights.
@@ -62,7 +62,7 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> i
 
 @contextmanager
 def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, None]:
-    """Turns what torch raises in here into a CheckpointError, and keeps it from warning of what is meant."""
+    """Turn what torch raises in here into a CheckpointError, and keep it from warning of what is meant."""
     try:
         with warnings.catch_warnings():
             # One rank needs no process group, and that is said on purpose.
@@ -73,7 +73,9 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What failed on the first rank on which something did: torch's own exception is the text of all tracebacks."""
+    """Return what failed on the first rank on which something did: torch's own exception is the text of all
+    tracebacks.
+    """
     if isinstance(error, dcp.CheckpointException) and error.failures:
         return error.failures[min(error.failures)][0]
     return error

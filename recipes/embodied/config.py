@@ -142,7 +142,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
 
 
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
-    """How many environments share each start."""
+    """Return how many environments share each start."""
     return environments.group_size or config.algorithm.group_size
 
 

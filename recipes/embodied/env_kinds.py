@@ -25,7 +25,7 @@ _ROBOTS = {"franka_robot": "Franka"}
 
 
 def no_adapter(kind: str) -> tuple[str, str]:
-    """What to say of a kind in `NO_ADAPTER`: the message and the help."""
+    """Return what to say of a kind in `NO_ADAPTER`: the message and the help."""
     return (
         f"`env_type: {kind}` has no adapter in this version",
         f"`{NO_ADAPTER[kind]}` and wrap it in a subclass of `VectorEnv` (docs/environments.md shows how), then write"
@@ -131,7 +131,7 @@ def _check_robots(
 
 
 def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
-    """Whether env workers run here, in the Python that is checking the file."""
+    """Return whether env workers run here, in the Python that is checking the file."""
     cluster = config.cluster
     elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
     interpreters = [each.python_interpreter_path for group in cluster.node_groups for each in group.env_configs]

@@ -53,7 +53,9 @@ class Stages:
         ]
 
     def message(self, result: StepResult) -> dict[str, Any]:
-        """What rollout workers are told of a step; final observations only where it is asked what they are worth."""
+        """Return what rollout workers are told of a step; final observations only where it is asked what they are
+        worth.
+        """
         message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
         message["observations"] = result.observations
         if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
@@ -61,7 +63,7 @@ class Stages:
         return message
 
     def close(self) -> None:
-        """Gives back what the environments hold."""
+        """Give back what the environments hold."""
         for batch in self.batches:
             batch.close()
 
@@ -80,7 +82,7 @@ class EnvWorker(Worker):
         self._eval: Stages | None = None
 
     def init_worker(self, layout: Layout) -> EnvSpec:
-        """Makes the environments.
+        """Make the environments.
 
         Returns:
             What a policy must know of them.
@@ -91,7 +93,7 @@ class EnvWorker(Worker):
         return self._train.batches[0].spec
 
     def interact(self, step: int) -> Sums:
-        """One rollout of all environments: `rollout_epoch` passes, each from new episodes.
+        """Return one rollout of all environments: `rollout_epoch` passes, each from new episodes.
 
         Args:
             step: the training step; starts depend on it.
@@ -136,7 +138,7 @@ class EnvWorker(Worker):
         return stacked(parts)["actions"]
 
     def _close(self) -> None:
-        """Gives back what the environments hold: a robot must not be left without its driver in motion."""
+        """Give back what the environments hold: a robot must not be left without its driver in motion."""
         for stages in (self._train, self._eval):
             if stages is not None:
                 stages.close()

@@ -9,7 +9,7 @@ from rlinf_core.runners.embodied_runner import Layout
 
 
 def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:
-    """The ways that the environments of `env.train` or `env.eval` go; nobody learns from evaluations."""
+    """Return the ways that the environments of `env.train` or `env.eval` go; nobody learns from evaluations."""
     environments = config.env.train if training else config.env.eval
     return Routes(
         environments.total_num_envs,
@@ -21,12 +21,12 @@ def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Rout
 
 
 def rollouts_of(actor: int, layout: Layout) -> range:
-    """The ranks of the rollout workers that get their weights from an actor."""
+    """Return the ranks of the rollout workers that get their weights from an actor."""
     return range(actor, layout.rollouts, layout.actors)
 
 
 def chunks_of(config: EmbodiedConfig, environments: EnvironmentConfig, *, training: bool) -> int:
-    """How many chunks of actions every environment is given in one pass.
+    """Return how many chunks of actions every environment is given in one pass.
 
     An evaluation counts whole episodes, so that it lasts at least as long as the longest may.
     """

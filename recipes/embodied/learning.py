@@ -40,7 +40,7 @@ class Samples:
         return len(self.tensors["actions"])
 
     def to(self, device: torch.device) -> Samples:
-        """The samples where they are learned from."""
+        """Return the samples where they are learned from."""
         if device.type == "cpu":
             return self
         return Samples(
@@ -49,7 +49,7 @@ class Samples:
         )
 
     def batches(self, size: int) -> Iterator[Samples]:
-        """All samples in random batches of `size`, drawn from torch's own generator."""
+        """Return all samples in random batches of `size`, drawn from torch's own generator."""
         for rows in torch.randperm(len(self)).split(size):
             yield Samples(
                 {name: each[rows] for name, each in self.inputs.items()},
@@ -57,7 +57,7 @@ class Samples:
             )
 
     def parts(self, size: int) -> Iterator[Samples]:
-        """The samples in order, in parts of `size`."""
+        """Return the samples in order, in parts of `size`."""
         if size >= len(self):
             yield self
             return
@@ -72,7 +72,7 @@ class Samples:
 def samples_of(
     trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
 ) -> tuple[Samples, dict[str, float]]:
-    """Samples with advantages, and figures of them by their full names.
+    """Sample with advantages, and figures of them by their full names.
 
     Args:
         trajectories: T chunks of B environments, members of a group next to each other.
@@ -95,7 +95,7 @@ def samples_of(
     found = get_advantage(algorithm.adv_type)(episodes, settings)
 
     def samples(level: Tensor) -> Tensor:
-        """[steps, B] as [n] or [n, C]."""
+        """Return [steps, B] as [n] or [n, C]."""
         return level.flatten() if by_chunk else fold_chunks(level, chunk).flatten(0, 1)
 
     tensors = {

@@ -34,7 +34,7 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Moves what the optimizer remembers to a device."""
+    """Move what the optimizer remembers to a device."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.device != device:

@@ -14,12 +14,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weight_type(config: EmbodiedActorConfig) -> torch.dtype:
-    """The type of the weights, `model.precision`."""
+    """Return the type of the weights, `model.precision`."""
     return DTYPES[config.model.precision]
 
 
 def computing(config: EmbodiedActorConfig, device: torch.device) -> AbstractContextManager[object]:
-    """A block in which layers compute in `fsdp_config.mixed_precision.param_dtype`, by default the weights' own type.
+    """Return a block in which layers compute in `fsdp_config.mixed_precision.param_dtype`, by default the weights'
+    own type.
 
     Inputs stay as they are: actions in half the bits would be other actions.
     """
@@ -28,13 +29,13 @@ def computing(config: EmbodiedActorConfig, device: torch.device) -> AbstractCont
 
 
 def widened(found: Decision) -> Decision:
-    """A decision in float32, whatever it was computed in."""
+    """Return a decision in float32, whatever it was computed in."""
     actions = found.actions.float() if found.actions.is_floating_point() else found.actions
     return Decision(actions, found.logprobs.float(), _float(found.values))
 
 
 def widened_judgement(found: Judgement) -> Judgement:
-    """A judgement in float32, whatever it was computed in."""
+    """Return a judgement in float32, whatever it was computed in."""
     return Judgement(found.logprobs.float(), found.entropy.float(), _float(found.values))
 
 

@@ -18,7 +18,7 @@ from rlinf_core.runners.run_folder import RunFolder
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-    """Trains a policy as `job` says, to the end, and keeps what happens in `folder`.
+    """Train a policy as `job` says, to the end, and keep what happens in `folder`.
 
     Raises:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
@@ -32,7 +32,7 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 
 
 def train(config: EmbodiedConfig, record: RunRecord) -> None:
-    """Runs from where `record` stands to the end, on a cluster of its own."""
+    """Run from where `record` stands to the end, on a cluster of its own."""
     record.tell(Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         names = {config.actor.group_name: "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
@@ -64,7 +64,7 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
 
 
 def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
-    """What a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
     model = config.actor.model.model_dump()
     shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
     found = {f"actor.model.{name}": model[name] for name in shaping if name in model}

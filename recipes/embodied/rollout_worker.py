@@ -37,7 +37,7 @@ class MultiStepRolloutWorker(Worker):
         self._version = -1
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Makes the policy, whose weights come with the first `sync_model_from_actor`."""
+        """Make the policy, whose weights come with the first `sync_model_from_actor`."""
         torch.set_num_threads(1)
         self._layout = layout
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
@@ -49,7 +49,7 @@ class MultiStepRolloutWorker(Worker):
         self._channel = self.connect_channel(layout.trajectories)
 
     def sync_model_from_actor(self) -> int:
-        """Takes the weights that the actor sends, in place.
+        """Take the weights that the actor sends, in place.
 
         Returns:
             Their version.
@@ -63,7 +63,7 @@ class MultiStepRolloutWorker(Worker):
         return self._version
 
     def generate(self, step: int) -> None:
-        """Acts for one rollout, `EnvWorker.interact`, and puts its trajectories into the channel.
+        """Act for one rollout, `EnvWorker.interact`, and puts its trajectories into the channel.
 
         Args:
             step: the training step; what is drawn depends on it.
@@ -82,7 +82,7 @@ class MultiStepRolloutWorker(Worker):
         self._weights.move(self._rests)
 
     def evaluate(self) -> None:
-        """Acts greedily for `EnvWorker.evaluate`."""
+        """Act greedily for `EnvWorker.evaluate`."""
         held = self._config.env.eval
         routes = routes_of(self._layout, self._config, training=False)
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
@@ -92,7 +92,7 @@ class MultiStepRolloutWorker(Worker):
         self._weights.move(self._rests)
 
     def _pass(self, routes: Routes, environments: EnvironmentConfig, *, training: bool) -> dict[int, Trajectories]:
-        """One pass of all stages; their trajectories by stage, when they are to be learned from."""
+        """Return one pass of all stages; their trajectories by stage, when they are to be learned from."""
         policy, chunks = self.policy, chunks_of(self._config, environments, training=training)
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: found for stage, found in shares.items() if found}
@@ -121,7 +121,7 @@ class MultiStepRolloutWorker(Worker):
         return finished
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
-        """What the environments of a stage say, as one batch."""
+        """Return what the environments of a stage say, as one batch."""
         parts: list[dict[str, Any]] = [self.recv(self._env, share.peer) for share in peers]
         if any("final_observations" in part for part in parts):
             # Where no episode ended the present observations stand for the final ones, as within a batch.

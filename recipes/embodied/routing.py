@@ -76,7 +76,7 @@ class Routes:
         return self.total // (self.envs * self.stages)
 
     def first_env(self, env: int, stage: int) -> int:
-        """The number of the first environment of a stage of an env worker."""
+        """Return the number of the first environment of a stage of an env worker."""
         return (env * self.stages + stage) * self.batch
 
     @cached_property
@@ -95,7 +95,7 @@ class Routes:
         return tuple(sorted(found, key=lambda each: each.start))
 
     def _shares(self, stage: int) -> list[tuple[int, int, int]]:
-        """The rollouts and the parts of a stage, counted over all env workers, that are theirs."""
+        """Return the rollouts and the parts of a stage, counted over all env workers, that are theirs."""
         size = self.envs * self.batch
         # Which rollouts have one more turns with the stages, so that none has more of everything.
         order = [(rank + stage) % self.rollouts for rank in range(self.rollouts)] if size % self.rollouts else None
@@ -103,13 +103,13 @@ class Routes:
         return [(order[i] if order else i, bounds[i], bounds[i + 1]) for i in range(self.rollouts)]
 
     def of_env(self, env: int, stage: int) -> tuple[Share, ...]:
-        """The rollouts that act for a stage of an env worker; rows are of the stage's batch."""
+        """Return the rollouts that act for a stage of an env worker; rows are of the stage's batch."""
         first = self.first_env(env, stage)
         mine = [each for each in self.segments if (each.env, each.stage) == (env, stage)]
         return _joined([Share(each.rollout, each.start - first, each.stop - first) for each in mine])
 
     def of_rollout(self, rollout: int, stage: int) -> tuple[Share, ...]:
-        """The env workers that a rollout acts for in a stage; rows are of the batch that it makes of them."""
+        """Return the env workers that a rollout acts for in a stage; rows are of the batch that it makes of them."""
         shares: list[Share] = []
         row = 0
         for each in self._of(rollout, stage):
@@ -118,7 +118,7 @@ class Routes:
         return _joined(shares)
 
     def pieces(self, rollout: int, stage: int) -> tuple[Piece, ...]:
-        """Where the trajectories of a rollout's batch go."""
+        """Return where the trajectories of a rollout's batch go."""
         pieces: list[Piece] = []
         row = 0
         for each in self._of(rollout, stage):
@@ -130,7 +130,7 @@ class Routes:
         return [each for each in self.segments if (each.rollout, each.stage) == (rollout, stage)]
 
     def of_actor(self, actor: int) -> tuple[Segment, ...]:
-        """What an actor learns from, by number."""
+        """Return what an actor learns from, by number."""
         return tuple(each for each in self.segments if each.actor == actor)
 
 

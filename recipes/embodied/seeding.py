@@ -20,6 +20,6 @@ class Purpose(IntEnum):
 
 
 def seed_of(seed: int, purpose: Purpose, step: int = 0, rank: int = 0) -> int:
-    """A seed for `torch.manual_seed`, from 0 to below 2^63, mixed well from all of these."""
+    """Return a seed for `torch.manual_seed`, from 0 to below 2^63, mixed well from all of these."""
     text = f"{seed} {int(purpose)} {step} {rank}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -30,23 +30,23 @@ class Holding(ABC):
         self.world_size = world_size
 
     def reduce_sum(self, value: Tensor) -> Tensor:
-        """The sum of a tensor over all ranks."""
+        """Return the sum of a tensor over all ranks."""
         return value
 
     def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
-        """Makes of the gradients of this rank the mean of all ranks', after the last backward pass of a batch."""
+        """Make of the gradients of this rank the mean of all ranks', after the last backward pass of a batch."""
 
     def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
-        """Says whether the next backward pass is the last one before `finish_gradients`."""
+        """Say whether the next backward pass is the last one before `finish_gradients`."""
 
     def clip_gradients(self, largest: float) -> Tensor:
-        """Scales gradients to a norm of at most `largest` (0: any); returns the norm that they had, a scalar."""
+        """Scale gradients to a norm of at most `largest` (0: any); return the norm that they had, a scalar."""
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), largest or float("inf"))
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @abstractmethod
     def whole(self, tensor: Tensor) -> Tensor:
-        """A weight in one piece. All ranks ask for the same ones in the same order."""
+        """Return a weight in one piece. All ranks ask for the same ones in the same order."""
 
 
 class Alone(Holding):
@@ -103,7 +103,7 @@ class Sharded(Holding):
 
 
 def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device: torch.device) -> Holding:
-    """Spreads a module, which is the same on every rank, as `actor.fsdp_config` says."""
+    """Spread a module, which is the same on every rank, as `actor.fsdp_config` says."""
     if world_size == 1:
         return Alone(module, 1)
     _join(rank, world_size, device)
@@ -131,7 +131,7 @@ def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """Meets the other ranks, at the place that the group has told every one of them."""
+    """Meet the other ranks, at the place that the group has told every one of them."""
     if dist.is_initialized():
         return
     dist.init_process_group(

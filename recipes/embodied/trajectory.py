@@ -104,7 +104,7 @@ class Recorder:
             self._write(self._steps, "finals", step, finals)
 
     def ended(self, last: Tensor | None) -> Trajectories:
-        """Everything, once the last step is there; `last` as in `Trajectories`."""
+        """Return everything, once the last step is there; `last` as in `Trajectories`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
         return Trajectories(0, self._version, self._inputs, self._steps, last)

@@ -47,7 +47,7 @@ class FlatWeights:
 
     @classmethod
     def adopt(cls, module: nn.Module) -> FlatWeights:
-        """Those of a module, which from now on computes with this memory.
+        """Return those of a module, which from now on computes with this memory.
 
         Weights that two layers share stay shared.
         """
@@ -62,12 +62,12 @@ class FlatWeights:
         return weights
 
     def _give(self) -> None:
-        """Has the owners compute with the views."""
+        """Have the owners compute with the views."""
         for name, tensor in self._owners.items():
             tensor.data = self.views[name]
 
     def move(self, device: torch.device) -> None:
-        """Moves the memory, and with it the module that computes with it, to a device; nothing where it is there."""
+        """Move the memory, and with it the module that computes with it, to a device; nothing where it is there."""
         for index, buffer in enumerate(self.buffers):
             if buffer.device == device:
                 continue

@@ -91,7 +91,7 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
 
 
 def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
-    """The cluster's name and its nodes: as recorded, else as the file says."""
+    """Return the cluster's name and its nodes: as recorded, else as the file says."""
     from rlinf_core.bootstrap import manual, state
 
     record = state.recorded(state.cluster_name(file or "", name) if file or name else None)
@@ -112,7 +112,7 @@ def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[s
 
 
 def _agreed(cluster: str, jobs: list[str]) -> bool:
-    """Asks whether running jobs are to be ended, where there is somebody to ask."""
+    """Ask whether running jobs are to be ended, where there is somebody to ask."""
     console.error_block(
         f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} running on cluster {cluster}",
         why="\n".join(jobs),

@@ -63,7 +63,7 @@ app = command(explain)
 
 
 def _bare(topic: str) -> str:
-    """`unknown-key` also when it is pasted as `error[unknown-key]` or `[unknown-key]`."""
+    """Return `unknown-key` also when it is pasted as `error[unknown-key]` or `[unknown-key]`."""
     topic = topic.strip().rstrip(":")
     if topic.endswith("]") and "[" in topic:
         head, _, code = topic[:-1].partition("[")

@@ -88,7 +88,7 @@ def _chosen(folder: RunFolder, component: str | None, rank: int | None, follow: 
 
 
 def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
-    """Prints the end of the logs; returns what reads on from there."""
+    """Print the end of the logs; return what reads on from there."""
     from rlinf_cli.log_files import ALL, Follower, entries, merged, moment_of, tail
 
     parts: list[str] = []
@@ -101,7 +101,7 @@ def _show_last(files: list[LogFile], lines: int) -> list[Follower]:
 
 
 def _follow(folder: RunFolder, component: str | None, rank: int | None, followers: dict[object, Follower]) -> None:
-    """Prints what is appended, by files that come later, too, until the run has ended."""
+    """Print what is appended, by files that come later, too, until the run has ended."""
     from rlinf_cli.log_files import Follower, chosen, entries, log_files, merged
 
     while True:

@@ -33,7 +33,9 @@ app = command(recipes)
 
 
 def _listed() -> list[Recipe]:
-    """Every installed recipe; one that cannot be loaded is told on standard error and does not hide the others."""
+    """Return every installed recipe; one that cannot be loaded is told on standard error and does not hide the
+    others.
+    """
     from rlinf_core.errors import ConfigError
     from rlinf_core.job.registry import find_recipe, recipe_names
 

@@ -146,7 +146,7 @@ def _not_ours(folder: RunFolder) -> RunError:
 
 
 def _gone(folder: RunFolder, seconds: float) -> bool:
-    """Whether the driver's process has ended within `seconds`; says that it waits."""
+    """Return whether the driver's process has ended within `seconds`; says that it waits."""
     from rlinf_core.manager.folders import identity
 
     pid, start = folder.state.pid, folder.state.start

@@ -72,7 +72,9 @@ app = command(train, no_args_is_help=True)
 
 
 def _chosen(arguments: list[str]) -> tuple[str, list[str]]:
-    """The file and the overrides. Without a file, `recipe=NAME` stands for the config that the recipe starts from."""
+    """Return the file and the overrides. Without a file, `recipe=NAME` stands for the config that the recipe
+    starts from.
+    """
     from rlinf_core.job.registry import find_recipe, recipe_names
 
     files, overrides = split_files(arguments)

@@ -87,7 +87,7 @@ def _shown(file: str) -> str:
 
 
 def _summary(found: Diagnostics) -> str:
-    """`no mistakes`, `2 errors, 1 warning`, `valid, with 1 warning, 2 notes`."""
+    """Return `no mistakes`, `2 errors, 1 warning`, `valid, with 1 warning, 2 notes`."""
     from rlinf_core.config.diagnostics import Severity
 
     counts = [(severity, found.count(severity)) for severity in Severity]

@@ -70,7 +70,7 @@ class PlainView(View):
             self.break_silence()
 
     def break_silence(self) -> None:
-        """Says what goes on where nothing has been said for long, or that the end takes its time."""
+        """Say what goes on where nothing has been said for long, or that the end takes its time."""
         with self._lock:
             if self.progress.ending and not self._said_ending:
                 self._said_ending = True
@@ -84,7 +84,7 @@ class PlainView(View):
 
 
 def still_line(progress: Progress) -> str:
-    """What a run is at that has said nothing for long."""
+    """Return what a run is at that has said nothing for long."""
     if progress.waiting is not None:
         limit = progress.waiting.seconds
         of = f" of at most {words.duration(limit)}" if limit is not None else ""

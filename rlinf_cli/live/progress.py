@@ -73,7 +73,7 @@ class Progress:
         self.ending = False
 
     def take(self, event: Event) -> None:
-        """Brings the state up to date with what a runner has told."""
+        """Bring the state up to date with what a runner has told."""
         with self.lock:
             self._take(event, self.clock())
 
@@ -163,7 +163,7 @@ class Progress:
         return None if speed is None or total is None else max(0, total - self.step) / speed
 
     def shares(self) -> tuple[float | None, list[tuple[str, float]]]:
-        """Where the time of the last steps went.
+        """Return where the time of the last steps went.
 
         Returns:
             The mean seconds of a step, None where nobody has told, and the phases with their shares of it, from 0 to 1,
@@ -178,7 +178,7 @@ class Progress:
         return whole / len(self._times), [(name, seconds / whole) for name, seconds in ordered]
 
     def shares_of_components(self) -> dict[str, list[tuple[str, float]]]:
-        """What the processes of each component did in the last steps: the shares of a step's time, by component.
+        """Return what the processes of each component did in the last steps: the shares of a step's time, by component.
 
         Components work at the same time, so the shares of all of them add up to more than 1.
         """

@@ -61,7 +61,7 @@ class TerminalView(View):
 
 
 def block(progress: Progress, title: str, place: str) -> Group:
-    """The lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
+    """Return the lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     head = Text(place)
     if progress.started is not None and progress.started.components:
@@ -118,7 +118,7 @@ def _step(progress: Progress) -> Text:
 
 
 def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
-    """`success 0.72  return 12.3`, the figures in `style`."""
+    """Return `success 0.72  return 12.3`, the figures in `style`."""
     text = Text()
     for index, (word, value) in enumerate(found):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")
@@ -127,7 +127,7 @@ def _figures(found: list[tuple[str, str]], style: str = "") -> Text:
 
 
 def _work(components: dict[str, list[tuple[str, float]]]) -> Text:
-    """`env: step 4%, wait 10%  rollout: policy 6%, wait 8%`."""
+    """Return `env: step 4%, wait 10%  rollout: policy 6%, wait 8%`."""
     text = Text()
     for index, (name, shares) in enumerate(components.items()):
         text.append(f"{'  ' if index else ''}{name}: ", style="dim")

@@ -34,7 +34,7 @@ class View(ABC):
 
     @abstractmethod
     def show(self, event: Event) -> None:
-        """Shows what has changed by `event`."""
+        """Show what has changed by `event`."""
 
     def __enter__(self) -> Self:
         return self
@@ -42,12 +42,12 @@ class View(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends what was drawn; the streams are as before."""
+        """End what was drawn; the streams are as before."""
         return
 
 
 def line_of(event: Event, progress: Progress) -> str | None:
-    """An event as one line that can stand alone; None where it is no news.
+    """Return an event as one line that can stand alone; None where it is no news.
 
     Args:
         progress: with the event taken.
@@ -72,7 +72,7 @@ def line_of(event: Event, progress: Progress) -> str | None:
 
 
 def step_line(progress: Progress) -> str:
-    """`step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
+    """Return `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
     total = f"/{progress.total}" if progress.total is not None else ""
     parts = [f"step {progress.step}{total}"]
     headlines = words.headlines(progress.metrics, "env", "rollout")
@@ -85,14 +85,14 @@ def step_line(progress: Progress) -> str:
 
 
 def times(progress: Progress) -> str:
-    """`0:02, 0:41 left`."""
+    """Return `0:02, 0:41 left`."""
     left = progress.seconds_left
     gone = words.clock(progress.train_seconds)
     return gone if left is None else f"{gone}, {words.clock(left)} left"
 
 
 def processes(started: RunStarted) -> str:
-    """`actor 1, rollout 2, env 2`."""
+    """Return `actor 1, rollout 2, env 2`."""
     return ", ".join(f"{name} {count}" for name, count in started.components.items())
 
 

@@ -40,17 +40,17 @@ _LOSSES: tuple[tuple[str, str], ...] = (
 
 
 def phase_words(phase: str) -> str:
-    """`collecting rollouts`; a phase that nobody knows is told by its name."""
+    """Return `collecting rollouts`; a phase that nobody knows is told by its name."""
     return _PHASES.get(phase, phase.replace("_", " "))
 
 
 def short_phase(phase: str) -> str:
-    """`rollout`, `training`."""
+    """Return `rollout`, `training`."""
     return _SHORT.get(phase, phase.replace("_", " "))
 
 
 def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str, str]]:
-    """What people look for first: `[("success", "0.92"), ("return", "17.2")]`.
+    """Return what people look for first: `[("success", "0.92"), ("return", "17.2")]`.
 
     Args:
         namespaces: where to look, as in `env`, `rollout`; the first that has a figure gives it.
@@ -65,12 +65,12 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
 
 
 def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """How learning goes: losses, divergence, gradients."""
+    """Return how learning goes: losses, divergence, gradients."""
     return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
 
 
 def spelled(figures: list[tuple[str, str]]) -> str:
-    """`success 0.92, return 17.2`."""
+    """Return `success 0.92, return 17.2`."""
     return ", ".join(f"{word} {text}" for word, text in figures)
 
 
@@ -84,19 +84,19 @@ def figure(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:42`, `12:07`, `3:04:05`."""
+    """Return `0:42`, `12:07`, `3:04:05`."""
     whole = int(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def speed(per_second: float) -> str:
-    """`7.1 steps/s`; below one a second, how long a step takes: `12 s/step`."""
+    """Return `7.1 steps/s`; below one a second, how long a step takes: `12 s/step`."""
     return f"{figure(per_second)} steps/s" if per_second >= 1 else f"{figure(1 / per_second)} s/step"
 
 
 def duration(seconds: float) -> str:
-    """`140 ms`, `3.2 s`."""
+    """Return `140 ms`, `3.2 s`."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{figure(seconds)} s"
 
 

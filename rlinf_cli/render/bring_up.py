@@ -30,14 +30,14 @@ def show_failures(failures: Sequence[NodeFailure]) -> None:
 
 
 def _spoken(failure: NodeFailure) -> str:
-    """The exit code and the last lines, where the cause does not hold them."""
+    """Return the exit code and the last lines, where the cause does not hold them."""
     code = f"exit code {failure.rc}" if failure.rc and f"exit code {failure.rc}" not in failure.why else ""
     lines = "" if failure.lines.strip() == failure.why.strip() else failure.lines.strip()
     return "\n".join(part for part in (code, f"last lines:\n{lines}" if lines else "") if part)
 
 
 def up_text(report: up.Report) -> str:
-    """`cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
+    """Return `cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
     ups = [node for node in report.nodes if node.up]
     started = sum(node.changed for node in ups)
     if report.ok and not started:
@@ -51,7 +51,7 @@ def up_text(report: up.Report) -> str:
 
 
 def up_record(report: up.Report) -> dict[str, Any]:
-    """The report as data."""
+    """Return the report as data."""
     return {
         "schema": UP_SCHEMA,
         "ok": report.ok,
@@ -92,7 +92,7 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
 
 
 def down_text(report: down.Report) -> str:
-    """What became of each node, in one line."""
+    """Return what became of each node, in one line."""
     found = sum(node.found for node in report.nodes)
     reached = sum(node.reached and not node.left for node in report.nodes)
     nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
@@ -107,7 +107,7 @@ def down_text(report: down.Report) -> str:
 
 
 def down_record(report: down.Report) -> dict[str, Any]:
-    """The report as data."""
+    """Return the report as data."""
     return {
         "schema": DOWN_SCHEMA,
         "ok": report.ok,
@@ -128,7 +128,7 @@ def down_record(report: down.Report) -> dict[str, Any]:
 
 
 def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> str:
-    """What would be done on each node."""
+    """Return what would be done on each node."""
     blocks = [f"cluster {name}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}, nothing is connected to"]
     for node in nodes:
         role = "head" if node.is_head else "joins node 0"
@@ -148,7 +148,7 @@ def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) ->
 
 
 def plan_record(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> dict[str, Any]:
-    """The same as data."""
+    """Return the same as data."""
     return {
         "schema": PLAN_SCHEMA,
         "cluster": name,

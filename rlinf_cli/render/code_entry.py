@@ -13,7 +13,7 @@ _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 
 def code_text(code: Code) -> str:
-    """The entry for people."""
+    """Return the entry for people."""
     color = _COLORS[code.severity]
     blocks = [
         f"{console.style(f'{code.severity}[{code.name}]', color)}\n{paragraphs(code.title)}",
@@ -25,7 +25,7 @@ def code_text(code: Code) -> str:
 
 
 def code_record(code: Code) -> dict[str, Any]:
-    """The entry for programs; examples without their markers."""
+    """Return the entry for programs; examples without their markers."""
     return {
         "name": code.name,
         "severity": str(code.severity),
@@ -73,7 +73,7 @@ def _numbered(text: str, color: str) -> str:
 
 
 def _with_caret(line: str, color: str) -> list[str]:
-    """The line without markers and, where it has them, a second line of carets beneath what they enclose."""
+    """Return the line without markers and, where it has them, a second line of carets beneath what they enclose."""
     start = line.find(OPEN)
     shown = _unmarked(line)
     if start < 0:

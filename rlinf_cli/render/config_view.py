@@ -26,7 +26,7 @@ def config_text(origins: Iterable[Origin]) -> str:
 
 
 def config_record(tree: Mapping, origins: Iterable[Origin]) -> dict[str, Any]:
-    """The contract `rlinf.config/1`: the data as a whole, and every value by its path.
+    """Return the contract `rlinf.config/1`: the data as a whole, and every value by its path.
 
     Args:
         tree: what the origins are of, secrets masked.
@@ -42,7 +42,7 @@ def config_record(tree: Mapping, origins: Iterable[Origin]) -> dict[str, Any]:
 
 
 def _where(origin: Origin) -> str:
-    """`job.yaml:9`; the column says little behind a value and costs width."""
+    """Return `job.yaml:9`; the column says little behind a value and costs width."""
     if origin.span is None or origin.kind == "override":
         return origin.where
     return f"{origin.span.source.name}:{origin.span.begin.line}"

@@ -16,7 +16,7 @@ _MOST_LINKS = 8
 
 
 def doctor_text(report: Report, *, every_node: bool = False) -> str:
-    """The table, and what it comes to.
+    """Return the table, and what it comes to.
 
     Args:
         report: what was found.
@@ -60,7 +60,7 @@ def _summary(report: Report) -> str:
 
 
 def doctor_record(report: Report) -> dict[str, Any]:
-    """The report as data."""
+    """Return the report as data."""
     return {
         "schema": SCHEMA,
         "ok": report.ok,
@@ -72,7 +72,7 @@ def doctor_record(report: Report) -> dict[str, Any]:
 
 
 def finding_record(each: Finding) -> dict[str, Any]:
-    """A finding as data."""
+    """Return a finding as data."""
     return {
         "check": each.check,
         "verdict": str(each.verdict),

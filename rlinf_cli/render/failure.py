@@ -53,14 +53,14 @@ class Block(NamedTuple):
 
 
 def failures_of(error: BaseException) -> list[Failure]:
-    """Everything that an exception holds, what failed by itself before what followed from it."""
+    """Return everything that an exception holds, what failed by itself before what followed from it."""
     return sorted(_flat(error), key=lambda failure: failure.consequence)
 
 
 def failure_block(
     error: BaseException, logs: Path | None, run: str | None, components: Mapping[str, str] | None = None
 ) -> Block:
-    """What a person wants to know first.
+    """Return what a person wants to know first.
 
     Args:
         error: what the recipe's program raised.
@@ -88,7 +88,7 @@ def failure_block(
 
 
 def reason_of(error: BaseException) -> str:
-    """The first failure in one line, for the run's own record."""
+    """Return the first failure in one line, for the run's own record."""
     return _headline(failures_of(error)[0]).splitlines()[0]
 
 
@@ -129,7 +129,9 @@ def _named(error: BaseException, text: str) -> str:
 
 
 def _position(error: BaseException) -> str | None:
-    """`FILE:LINE in FUNCTION` of whoever raised, in the process that did; none of ours where the user has one."""
+    """Return `FILE:LINE in FUNCTION` of whoever raised, in the process that did; none of ours where the user has
+    one.
+    """
     if isinstance(error, RLinfError):
         return None
     notes: Sequence[str] = getattr(error, "__notes__", ())
@@ -146,7 +148,7 @@ def _position(error: BaseException) -> str | None:
 
 
 def _folded(others: Sequence[Failure]) -> str:
-    """`then also failed: env:0, env:1 (ChannelClosed), actor:0 (WorkerDiedError)`."""
+    """Return `then also failed: env:0, env:1 (ChannelClosed), actor:0 (WorkerDiedError)`."""
     by_kind: dict[str, list[str]] = {}
     for failure in others[:_MOST_NAMED]:
         by_kind.setdefault(type(failure.error).__name__, []).append(failure.name)

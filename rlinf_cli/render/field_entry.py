@@ -11,7 +11,7 @@ from rlinf_core.config.field_docs import FieldDoc
 
 
 def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:
-    """The entry for people.
+    """Return the entry for people.
 
     Args:
         recipes: whose files this is about, where others differ; empty for all.
@@ -35,7 +35,7 @@ def _holds(doc: FieldDoc) -> str:
 
 
 def field_record(doc: FieldDoc, recipes: Sequence[str] = ()) -> dict[str, Any]:
-    """The entry for programs."""
+    """Return the entry for programs."""
     return {
         "path": doc.path,
         "type": doc.type,

@@ -13,7 +13,8 @@ _MOST = 100
 
 
 def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]:
-    """A block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the rest.
+    """Return a block for each finding, and under `--verbose` for all; else the gravest, and a line that counts the
+    rest.
 
     They are coloured and cropped as `stream` shows them.
     """
@@ -27,7 +28,7 @@ def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]
 
 
 def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
-    """The first hundred, errors before warnings before notes, in the order of `found`."""
+    """Return the first hundred, errors before warnings before notes, in the order of `found`."""
     if len(found) <= _MOST:
         return found
     grave = list(Severity)

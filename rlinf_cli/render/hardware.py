@@ -16,7 +16,7 @@ _WRONG = (Verdict.FAULT, Verdict.UNREACHABLE)
 
 
 def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:
-    """A line for each node, then what is not as declared."""
+    """Return a line for each node, then what is not as declared."""
     by_rank = {each.node.rank: each for each in seen}
     headers = ("node", "group", "host", "cores", "memory", "declared", "accelerators", "robots and cameras")
     rows = [_row(node, by_rank.get(node.rank), findings) for node in nodes]
@@ -55,7 +55,7 @@ def _trouble(each: Finding) -> str:
 
 
 def hardware_record(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> dict[str, Any]:
-    """The same as data."""
+    """Return the same as data."""
     by_rank = {each.node.rank: each for each in seen}
     return {
         "schema": SCHEMA,

@@ -58,7 +58,7 @@ class PhaseTable:
         self._word_at = time.monotonic() + _WORD_EVERY
 
     def tell(self, event: Event) -> None:
-        """Takes one event."""
+        """Take one event."""
         row = self._rows[event.rank]
         row.take(event)
         if self._live is None:
@@ -126,6 +126,6 @@ class PhaseTable:
 
 
 def _notable(rows: Iterable[_Row]) -> list[_Row]:
-    """Those that failed, then those that wait longest."""
+    """Return those that failed, then those that wait longest."""
     order = {Progress.FAILED: 0, Progress.BEGUN: 1}
     return sorted(rows, key=lambda row: (order.get(row.progress or Progress.BEGUN, 2), row.since))[:_MOST_ROWS]

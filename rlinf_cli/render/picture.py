@@ -84,7 +84,7 @@ class Card:
 
 
 def _counts(users: Sequence[User]) -> tuple[tuple[str, int], ...]:
-    """How many processes of each component there are."""
+    """Return how many processes of each component there are."""
     return tuple((user.component, len(user.ranks)) for user in users)
 
 
@@ -112,7 +112,7 @@ class Picture:
 
 
 def summarised(picture: Picture) -> Picture:
-    """The same picture with long runs of like nodes drawn as a few."""
+    """Return the same picture with long runs of like nodes drawn as a few."""
     if sum(len(section.cards) for section in picture.sections) <= _ALL_CARDS:
         return picture
     return replace(
@@ -136,7 +136,7 @@ def _shortened(cards: Sequence[Card]) -> tuple[Card, ...]:
 
 
 def _merged(cards: Sequence[Card]) -> Card:
-    """One card for several: what runs on them altogether, as processes without a unit."""
+    """Return one card for several: what runs on them altogether, as processes without a unit."""
     ranks: dict[str, list[int]] = {}
     for card in cards:
         for user in [*(user for cell in card.cells for user in cell.users), *card.loose]:

@@ -20,7 +20,7 @@ def picture_of(
     placements: Mapping[str, Sequence[Placement]],
     mode: str,
 ) -> Picture:
-    """The whole placement, node by node."""
+    """Return the whole placement, node by node."""
     uses: dict[int, list[UnitUse]] = {}
     for use in unit_uses(topology, placements):
         uses.setdefault(use.node_rank, []).append(use)
@@ -35,7 +35,7 @@ def picture_of(
 
 
 def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
-    """`18 nodes · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
+    """Return `18 nodes · 128 accelerators · 2 robots · 530 processes · disaggregated`."""
     accelerators = sum(node.num_accelerators or 0 for node in topology.nodes)
     robots = sum(len(node.robots) for node in topology.nodes)
     parts = [counted(topology.num_nodes, "node")]
@@ -47,14 +47,14 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
 
 
 def counted(count: int, name: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`."""
+    """Return `1 node`, `2 nodes`, `2 processes`."""
     if count == 1:
         return f"1 {name}"
     return f"{count} {name}{'es' if name.endswith('s') else 's'}"
 
 
 def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
-    """The ssh destination of every node that has one."""
+    """Return the ssh destination of every node that has one."""
     hosts = dict(enumerate(cluster.hosts))
     for group in cluster.node_groups:
         hosts.update(zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False))
@@ -92,7 +92,7 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
 
 
 def _content(node: NodeInfo) -> str:
-    """`8 × A800`, `1 Franka`, `no accelerators`."""
+    """Return `8 × A800`, `1 Franka`, `no accelerators`."""
     parts: list[str] = []
     if node.num_accelerators:
         model = node.accelerator_model

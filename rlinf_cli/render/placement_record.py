@@ -15,7 +15,7 @@ SCHEMA = "rlinf.placement/1"
 
 
 def placement_record(job: SoundJob, layout: Layout) -> dict[str, Any]:
-    """Every process and every unit. A part of a variable in `<...>` is known only on the node or at launch."""
+    """Return every process and every unit. A part of a variable in `<...>` is known only on the node or at launch."""
     return {
         "schema": SCHEMA,
         "num_nodes": job.topology.num_nodes,

@@ -19,7 +19,7 @@ _HEADERS = ("component", "processes", "group", "nodes", "units", "per process")
 
 
 def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
-    """The whole summary."""
+    """Return the whole summary."""
     rows = [_row(name, each, layout.resources[name]) for name, each in layout.placements.items()]
     lines = [console.style(picture.title, "bold"), picture.subtitle, ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
@@ -28,7 +28,7 @@ def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
 
 
 def processes_table(job: SoundJob, layout: Layout) -> str:
-    """A row per process."""
+    """Return a row per process."""
     interpreters = _interpreters(job, layout)
     hosts = hosts_by_rank(job.cluster)
     rows: list[tuple[str, ...]] = []
@@ -49,7 +49,7 @@ def processes_table(job: SoundJob, layout: Layout) -> str:
 
 
 def _interpreters(job: SoundJob, layout: Layout) -> dict[int, str | None]:
-    """The interpreter of every node that is used, None for its own."""
+    """Return the interpreter of every node that is used, None for its own."""
     nodes = sorted({each.cluster_node_rank for placements in layout.placements.values() for each in placements})
     return {node: node_environment(job.cluster, node).interpreter for node in nodes}
 
@@ -79,7 +79,7 @@ def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[st
 
 
 def _share(placements: Sequence[Placement]) -> str:
-    """What one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
+    """Return what one process holds: `1`, `2`, `1/4` of a unit that four share; `-` without a unit."""
     if not any(placement.local_hardware_ranks for placement in placements):
         return "-"
     users: dict[tuple[int, int], int] = {}
@@ -96,7 +96,7 @@ def _share(placements: Sequence[Placement]) -> str:
 
 
 def sharing_lines(picture: Picture) -> list[str]:
-    """Which components share which units, and which units nobody uses; a line per distinct set of components."""
+    """Return which components share which units, and which units nobody uses; a line per distinct set of components."""
     by_users: dict[tuple[str, ...], dict[tuple[str, str], list[int]]] = {}
     for card in _cards(picture):
         for components, kind, units in _units(card):
@@ -113,12 +113,12 @@ def sharing_lines(picture: Picture) -> list[str]:
 
 
 def _place(kind: str, units: str, nodes: Sequence[int]) -> str:
-    """`accelerators 0-3 of nodes 0-7`, `nodes 0-7`."""
+    """Return `accelerators 0-3 of nodes 0-7`, `nodes 0-7`."""
     return _nodes(nodes) if kind == NODE else f"{kind}{'' if units.isdigit() else 's'} {units} of {_nodes(nodes)}"
 
 
 def _units(card: Card) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """The components on a node's units, the kind of those units, and which."""
+    """Return the components on a node's units, the kind of those units, and which."""
     indices: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for cell in card.cells:
         indices.setdefault((cell.components, cell.kind), []).append(cell.index)

@@ -40,7 +40,7 @@ _NARROWEST = 620
 
 
 def placement_svg(picture: Picture) -> str:
-    """The picture as an SVG document."""
+    """Return the picture as an SVG document."""
     picture = summarised(picture)
     geometry = _Geometry.of(picture)
     colors = {name: index for index, (name, _) in enumerate(picture.components)}
@@ -95,7 +95,7 @@ class _Canvas:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{place}{weight}>{shown}</text>')
 
     def open(self, title: str) -> None:
-        """Starts a group that a browser names when the mouse rests on it."""
+        """Start a group that a browser names when the mouse rests on it."""
         self.parts.append(f"<g><title>{_escaped(title)}</title>")
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class _Canvas:
     def band(
         self, x: float, y: float, width: float, height: float, component: str, corners: tuple[float, float]
     ) -> str:
-        """An area in a component's colour, with the radii of its upper and lower corners; returns the colour."""
+        """Return an area in a component's colour, with the radii of its upper and lower corners; returns the colour."""
         index = self.colors[component]
         color = _PALETTE[index % len(_PALETTE)]
         upper, lower = corners
@@ -305,7 +305,7 @@ def _text_width(text: str, size: float) -> float:
 
 
 def _fitted(text: str, width: float, size: float) -> str:
-    """`text`, cut with an ellipsis where it would be wider than `width`."""
+    """Return `text`, cut with an ellipsis where it would be wider than `width`."""
     if _text_width(text, size) <= width:
         return text
     while text and _text_width(text + "…", size) > width:

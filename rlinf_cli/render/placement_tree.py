@@ -15,7 +15,7 @@ _BRANCHES = (("├── ", "│   "), ("└── ", "    "))
 
 
 def tree_text(picture: Picture, *, every_node: bool = False) -> str:
-    """The tree, a line for each run of like nodes, or each node, and for each run of like units on them."""
+    """Return the tree, a line for each run of like nodes, or each node, and for each run of like units on them."""
     lines = [console.style(picture.title, "bold"), picture.subtitle]
     for section, (branch, below) in _branched(picture.sections):
         lines.append(f"{branch}{console.style(section.title, 'bold')}  {console.style(section.subtitle, 'dim')}")

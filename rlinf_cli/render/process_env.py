@@ -20,7 +20,7 @@ SCHEMA = "rlinf.env/1"
 
 
 def env_text(job: SoundJob, component: str, placement: Placement) -> str:
-    """The environment for people."""
+    """Return the environment for people."""
     node = placement.cluster_node_rank
     host = hosts_by_rank(job.cluster).get(node)
     where = f"node {node} ({host})" if host else f"node {node}"
@@ -50,7 +50,7 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
 
 
 def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str, Any]:
-    """The contract `rlinf.env/1`."""
+    """Return the contract `rlinf.env/1`."""
     environment = node_environment(job.cluster, placement.cluster_node_rank)
     secrets = secret_texts(job)
     return {
@@ -79,7 +79,7 @@ def _interpreter_span(job: SoundJob, node: int) -> Span | None:
 
 
 def _origin(variable: EnvVar) -> str:
-    """`runtime`, `env_configs of a800, job.yaml:24`."""
+    """Return `runtime`, `env_configs of a800, job.yaml:24`."""
     words = str(variable.layer)
     if variable.group:
         words += f" of {variable.group}"

@@ -10,7 +10,7 @@ _READABLE = 100
 
 
 def paragraphs(text: str, indent: str = "") -> str:
-    """`text` folded; blank lines part its paragraphs, and an indented paragraph stays as it is."""
+    """Return `text` folded; blank lines part its paragraphs, and an indented paragraph stays as it is."""
     columns = min(console.width(), _READABLE)
     folded: list[str] = []
     for paragraph in text.strip("\n").split("\n\n"):

@@ -15,7 +15,7 @@ SCHEMA = "rlinf.train/1"
 
 
 def summary_text(progress: Progress, folder: Path) -> str:
-    """The summary of a run that is finished."""
+    """Return the summary of a run that is finished."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
         found = words.spelled(words.headlines(progress.evaluation.metrics, "eval"))
@@ -44,7 +44,7 @@ def summary_record(
     reason: str = "",
     pid: int | None = None,
 ) -> dict[str, Any]:
-    """The contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
+    """Return the contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
     known = progress if progress is not None and progress.started is not None else None
     evaluation = known.evaluation if known else None
     return {
@@ -67,7 +67,7 @@ def summary_record(
 
 
 def shown(path: Path) -> str:
-    """A path as a person would type it here: relative to the working folder where it lies below it."""
+    """Return a path as a person would type it here: relative to the working folder where it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

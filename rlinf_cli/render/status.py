@@ -13,7 +13,7 @@ SCHEMA = "rlinf.status/1"
 
 
 def status_text(report: Report) -> str:
-    """The nodes, then what is in the way of those that are not up, then the jobs."""
+    """Return the nodes, then what is in the way of those that are not up, then the jobs."""
     ups = sum(node.state is State.UP for node in report.nodes)
     count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
     if report.name is None:
@@ -62,7 +62,7 @@ def _since(started: float) -> str:
 
 
 def status_record(report: Report) -> dict[str, Any]:
-    """The same as data."""
+    """Return the same as data."""
     return {
         "schema": SCHEMA,
         "cluster": report.name,

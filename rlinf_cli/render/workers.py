@@ -12,7 +12,7 @@ SCHEMA = "rlinf.workers/1"
 
 
 def workers_record(picture: JobPicture) -> dict[str, Any]:
-    """`since` is in seconds up to now; `waits_for` holds addresses and, as `channel NAME`, channels."""
+    """Return `since` is in seconds up to now; `waits_for` holds addresses and, as `channel NAME`, channels."""
     return {
         "schema": SCHEMA,
         "job": picture.job,
@@ -35,7 +35,7 @@ def workers_record(picture: JobPicture) -> dict[str, Any]:
 
 
 def workers_text(picture: JobPicture) -> str:
-    """One line for each process, and below them the stacks where they were asked for."""
+    """Return one line for each process, and below them the stacks where they were asked for."""
     rows = [_row(worker) for worker in picture.workers]
     table = console.table(["WORKER", "NODE", "PID", "DEVICE", "SINCE", "DOES"], rows, right=(2, 4))
     stacks = [f"\n{worker.name}\n{worker.stacks}" for worker in picture.workers if worker.stacks]
@@ -54,7 +54,7 @@ def _row(worker: WorkerView) -> list[str]:
 
 
 def _does(worker: WorkerView) -> str:
-    """What it does, with those whom it waits for unless the words name them already."""
+    """Return what it does, with those whom it waits for unless the words name them already."""
     unnamed = [name for name in worker.waits_for if name.removeprefix("channel ") not in worker.doing]
     if not unnamed:
         return worker.doing

@@ -160,7 +160,9 @@ def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float,
 
 
 def total_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
-    """The score of each trajectory, float64 [B]: the sum of those rewards [T, B] that count, with little rounding."""
+    """Return the score of each trajectory, float64 [B]: the sum of those rewards [T, B] that count, with little
+    rounding.
+    """
     return torch.where(mask, rewards, 0).sum(dim=0, dtype=torch.float64)
 
 
@@ -190,7 +192,7 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
 
 
 def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
-    """Which trajectories are in a group whose scores are not all equal, bool [B]: `filter_rewards` keeps those.
+    """Return which trajectories are in a group whose scores are not all equal, bool [B]: `filter_rewards` keeps those.
 
     Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2). Arguments as for `group_advantages`.
     """

@@ -24,14 +24,16 @@ AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)
 
 
 def expand_mask(mask: Tensor | None, like: Tensor) -> Tensor:
-    """`mask` as bool of the shape of `like`: missing trailing dimensions are repeated, None means everything counts."""
+    """Return `mask` as bool of the shape of `like`: missing trailing dimensions are repeated, None means
+    everything counts.
+    """
     if mask is None:
         return torch.ones_like(like, dtype=torch.bool)
     return expand_trailing(mask.bool(), like.shape)
 
 
 def expand_trailing(values: Tensor, shape: torch.Size) -> Tensor:
-    """`values` repeated over the trailing dimensions that `shape` has and they lack.
+    """Return `values` repeated over the trailing dimensions that `shape` has and they lack.
 
     Raises:
         ValueError: the dimensions they have are not the leading ones of `shape`.
@@ -50,7 +52,8 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation) -> Tensor:
-    """What `aggregate` divides by: the number of tokens, or of sequences, that count. At least 1; float32, a scalar.
+    """Return what `aggregate` divides by: the number of tokens, or of sequences, that count. At least 1; float32, a
+    scalar.
 
     To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
     `aggregate` of each part: the losses of the parts then add up to the loss of the whole.
@@ -69,7 +72,7 @@ def aggregate(
     how: LossAggregation = "token-mean",
     total: Tensor | float | None = None,
 ) -> Tensor:
-    """One loss out of many.
+    """Return one loss out of many.
 
     Args:
         losses: float [sequences, ...].

@@ -21,7 +21,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
-    """The divergence at each sample.
+    """Return the divergence at each sample.
 
     Args:
         logprobs: float, any shape; of the policy that made the samples.

@@ -39,19 +39,19 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
 
 
 def unfold_chunks(values: Tensor) -> Tensor:
-    """[T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
+    """Return [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
     steps, batch, chunk = values.shape
     return values.transpose(1, 2).reshape(steps * chunk, batch)
 
 
 def fold_chunks(values: Tensor, chunk: int) -> Tensor:
-    """[T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
+    """Return [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
     steps, batch = values.shape
     return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)
 
 
 def until_done(dones: Tensor) -> Tensor:
-    """Which steps belong to the first episode of a trajectory: all up to and with the one that ends it.
+    """Return which steps belong to the first episode of a trajectory: all up to and with the one that ends it.
 
     Args:
         dones: bool [T, B].

@@ -26,7 +26,7 @@ class RewardFunction(Protocol):
     """Scores an answer by rule."""
 
     def __call__(self, completion: str, answer: str) -> float:
-        """How good `completion` is, where `answer` is right. 1 is right, 0 is wrong, between them is allowed."""
+        """Return how good `completion` is, where `answer` is right. 1 is right, 0 is wrong, between them is allowed."""
         ...
 
 

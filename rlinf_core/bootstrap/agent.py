@@ -73,7 +73,9 @@ class Answer(NamedTuple):
 
 @cache
 def source(main: str = "node_agent") -> bytes:
-    """What the loader executes: the parts as modules of the names that they have here, and `main()` of one of them."""
+    """Return what the loader executes: the parts as modules of the names that they have here, and `main()` of one
+    of them.
+    """
     here = Path(__file__).parent
     parts = [(f"{_PACKAGE}.{name}", (here / f"{name}.py").read_text(encoding="utf-8")) for name in PARTS]
     text = _CARRIER.format(
@@ -86,12 +88,12 @@ def source(main: str = "node_agent") -> bytes:
 
 
 def command(interpreter: str) -> list[str]:
-    """What is run on a node to have the agent read its standard input."""
+    """Return what is run on a node to have the agent read its standard input."""
     return [interpreter, "-c", _LOADER]
 
 
 def script(request: dict[str, Any]) -> bytes:
-    """What the agent reads: itself, and the request."""
+    """Return what the agent reads: itself, and the request."""
     return source() + json.dumps(request).encode() + b"\n"
 
 
@@ -104,7 +106,7 @@ async def ask(
     interpreter: str | None = None,
     on_hello: Callable[[], None] | None = None,
 ) -> Answer:
-    """What `node` answers to `request`; never raises for what a node can do.
+    """Return what `node` answers to `request`; never raises for what a node can do.
 
     Args:
         transport: the way to it.
@@ -160,13 +162,13 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
 
 
 def _first_cause(spoken: str) -> str:
-    """The last line that ssh said: the lines before it are banners and warnings."""
+    """Return the last line that ssh said: the lines before it are banners and warnings."""
     lines = [line.strip() for line in spoken.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
 def _events(output: bytes) -> list[dict[str, Any]]:
-    """The lines that are the agent's; a login script may print others before."""
+    """Return the lines that are the agent's; a login script may print others before."""
     found: list[dict[str, Any]] = []
     for line in output.splitlines():
         try:

@@ -26,7 +26,7 @@ class Known(NamedTuple):
 
 
 def known() -> Known | None:
-    """The cluster that this machine is a node of; None when there is none.
+    """Return the cluster that this machine is a node of; None when there is none.
 
     It is the one in this user's records, or whose node runs here. Of several `RLINF_CLUSTER` names one.
 
@@ -63,7 +63,7 @@ def _name_one() -> str:
 
 
 def _running_here() -> Iterator[Known]:
-    """The clusters of this user whose Ray runs on this machine."""
+    """Return the clusters of this user whose Ray runs on this machine."""
     base = Path(node_facts.folder_of("x")).parent
     if not base.is_dir():
         return
@@ -75,7 +75,7 @@ def _running_here() -> Iterator[Known]:
 
 
 def authenticate(cluster: Known) -> None:
-    """Has this process's Ray prove the cluster's token. Ray reads this when it is imported, so it comes before."""
+    """Have this process's Ray prove the cluster's token. Ray reads this when it is imported, so it comes before."""
     os.environ["RAY_AUTH_MODE"] = "token" if cluster.token_path else "disabled"
     if cluster.token_path:
         os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path

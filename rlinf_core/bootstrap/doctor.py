@@ -92,7 +92,7 @@ class Look(NamedTuple):
 
 
 async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
-    """Everything that can be known before a job starts.
+    """Return everything that can be known before a job starts.
 
     Args:
         request: what is to be looked at.
@@ -111,7 +111,7 @@ async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
 async def look_at(
     nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, tell: Tell, *, recipe: str | None = None
 ) -> Look:
-    """What each node says about itself, all at once."""
+    """Return what each node says about itself, all at once."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     tell(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
@@ -139,7 +139,7 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
 
 
 def _unanswered(node: NodeTarget, answer: Answer) -> Finding:
-    """Why a node said nothing: it was not reached, or its interpreter does not do."""
+    """Return why a node said nothing: it was not reached, or its interpreter does not do."""
     what = f"{answer.message}: {answer.why}" if answer.why and answer.why not in answer.message else answer.message
     if answer.result.kind is Kind.DONE:
         return Finding("interpreter", Verdict.FAULT, what, node.rank, node.name, answer.help)
@@ -148,7 +148,7 @@ def _unanswered(node: NodeTarget, answer: Answer) -> Finding:
 
 
 def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
-    """The checks over what the nodes say. Pure, but for the mode of the token's file."""
+    """Return the checks over what the nodes say. Pure, but for the mode of the token's file."""
     recorded = request.recorded
     here = [
         *access.token(recorded.token_path if recorded else None),
@@ -193,7 +193,9 @@ async def _links(request: Request, seen: Sequence[Seen], transport: Transport, t
 
 
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:
-    """The nodes on which the processes of each component will run, by what is declared, else by what was found."""
+    """Return the nodes on which the processes of each component will run, by what is declared, else by what was
+    found.
+    """
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):
         nodes = [_with_found(node, seen.get(node.rank)) for node in topology.nodes]

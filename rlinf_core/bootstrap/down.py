@@ -71,7 +71,7 @@ class Report(NamedTuple):
 
 
 async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Transport) -> list[RunningJob]:
-    """The jobs that run on a cluster, as its head tells; none when the head is gone."""
+    """Return the jobs that run on a cluster, as its head tells; none when the head is gone."""
     head = next((node for node in nodes if node.is_head), None)
     if head is None:
         return []
@@ -88,7 +88,7 @@ async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Tra
 async def take_down(
     name: str, nodes: Sequence[NodeTarget], transport: Transport, tell: Tell, *, grace: float = GRACE_SECONDS
 ) -> Report:
-    """Ends the cluster `name` on `nodes`: those that joined all at once, then the head.
+    """End the cluster `name` on `nodes`: those that joined all at once, then the head.
 
     Nodes that cannot be reached stay recorded, for the next try.
 
@@ -165,7 +165,7 @@ def _failure(node: NodeTarget, answer: Answer) -> NodeFailure:
 
 
 def _record(name: str, ends: dict[int, NodeEnd]) -> None:
-    """Forgets the nodes that are proven clean, and the cluster with the last of them."""
+    """Forget the nodes that are proven clean, and the cluster with the last of them."""
     record = state.load(name)
     if record is None:
         return

@@ -30,7 +30,7 @@ def run_on_head(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> int:
-    """Runs `python ARGUMENTS` on the head with the head's own interpreter, and returns its exit code.
+    """Run `python ARGUMENTS` on the head with the head's own interpreter, and return its exit code.
 
     What it prints is printed here. Ctrl-C interrupts it there, twice terminates it; when this process or the
     connection ends, so does the driver. Its Ray is the cluster's: it finds the address and the token on the head.
@@ -75,7 +75,7 @@ def run_on_head(
 
 
 def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
-    """Feeds the process and waits for it; what the user does to this one is handed on."""
+    """Feed the process and wait for it; what the user does to this one is handed on."""
     pipe = process.stdin
     if pipe is None:
         return process.wait()
@@ -103,7 +103,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
 
 
 def _say(process: subprocess.Popen[bytes], text: bytes) -> None:
-    """Writes to the other side, which may be gone: its exit code tells."""
+    """Write to the other side, which may be gone: its exit code tells."""
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.write(text)

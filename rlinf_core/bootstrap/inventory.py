@@ -55,7 +55,7 @@ class NodePorts(NamedTuple):
 
     @classmethod
     def of(cls, ports: range) -> NodePorts:
-        """The layout within a range.
+        """Return the layout within a range.
 
         Raises:
             ConfigError: the range is too short.
@@ -82,7 +82,7 @@ class NodePorts(NamedTuple):
         )
 
     def fixed(self, *, head: bool) -> dict[str, int]:
-        """The ports that one process each listens on at a node, by what listens there."""
+        """Return the ports that one process each listens on at a node, by what listens there."""
         only_head = {"gcs", "dashboard", "client_server"}
         names = self._fields[:9]
         return {name: getattr(self, name) for name in names if head or name not in only_head}
@@ -146,7 +146,9 @@ class NodeTarget:
         return labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a running node to be this one: plain data, without the values of variables."""
+        """Return what must be the same for a running node to be this one: plain data, without the values of
+        variables.
+        """
         return {
             "rank": self.rank,
             "groups": list(self.groups),
@@ -162,7 +164,7 @@ def targets(
     environ: Mapping[str, str] | None = None,
     default_interpreter: str | None = None,
 ) -> tuple[NodeTarget, ...]:
-    """The machines that a checked `cluster` section means, by rank.
+    """Return the machines that a checked `cluster` section means, by rank.
 
     Args:
         cluster: the section.
@@ -184,7 +186,7 @@ def targets(
 
 
 def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
-    """The ssh destination of each node; empty when the file gives none.
+    """Return the ssh destination of each node; empty when the file gives none.
 
     Raises:
         ConfigError: some nodes have one and others don't.
@@ -254,7 +256,7 @@ def _target(
 
 
 def environment_digest(environment: NodeEnvironment) -> str:
-    """A short name of what node groups give to a node, which tells nothing of it."""
+    """Return a short name of what node groups give to a node, which tells nothing of it."""
     return _digest(repr(sorted((each.name, each.value) for each in environment.variables)))
 
 

@@ -52,8 +52,8 @@ class Measured(NamedTuple):
 
 
 def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Link]:
-    """The ways that are worth measuring: Ray's between the head and every node, a ring within each component, and
-    between two components as many as the larger has nodes, so that every node of both is part of one.
+    """Return the ways that are worth measuring: Ray's between the head and every node, a ring within each component,
+    and between two components as many as the larger has nodes, so that every node of both is part of one.
 
     Args:
         nodes_of: the ranks of the nodes of each component.
@@ -79,7 +79,7 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Link
 
 
 def rounds_of(links: Sequence[Link], most: int) -> list[list[Link]]:
-    """The same ways in rounds: none of a round shares a node with another, so that none disturbs another.
+    """Return the same ways in rounds: none of a round shares a node with another, so that none disturbs another.
 
     Args:
         links: the ways.
@@ -100,7 +100,9 @@ def rounds_of(links: Sequence[Link], most: int) -> list[list[Link]]:
 
 
 def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
-    """Where the others reach a node: what the file says, where its Ray is, where ssh reached it, or its own idea."""
+    """Return where the others reach a node: what the file says, where its Ray is, where ssh reached it, or its own
+    idea.
+    """
     record: Mapping[str, Any] = facts.get("record") or {}
     login = facts.get("address")
     if declared is not None:
@@ -143,7 +145,7 @@ class _Server:
             self._port.set_result(int(said["port"]))  # pyright: ignore[reportUnknownArgumentType]
 
     async def __aenter__(self) -> int | None:
-        """The port that it listens on; None when it does not."""
+        """Return the port that it listens on; None when it does not."""
         try:
             return await asyncio.wait_for(asyncio.shield(self._port), _LINK_SECONDS)
         except TimeoutError:
@@ -163,7 +165,7 @@ async def measure(
     head_address: str | None = None,
     most: int = 64,
 ) -> tuple[list[Measured], list[Link]]:
-    """How good each way is, and those that there was no time for.
+    """Return how good each way is, and those that there was no time for.
 
     Args:
         links: the ways, between nodes of `seen` only.
@@ -203,7 +205,7 @@ async def _measure(link: Link, seen: Mapping[int, Seen], address: str, transport
 
 
 def findings_of(measured: Sequence[Measured], left: Sequence[Link], seen: Mapping[int, Seen]) -> list[Finding]:
-    """What there is to say about each way."""
+    """Return what there is to say about each way."""
     found = [_finding(each, seen) for each in measured]
     if left:
         what = f"there was no time for {len(left)} of {len(left) + len(measured)} links"
@@ -229,7 +231,7 @@ def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
 
 
 def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
-    """`0.05 ms, 1.6 GB/s`, or ranges of both."""
+    """Return `0.05 ms, 1.6 GB/s`, or ranges of both."""
 
     def span(values: Sequence[float], unit: str) -> str:
         first, last = (f"{float(f'{value:.2g}'):g}" for value in (min(values), max(values)))

@@ -17,7 +17,7 @@ _DESCRIPTORS = 8192
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Ctrl-C cancels it, which ends the processes that it started."""
+    """Return what `work` returns. Ctrl-C cancels it, which ends the processes that it started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft < wanted:

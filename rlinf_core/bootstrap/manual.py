@@ -31,7 +31,7 @@ class Place(NamedTuple):
 def place(
     nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
 ) -> Place | None:
-    """Which node this machine is to be, or None when all are to be started from here.
+    """Return which node this machine is to be, or None when all are to be started from here.
 
     Args:
         nodes: of the file.
@@ -75,12 +75,12 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
 
 
 def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
-    """The same nodes, reached without ssh: each is started on its own machine."""
+    """Return the same nodes, reached without ssh: each is started on its own machine."""
     return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
 
 
 def shared_token(name: str, file: str | None, alone: Place | None, seconds: float) -> str | None:
-    """The token for a node that is started by itself; None where the cluster's own is used or made.
+    """Return the token for a node that is started by itself; None where the cluster's own is used or made.
 
     Node 0 makes it. The others read the same file, which they see where the home is shared, and wait for it.
 

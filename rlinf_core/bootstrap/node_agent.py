@@ -33,7 +33,7 @@ def say(line: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Does the request on standard input: 0 when it is done, 1 when the answer says what is in the way."""
+    """Do the request on standard input: 0 when it is done, 1 when the answer says what is in the way."""
     request = json.loads(sys.stdin.buffer.readline())
     # The first sign of life: from here on a connection that ends was dropped.
     say({"event": "hello"})

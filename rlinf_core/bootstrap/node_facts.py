@@ -63,7 +63,7 @@ _LONGEST_BASE = 40
 
 
 def folder_of(cluster: str) -> str:
-    """The folder of a cluster on this node: short, because Ray puts unix sockets below it."""
+    """Return the folder of a cluster on this node: short, because Ray puts unix sockets below it."""
     base = tempfile.gettempdir()
     private = f"rlinf-{os.getuid()}"
     if len(base) + len(private) + len(cluster) + 5 > _LONGEST_BASE:
@@ -72,12 +72,12 @@ def folder_of(cluster: str) -> str:
 
 
 def code_folder(cluster: str) -> str:
-    """Where code is that `--sync` ships: beside the cluster's folder, because it comes before Ray is started."""
+    """Return where code is that `--sync` ships: beside the cluster's folder, because it comes before Ray is started."""
     return f"{folder_of(cluster)}.code"
 
 
 def read_record(folder: str) -> dict[str, Any] | None:
-    """What was written when the node was started, or None."""
+    """Return what was written when the node was started, or None."""
     try:
         with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
             record = json.load(file)
@@ -87,7 +87,7 @@ def read_record(folder: str) -> dict[str, Any] | None:
 
 
 def write_private(path: str, text: str) -> None:
-    """Writes a file that only this user reads, in one step."""
+    """Write a file that only this user reads, in one step."""
     part = f"{path}.part"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -102,7 +102,7 @@ def digest_of(text: str) -> str:
 
 
 def environment(request: dict[str, Any]) -> dict[str, str]:
-    """The environment of what runs on this node: its own, and over it what the file gives."""
+    """Return the environment of what runs on this node: its own, and over it what the file gives."""
     env = dict(os.environ)
     prepended = set(request.get("prepended", ()))
     for name, value in request.get("env", {}).items():
@@ -118,7 +118,7 @@ def environment(request: dict[str, Any]) -> dict[str, str]:
 
 
 def software(env: dict[str, str]) -> dict[str, Any]:
-    """The versions that this interpreter has, and what stands in for those when it cannot tell."""
+    """Return the versions that this interpreter has, and what stands in for those when it cannot tell."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _SOFTWARE],
@@ -137,13 +137,13 @@ def software(env: dict[str, str]) -> dict[str, Any]:
 
 
 def address_of_login() -> str | None:
-    """The address at which ssh reached this machine, or None when it did not."""
+    """Return the address at which ssh reached this machine, or None when it did not."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else None
 
 
 def primary_address() -> str:
-    """The address that this machine would be left by; loopback when it has no network."""
+    """Return the address that this machine would be left by; loopback when it has no network."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("8.8.8.8", 80))  # a datagram socket: nothing is sent
@@ -153,7 +153,7 @@ def primary_address() -> str:
 
 
 def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
-    """Those of `ports` that a process other than `own` listens on: [what for, port, who]."""
+    """Return those of `ports` that a process other than `own` listens on: [what for, port, who]."""
     owners = listeners()
     return [
         [name, port, described(owners[port])]
@@ -163,7 +163,7 @@ def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
 
 
 def running(folder: str) -> dict[str, Any] | None:
-    """The record of a node, with whether its Ray lives and a digest of its token."""
+    """Return the record of a node, with whether its Ray lives and a digest of its token."""
     record = read_record(folder)
     if record is None:
         return None
@@ -176,12 +176,12 @@ def running(folder: str) -> dict[str, Any] | None:
 
 
 def without_env(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without the values of variables, which may be secret."""
+    """Return a record without the values of variables, which may be secret."""
     return {name: value for name, value in record.items() if name not in ("env", "prepended")}
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:
-    """The facts of this node."""
+    """Return the facts of this node."""
     cluster = request["cluster"]
     folder = folder_of(cluster)
     env = environment(request)
@@ -209,7 +209,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What two logins to the same machine have in common, and two machines or containers don't."""
+    """Return what two logins to the same machine have in common, and two machines or containers don't."""
     parts = [socket.gethostname()]
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -66,7 +66,7 @@ print(json.dumps([str(device.serial_number) for device in sl.Camera.get_device_l
 
 
 def inspect(request: dict[str, Any]) -> dict[str, Any]:
-    """The facts of this node, and what it holds.
+    """Return the facts of this node, and what it holds.
 
     Args:
         request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for, `recipe` the
@@ -98,12 +98,14 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_of(name: str, env: dict[str, str]) -> dict[str, Any]:
-    """Where this interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault": "..."}`."""
+    """Return where this interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault":
+    "..."}`.
+    """
     return _json_of(_RECIPE, env, name)
 
 
 def _json_of(code: str, env: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """What a piece of Python prints in the node's interpreter: `{"found": ...}` or `{"fault": "..."}`."""
+    """Return what a piece of Python prints in the node's interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -124,7 +126,7 @@ def _json_of(code: str, env: dict[str, str], *arguments: str) -> dict[str, Any]:
 
 
 def _reach(address: tuple[str, int]) -> list[Any]:
-    """[host, port, None or why nothing answers there]."""
+    """Return [host, port, None or why nothing answers there]."""
     host, port = address
     try:
         with socket.create_connection((host, port), timeout=_ROBOT_SECONDS):

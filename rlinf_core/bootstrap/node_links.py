@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Answers measurements until `deadline` seconds are over, or nobody reads what this prints any more.
+    """Answer measurements until `deadline` seconds are over, or nobody reads what this prints any more.
 
     Args:
         request: `secret` in hex, `address` to listen at, `ports` as first and last of the range to choose from.
@@ -56,7 +56,7 @@ def serve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:
-    """The way to a peer that serves.
+    """Return the way to a peer that serves.
 
     Args:
         request: `secret` in hex, `peer` as host and port, `seconds` that each part may take.
@@ -131,7 +131,7 @@ def _answer(line: socket.socket, secret: bytes) -> None:
 
 
 def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
-    """Whether the other side knows the secret, too. Neither tells it."""
+    """Return whether the other side knows the secret, too. Neither tells it."""
     own = os.urandom(_NONCE_BYTES)
     line.sendall(own)
     other = _read(line, _NONCE_BYTES)

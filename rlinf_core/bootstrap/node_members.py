@@ -48,7 +48,7 @@ print(json.dumps({"nodes": nodes, "jobs": jobs, "fault": fault}))
 
 
 def members(request: dict[str, Any]) -> dict[str, Any]:
-    """Which nodes and jobs the head knows; waits for the nodes `wanted` as long as `deadline` lasts.
+    """Return which nodes and jobs the head knows; waits for the nodes `wanted` as long as `deadline` lasts.
 
     Raises:
         NodeError: the head cannot be asked.

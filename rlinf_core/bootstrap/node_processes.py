@@ -22,7 +22,7 @@ _LISTEN = "0A"
 
 
 def identity(pid: int) -> str | None:
-    """`PID:START`, which no later process with the same pid shares; None when there is no such process."""
+    """Return `PID:START`, which no later process with the same pid shares; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -33,13 +33,13 @@ def identity(pid: int) -> str | None:
 
 
 def alive(written: object) -> bool:
-    """Whether the process of a written identity still lives."""
+    """Return whether the process of a written identity still lives."""
     pid = str(written).split(":")[0]
     return pid.isdigit() and identity(int(pid)) == written
 
 
 def session_of(written: object) -> int:
-    """The session of a `ray start` whose identity was written; 0 when there is none."""
+    """Return the session of a `ray start` whose identity was written; 0 when there is none."""
     pid = str(written).split(":")[0]
     if not pid.isdigit():
         return 0
@@ -49,7 +49,7 @@ def session_of(written: object) -> int:
 
 
 def marked(cluster: str, session: int = 0) -> list[int]:
-    """The living processes of a cluster, without this one.
+    """Return the living processes of a cluster, without this one.
 
     They carry its mark in their environment. Those of Ray that give themselves a title write over it, and are known by
     their title and by the session that they share with the `ray start` they come from.
@@ -82,7 +82,7 @@ def send(pids: list[int], number: int) -> None:
 
 
 def wait_gone(cluster: str, session: int, seconds: float) -> list[int]:
-    """Waits until none of the cluster's processes is there; returns those that are at the end."""
+    """Wait until none of the cluster's processes is there; return those that are at the end."""
     end = time.monotonic() + seconds
     left = marked(cluster, session)
     while left and time.monotonic() < end:
@@ -92,7 +92,7 @@ def wait_gone(cluster: str, session: int, seconds: float) -> list[int]:
 
 
 def kill_all(cluster: str, session: int) -> list[int]:
-    """Kills every process of the cluster, also those that are started meanwhile; returns those that don't end."""
+    """Kill every process of the cluster, also those that are started meanwhile; return those that don't end."""
     end = time.monotonic() + _KILL_SECONDS
     left = marked(cluster, session)
     while left and time.monotonic() < end:
@@ -117,7 +117,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(pids: list[int]) -> Holdings:
-    """What processes hold now; asked before they are ended, to see afterwards that it is gone."""
+    """Return what processes hold now; asked before they are ended, to see afterwards that it is gone."""
     prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
     owners = listeners()
     ports = sorted(port for port, pid in owners.items() if pid in set(pids))
@@ -160,7 +160,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def listeners() -> dict[int, int]:
-    """Every TCP port that somebody listens on in this network, with the pid, or 0 where that cannot be seen."""
+    """Return every TCP port that somebody listens on in this network, with the pid, or 0 where that cannot be seen."""
     port_of: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -182,7 +182,7 @@ def listeners() -> dict[int, int]:
 
 
 def described(pid: int) -> str:
-    """A process as a message names it: `pid 123, sshd`."""
+    """Return a process as a message names it: `pid 123, sshd`."""
     if not pid:
         return "a process of another user"
     try:
@@ -202,7 +202,7 @@ def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
 
 
 def remove(path: str) -> str | None:
-    """Removes a file or a folder with all in it; what is left of it, or None."""
+    """Remove a file or a folder with all in it; what is left of it, or None."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -214,7 +214,7 @@ def remove(path: str) -> str | None:
 
 
 def reap_sockets() -> None:
-    """Removes the folders of sockets whose processes are gone: each is locked for as long as its process lives."""
+    """Remove the folders of sockets whose processes are gone: each is locked for as long as its process lives."""
     prefix = f"rlinf-{os.getuid()}-"
     for base in {tempfile.gettempdir(), "/tmp"}:
         for name in os.listdir(base):
@@ -235,7 +235,7 @@ def reap_sockets() -> None:
 
 
 def tail(path: str, lines: int = 12, size: int = 16384) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

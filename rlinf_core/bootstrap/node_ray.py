@@ -45,7 +45,7 @@ class SlowError(NodeError):
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Starts Ray on this node, or finds that it runs; returns its record.
+    """Start Ray on this node, or finds that it runs; return its record.
 
     Raises:
         NodeError: it does not start.
@@ -73,7 +73,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end: float) -> None:
-    """Starts Ray, and again as long as there is time where it gave up on itself for being slow."""
+    """Start Ray, and again as long as there is time where it gave up on itself for being slow."""
     while True:
         try:
             _make_private(folder)
@@ -214,7 +214,7 @@ def _check_ports(request: dict[str, Any]) -> None:
 
 
 def _own_address(request: dict[str, Any], end: float) -> str:
-    """The address by which the other nodes reach this one: the one that its way to the head leaves by."""
+    """Return the address by which the other nodes reach this one: the one that its way to the head leaves by."""
     if request["head"]:
         address = request["address"]
         try:
@@ -232,7 +232,7 @@ def _own_address(request: dict[str, Any], end: float) -> str:
 
 
 def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
-    """Connects to the head, and returns this machine's own address on that way.
+    """Connect to the head, and return this machine's own address on that way.
 
     Args:
         wait: whether the head may still be starting; else a refusal is final, as the head was seen to listen.
@@ -255,7 +255,7 @@ def _reach(head: str, port: int, end: float, *, wait: bool) -> str:
 
 
 def no_room(folder: str, error: OSError) -> NodeError:
-    """What is told of a file that cannot be written."""
+    """Return what is told of a file that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return NodeError(
         "the disk is full" if full else "the node's folder cannot be written",
@@ -273,7 +273,7 @@ def _make_private(folder: str) -> None:
 
 @contextmanager
 def _only_one(path: str) -> Generator[None, None, None]:
-    """Holds the lock of this node's cluster."""
+    """Hold the lock of this node's cluster."""
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -295,7 +295,7 @@ def _only_one(path: str) -> Generator[None, None, None]:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """Ends what `start` started and everything that this started; returns what is left, which should be nothing.
+    """End what `start` started and everything that this started; return what is left, which should be nothing.
 
     Raises:
         NodeError: another command is at work on this node.
@@ -315,7 +315,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_no_base(folder: str) -> None:
-    """Removes the folder of all clusters of this user, where the last one has gone."""
+    """Remove the folder of all clusters of this user, where the last one has gone."""
     with suppress(OSError):
         os.rmdir(os.path.dirname(folder))
 

@@ -25,7 +25,7 @@ _GRACE = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
 
 
 def main() -> int:
-    """Runs the command of the request; its exit code, or 128 and the number of the signal that ended it."""
+    """Run the command of the request; its exit code, or 128 and the number of the signal that ended it."""
     request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     data = base64.b64decode(request.get("stdin", ""))
     env = facts.environment(request)
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _obey(process: subprocess.Popen[bytes]) -> None:
-    """Does what the lines say; their end means that nobody is there any more, and so must the driver."""
+    """Do what the lines say; their end means that nobody is there any more, and so must the driver."""
     for line in sys.stdin.buffer:
         number = {INTERRUPT: signal.SIGINT, TERMINATE: signal.SIGTERM}.get(line.strip())
         if number is not None:

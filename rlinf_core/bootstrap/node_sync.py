@@ -17,7 +17,7 @@ from rlinf_core.bootstrap import node_ray
 
 
 def sync(request: dict[str, Any]) -> dict[str, Any]:
-    """Puts the archive into the cluster's code folder, in the place of what was there.
+    """Put the archive into the cluster's code folder, in the place of what was there.
 
     Processes that run keep what they have imported; those that start find the new code.
 
@@ -41,7 +41,7 @@ def sync(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unpack(data: io.BytesIO, folder: str) -> int:
-    """Writes plain files below `folder`, and nothing else, whatever the archive holds."""
+    """Write plain files below `folder`, and nothing else, whatever the archive holds."""
     count = 0
     with tarfile.open(fileobj=data, mode="r:gz") as packed:
         for entry in packed:

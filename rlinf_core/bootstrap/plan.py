@@ -48,7 +48,7 @@ class Decision(NamedTuple):
 
 
 def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> Decision:
-    """What is to be done.
+    """Return what is to be done.
 
     Args:
         nodes: by rank.
@@ -112,7 +112,7 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
 
 
 def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
-    """What a node's record says it is."""
+    """Return what a node's record says it is."""
     return {**node.fingerprint(), **own.spec}
 
 

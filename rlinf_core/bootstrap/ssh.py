@@ -85,7 +85,7 @@ class SshTransport(Transport):
         return Result(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
 
     def arguments(self, node: NodeTarget) -> list[str]:
-        """What stands between `ssh` and the command: options and the destination."""
+        """Return what stands between `ssh` and the command: options and the destination."""
         ssh = node.ssh
         given = [f"{name}={value}" for name, value in ssh.options.items()]
         timeout = math.ceil(node.connect_seconds)
@@ -107,7 +107,7 @@ class SshTransport(Transport):
 
 
 def classify(result: Result) -> Kind:
-    """How a run of ssh ended, judged by its exit code and its own words."""
+    """Return how a run of ssh ended, judged by its exit code and its own words."""
     if result.kind is not Kind.DONE or result.rc != _SSH_FAILED:
         return result.kind
     said = result.stderr.decode(errors="replace")
@@ -119,7 +119,7 @@ def classify(result: Result) -> Kind:
 
 
 def remedy(kind: Kind, node: NodeTarget) -> str | None:
-    """What the user can do about a run that ended so."""
+    """Return what the user can do about a run that ended so."""
     host = node.host or "localhost"
     login = shlex.join(["ssh", *_login(node), host])
     return {
@@ -159,7 +159,7 @@ def environment() -> dict[str, str]:
 
 
 def _control_folder() -> Path:
-    """Where shared connections have their sockets: not on a home that may be a network's, and short."""
+    """Return where shared connections have their sockets: not on a home that may be a network's, and short."""
     for base in (tempfile.gettempdir(), "/tmp"):
         # A socket's path holds 107 characters: the name has 41, and ssh adds 17 while it makes it.
         if len(base) <= 30:

@@ -83,7 +83,7 @@ class ClusterRecord:
         return len(self.nodes)
 
     def targets(self) -> tuple[NodeTarget, ...]:
-        """The nodes as targets for asking and ending them; without the variables they were started with."""
+        """Return the nodes as targets for asking and ending them; without the variables they were started with."""
         ports = NodePorts.of(range(self.ports[0], self.ports[1] + 1))
         return tuple(
             NodeTarget(
@@ -101,18 +101,18 @@ class ClusterRecord:
         )
 
     def here(self) -> RecordedNode | None:
-        """The node that this process runs on, or None when it runs on none."""
+        """Return the node that this process runs on, or None when it runs on none."""
         own = node_facts.machine()
         alone = len(self.nodes) == 1 and self.nodes[0].host is None
         return next((node for node in self.nodes if alone or node.machine == own), None)
 
     def with_node(self, node: RecordedNode) -> ClusterRecord:
-        """The same cluster with what is known of one node replaced."""
+        """Return the same cluster with what is known of one node replaced."""
         return replace(self, nodes=tuple(node if each.rank == node.rank else each for each in self.nodes))
 
 
 def cluster_name(file: str, name: str | None = None) -> str:
-    """The name of the cluster of a file: `name` where it is given, else the file's own without its ending.
+    """Return the name of the cluster of a file: `name` where it is given, else the file's own without its ending.
 
     Raises:
         ConfigError: `name` cannot be one.
@@ -128,12 +128,12 @@ def cluster_name(file: str, name: str | None = None) -> str:
 
 
 def cluster_id(name: str) -> str:
-    """What marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
+    """Return what marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def folder() -> Path:
-    """Where the records are: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
+    """Return where the records are: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "rlinf" / "clusters"
 
@@ -143,7 +143,7 @@ def token_file(name: str) -> Path:
 
 
 def load(name: str) -> ClusterRecord | None:
-    """The record of a cluster, or None when there is none.
+    """Return the record of a cluster, or None when there is none.
 
     Raises:
         RLinfError: the file cannot be read as one.
@@ -168,7 +168,7 @@ def load(name: str) -> ClusterRecord | None:
 
 
 def names() -> list[str]:
-    """The names of the recorded clusters."""
+    """Return the names of the recorded clusters."""
     try:
         return sorted(path.stem for path in folder().iterdir() if path.suffix == ".json")
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def names() -> list[str]:
 
 
 def recorded(name: str | None = None) -> ClusterRecord | None:
-    """The cluster that `rlinf up` brought up.
+    """Return the cluster that `rlinf up` brought up.
 
     Args:
         name: which; by default the one that `RLINF_CLUSTER` names, else the only one.
@@ -200,7 +200,7 @@ def recorded(name: str | None = None) -> ClusterRecord | None:
 
 
 def save(record: ClusterRecord) -> None:
-    """Writes the record, for this user only, in one step."""
+    """Write the record, for this user only, in one step."""
     _private_folder()
     data = {
         "version": _VERSION,
@@ -214,13 +214,13 @@ def save(record: ClusterRecord) -> None:
 
 
 def forget(name: str) -> None:
-    """Removes the record and the token of a cluster that is no more."""
+    """Remove the record and the token of a cluster that is no more."""
     for path in (folder() / f"{name}.json", token_file(name)):
         path.unlink(missing_ok=True)
 
 
 def token_of(name: str, *, fresh: bool = False) -> str:
-    """The token of a cluster, made when there is none.
+    """Return the token of a cluster, made when there is none.
 
     Args:
         name: the cluster.
@@ -247,7 +247,7 @@ def token_of(name: str, *, fresh: bool = False) -> str:
 
 
 def keep_token(name: str, token: str) -> None:
-    """Writes the token of a cluster, for this user only."""
+    """Write the token of a cluster, for this user only."""
     _private_folder()
     node_facts.write_private(str(token_file(name)), token)
 

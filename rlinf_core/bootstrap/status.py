@@ -85,7 +85,7 @@ class Report(NamedTuple):
 
 
 async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> Report:
-    """How every node is; none keeps the others waiting beyond its deadline.
+    """Return how every node is; none keeps the others waiting beyond its deadline.
 
     Args:
         cluster: as `up` recorded it.
@@ -108,7 +108,7 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
 
 
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer | None:
-    """What a node says; None of one that was started on its own machine, to which there is no way from here."""
+    """Return what a node says; None of one that was started on its own machine, to which there is no way from here."""
     if node.host is None and not node.is_head:
         return None
     request: dict[str, Any] = {"verb": "probe", "cluster": cluster.id}
@@ -116,7 +116,7 @@ async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport)
 
 
 async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: Transport) -> Mapping[str, Any] | None:
-    """What the head says about the nodes and jobs, or None when it cannot be asked."""
+    """Return what the head says about the nodes and jobs, or None when it cannot be asked."""
     if head is None:
         return None
     ranks = [node.rank for node in cluster.nodes]

@@ -21,7 +21,7 @@ _MOST_FILES: Final = 20_000
 
 
 def archive(folder: Path) -> str:
-    """What `--sync FOLDER` ships, packed and as text: rlinf's packages, and over them what is in `folder`.
+    """Return what `--sync FOLDER` ships, packed and as text: rlinf's packages, and over them what is in `folder`.
 
     Both lie at the archive's root, which the nodes put first on PYTHONPATH. Links are followed, caches left out.
 
@@ -60,7 +60,7 @@ def _nowhere() -> Any:
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    """The files below a folder, by their names in it."""
+    """Return the files below a folder, by their names in it."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for name in names:

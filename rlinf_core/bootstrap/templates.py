@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(nodes: Sequence[NodeTarget]) -> list[Piece]:
-    """The nodes, by rank, cut where their groups, interpreter or accelerators change."""
+    """Return the nodes, by rank, cut where their groups, interpreter or accelerators change."""
 
     def alike(node: NodeTarget) -> tuple[Any, ...]:
         count = node.accelerators.per_node if node.accelerators else None
@@ -101,7 +101,7 @@ srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
 
 
 def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
-    """A script for `sbatch` that brings the cluster up on machines of Slurm's choice, and runs the job.
+    """Return a script for `sbatch` that brings the cluster up on machines of Slurm's choice, and runs the job.
 
     Args:
         name: of the cluster.
@@ -143,7 +143,7 @@ def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence
 
 
 def _interpreter(piece: Piece) -> str:
-    """Where the file names none, the one that the job's environment has first."""
+    """Return where the file names none, the one that the job's environment has first."""
     return shlex.quote(piece.first.interpreter) if piece.first.declared_interpreter else "python3"
 
 
@@ -166,7 +166,7 @@ def _requests(piece: Piece) -> list[str]:
 
 
 def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
-    """A RayCluster of KubeRay 1.5.1 or newer: each node is a pod with a rank of its own.
+    """Return a RayCluster of KubeRay 1.5.1 or newer: each node is a pod with a rank of its own.
 
     Args:
         name: of the cluster.

@@ -61,7 +61,7 @@ class Result:
         return self.kind is Kind.DONE and self.rc == 0
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of what it said on standard error, or else on standard output."""
+        """Return the end of what it said on standard error, or else on standard output."""
         text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
         return "\n".join(text.splitlines()[-count:])
 
@@ -88,7 +88,7 @@ class Transport(ABC):
         deadline: float,
         on_line: OnLine | None = None,
     ) -> Result:
-        """What became of `argv` on `node`; never raises for what a node or the way to it can do.
+        """Return what became of `argv` on `node`; never raises for what a node or the way to it can do.
 
         Args:
             node: where.
@@ -99,7 +99,7 @@ class Transport(ABC):
         """
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Lets go of what is held between runs."""
+        """Let go of what is held between runs."""
 
 
 async def run_process(
@@ -109,7 +109,7 @@ async def run_process(
     on_line: OnLine | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Result:
-    """Runs a program of this machine in a session of its own, bounded in time and in what it may say.
+    """Run a program of this machine in a session of its own, bounded in time and in what it may say.
 
     Raises:
         OSError: it cannot be started.

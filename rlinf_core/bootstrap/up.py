@@ -99,7 +99,7 @@ class Report(NamedTuple):
 
 
 async def bring_up(request: Request, transport: Transport, tell: Tell) -> Report:
-    """Brings up what is missing; the nodes that are up stay as they are, also where others fail.
+    """Bring up what is missing; the nodes that are up stay as they are, also where others fail.
 
     Raises:
         RLinfError: what runs contradicts the file, or another command is at work on the cluster.
@@ -207,7 +207,7 @@ class _Run:
         }
 
     async def _sync(self, node: NodeTarget, decision: Decision) -> None:
-        """Ships the code; a node that does not take it is not started."""
+        """Ship the code; a node that does not take it is not started."""
         self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
         request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
         answer = await ask(
@@ -284,7 +284,7 @@ class _Run:
             self._fail(self._failure(node, phase, answer))
 
     def _head_address(self, facts: Mapping[str, Any]) -> str:
-        """The head's own address: what the file says, else where ssh reached it, else where its network is."""
+        """Return the head's own address: what the file says, else where ssh reached it, else where its network is."""
         if self.request.head_address is not None:
             return self.request.head_address
         login = facts.get("address")
@@ -294,7 +294,7 @@ class _Run:
         return str(facts["primary"])
 
     async def _verify(self) -> None:
-        """Asks the head which nodes it knows, until all that were started are among them."""
+        """Ask the head which nodes it knows, until all that were started are among them."""
         if not self._up:
             return
         asked = next((node for node in self._nodes if node.rank in self._up), None)

@@ -11,7 +11,7 @@ from rlinf_core.given import spelled
 
 
 def amount(value: object) -> float | None:
-    """What a caller gave as a finite number from 0; None when it is none.
+    """Return what a caller gave as a finite number from 0; None when it is none.
 
     Whatever is one number will do, as an array or a tensor of one element; text and `10**400` will not.
     """
@@ -30,7 +30,7 @@ def _number(value: object) -> float:
 
 
 def checked_weight(weight: float) -> float:
-    """The weight of an item.
+    """Return the weight of an item.
 
     Raises:
         ValueError: it is no finite number from 0.
@@ -42,7 +42,7 @@ def checked_weight(weight: float) -> float:
 
 
 def checked_batch_weight(weight: float) -> float:
-    """The weight of a batch.
+    """Return the weight of a batch.
 
     Raises:
         ValueError: it is no finite number above 0.
@@ -54,7 +54,7 @@ def checked_batch_weight(weight: float) -> float:
 
 
 def checked_timeout(timeout: float | None) -> float | None:
-    """A timeout, or None for the default.
+    """Return a timeout, or None for the default.
 
     Raises:
         ValueError: it is no finite number from 0, or a tensor.
@@ -63,7 +63,7 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 
 def checked_bound(maxsize: int) -> int:
-    """How many items each key holds.
+    """Return how many items each key holds.
 
     Raises:
         ValueError: it is no whole number from 0.
@@ -75,7 +75,7 @@ def checked_bound(maxsize: int) -> int:
 
 
 def checked_key(key: str) -> str:
-    """The name of a queue within a channel.
+    """Return the name of a queue within a channel.
 
     Raises:
         TypeError: it is no text: a key of another type would be a queue that nobody finds again.

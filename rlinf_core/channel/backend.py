@@ -28,24 +28,24 @@ class Backend(ABC):
 
     @abstractmethod
     def connect(self, timeout: float | None = None) -> None:
-        """Returns when the channel is there. By default it waits `RLINF_CONNECT_TIMEOUT` while it is not."""
+        """Return when the channel is there. By default it waits `RLINF_CONNECT_TIMEOUT` while it is not."""
 
     @abstractmethod
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> Request[None]:
-        """Issues a put; with `wait` it waits for room. `detached`: its caller goes on meanwhile."""
+        """Issue a put; with `wait` it waits for room. `detached`: its caller goes on meanwhile."""
 
     @abstractmethod
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
     ) -> Request[Any]:
-        """Issues a get of one item, or of a batch of a weight."""
+        """Issue a get of one item, or of a batch of a weight."""
 
     @abstractmethod
     def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
-        """The answer to a question."""
+        """Return the answer to a question."""
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
-        """Closes the channel."""
+        """Close the channel."""

@@ -31,7 +31,7 @@ _ORDERED = platform.machine() in ("x86_64", "AMD64")
 
 
 def box_of(ticket: int) -> int:
-    """The box that a ticket names; 0: none."""
+    """Return the box that a ticket names; 0: none."""
     return ticket & _BOX
 
 
@@ -49,7 +49,7 @@ class Boxes:
         self._lock = threading.Lock()
 
     def take(self, ticket: int) -> int:
-        """`ticket` with the number of a box that is now its own, or as it is when none is free.
+        """Return `ticket` with the number of a box that is now its own, or as it is when none is free.
 
         It is its own until both `ended` and `left` were called.
         """
@@ -77,7 +77,7 @@ class Boxes:
                     self._free.append(ticket & _BOX)
 
     def answered(self, ticket: int) -> bool:
-        """Whether the answer is in the box."""
+        """Return whether the answer is in the box."""
         return self._tickets[ticket & _BOX] == ticket
 
     def leave_note(self, ticket: int) -> None:
@@ -85,7 +85,7 @@ class Boxes:
         self._notes[ticket & _BOX] = ticket
 
     def mail(self, ticket: int) -> tuple[int, bytes]:
-        """Where to sign for the item, and the item, packed."""
+        """Return where to sign for the item, and the item, packed."""
         at = (ticket & _BOX) * _MAIL
         slot, size = _HEAD.unpack_from(self._mail, at)
         at += _HEAD.size
@@ -103,11 +103,11 @@ class PostOffice:
         self._mail = memory[2 * _WORDS : SIZE]
 
     def has_box(self, ticket: int) -> bool:
-        """Whether a ticket names one of these boxes."""
+        """Return whether a ticket names one of these boxes."""
         return bool(ticket & _BOX) and ticket > self._since
 
     def deliver(self, ticket: int, slot: int, item: bytes | bytearray) -> bool:
-        """Lays in an item, to be signed for at `slot`; tells whether a message must say so.
+        """Lay in an item, to be signed for at `slot`; tell whether a message must say so.
 
         Args:
             ticket: of the operation.
@@ -121,7 +121,7 @@ class PostOffice:
         return self.answer(ticket)
 
     def answer(self, ticket: int) -> bool:
-        """Says that the operation is done; tells whether a message must say so too."""
+        """Say that the operation is done; tell whether a message must say so too."""
         box = ticket & _BOX
         self._tickets[box] = ticket
         return self._notes[box] == ticket

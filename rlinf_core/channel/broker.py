@@ -76,7 +76,7 @@ class Broker:
         endpoint.on_peer_lost(self._lost)
 
     def view(self) -> ChannelView:
-        """What the manager needs to tell who waits for whom."""
+        """Return what the manager needs to tell who waits for whom."""
         with self._lock:
             clients = list(self._clients.values())
             dead = {error.address for error in self._dead_producers}
@@ -196,7 +196,7 @@ class Broker:
         return f"the queue holds {depth} items" if depth else "the queue is empty"
 
     def _collect_receipts(self, client: Client) -> None:
-        """Hears what a consumer has signed for."""
+        """Hear what a consumer has signed for."""
         if client.page is not None:
             for ticket in client.page.receipts.signed():
                 self._carry_out(self._queue.taken((client, ticket), time.monotonic()))
@@ -226,7 +226,7 @@ class Broker:
     # What becomes of it
 
     def _carry_out(self, effects: Sequence[Effect[Payload]], error: Exception | None = None) -> None:
-        """Tells clients, and lets go of what nobody needs. A get that ends because of `error` raises it."""
+        """Tell clients, and let go of what nobody needs. A get that ends because of `error` raises it."""
         accepted: dict[Client, list[int]] = {}
         lost: list[Loss] = []
         for effect in effects:
@@ -302,7 +302,7 @@ class Broker:
     # The end
 
     def say_farewell(self) -> bool:
-        """Tells all clients that the channel has come to its end, if it has, and whether it has.
+        """Tell all clients that the channel has come to its end, if it has, and whether it has.
 
         It has when it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that
         is given back by this process if its user dies.
@@ -318,7 +318,7 @@ class Broker:
     # Memory
 
     def keep_house(self) -> None:
-        """Looks after what no message tells of; to be called now and then."""
+        """Look after what no message tells of; to be called now and then."""
         self._endpoint.collect()
         with self._lock:
             for client in self._clients.values():
@@ -367,7 +367,7 @@ class Broker:
             self._fail_orphans()
 
     def _fail_orphans(self) -> None:
-        """Ends the gets that nobody can serve: every known producer is dead."""
+        """End the gets that nobody can serve: every known producer is dead."""
         if not self._dead_producers or any(client.produces for client in self._clients.values()):
             return
         for ticket in self._queue.waiting_gets():
@@ -385,5 +385,5 @@ class Broker:
 
 
 def _weigh(payload: Payload) -> int:
-    """The bytes that a payload takes of this process's own memory."""
+    """Return the bytes that a payload takes of this process's own memory."""
     return payload.nbytes if isinstance(payload, Parcel) else len(payload)

@@ -54,7 +54,7 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, maxsize: int = 0, node_rank: int = 0, local: bool = False) -> Channel:
-        """A new channel. It lives until the job ends, or until it is closed and drained, whoever created it.
+        """Return a new channel. It lives until the job ends, or until it is closed and drained, whoever created it.
 
         Args:
             name: what others connect to; no running group, and no channel before it, may have it.
@@ -94,7 +94,7 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str, timeout: float | None = None) -> Channel:
-        """The channel of this name, waiting while it may still be created.
+        """Return the channel of this name, waiting while it may still be created.
 
         Args:
             name: of the channel.
@@ -152,7 +152,7 @@ class Channel:
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Puts any picklable object; returns when it is accepted: from then on it survives this process.
+        """Put any picklable object; return when it is accepted: from then on it survives this process.
 
         A full queue holds the caller back. The handle of an asynchronous put finishes when the item is accepted.
 
@@ -185,13 +185,13 @@ class Channel:
     @overload
     def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any: ...
     def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
-        """The next item of a key, waiting for one."""
+        """Return the next item of a key, waiting for one."""
         key, timeout = checked_key(key), checked_timeout(timeout)
         work = self._backend.get(key, None, wait=True, timeout=timeout, detached=async_op)
         return GetHandle(work) if async_op else work.wait()
 
     def get_nowait(self, key: str = DEFAULT_KEY) -> Any:
-        """The next item of a key.
+        """Return the next item of a key.
 
         Raises:
             ChannelEmpty: there is none.
@@ -217,7 +217,7 @@ class Channel:
     def get_batch(
         self, batch_weight: float, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """The next items of a key until their weights reach or exceed `batch_weight`, as a list.
+        """Return the next items of a key until their weights reach or exceed `batch_weight`, as a list.
 
         Nobody else gets an item in between. Items of weight 0 come along and add nothing. Once the channel is closed,
         what is left is a batch although it weighs less.
@@ -230,7 +230,7 @@ class Channel:
         return GetHandle(work) if async_op else work.wait()
 
     def __iter__(self) -> Iterator[Any]:
-        """The items of the default key until the channel is closed and drained."""
+        """Return the items of the default key until the channel is closed and drained."""
         while True:
             try:
                 item = self.get()
@@ -255,23 +255,23 @@ class Channel:
         return self._backend.maxsize
 
     def qsize(self, key: str = DEFAULT_KEY) -> int:
-        """How many items of a key nobody has taken or reserved."""
+        """Return how many items of a key nobody has taken or reserved."""
         return self._backend.ask(Question.DEPTH, checked_key(key))
 
     def empty(self, key: str = DEFAULT_KEY) -> bool:
-        """Whether `qsize` is 0."""
+        """Return whether `qsize` is 0."""
         return self.qsize(key) == 0
 
     def full(self, key: str = DEFAULT_KEY) -> bool:
-        """Whether a put would wait."""
+        """Return whether a put would wait."""
         return self._backend.ask(Question.FULL, checked_key(key))
 
     def peek_all(self, key: str = DEFAULT_KEY) -> list[Any]:
-        """Copies of the items of a key that nobody has taken or reserved, in order; they stay."""
+        """Copy of the items of a key that nobody has taken or reserved, in order; they stay."""
         return self._backend.ask(Question.PEEK, checked_key(key))
 
     def statistics(self) -> dict[str, KeyStatistics]:
-        """What has gone through each key."""
+        """Return what has gone through each key."""
         return self._backend.ask(Question.STATISTICS, DEFAULT_KEY)
 
     def losses(self) -> list[Any]:
@@ -281,7 +281,7 @@ class Channel:
     # The end
 
     def close(self, timeout: float | None = None) -> None:
-        """Takes no more items: what is there can still be got, then gets raise `ChannelClosed`. Safe to call twice."""
+        """Take no more items: what is there can still be got, then gets raise `ChannelClosed`. Safe to call twice."""
         self._backend.close(checked_timeout(timeout))
 
     @property

@@ -181,14 +181,14 @@ class ChannelClient(Backend):
         return self._pending.farewells.get(self.link)
 
     def _ended(self, error: BaseException | None) -> bool:
-        """Whether the channel's process is gone because the channel is closed and drained."""
+        """Return whether the channel's process is gone because the channel is closed and drained."""
         if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
             # Who was not connected then does not know what went through it.
             self._pending.farewells.setdefault(self.link, wire.Farewell({}, []))
         return self._farewell is not None
 
     def _fail(self, request: AnyRequest, error: BaseException | None) -> bool:
-        """Ends a request that nobody will answer, and tells whether that is because the channel has ended."""
+        """End a request that nobody will answer, and tell whether that is because the channel has ended."""
         if not self._ended(error):
             request.fail(cast("BaseException", error))
             return False
@@ -197,7 +197,7 @@ class ChannelClient(Backend):
         return True
 
     def _last_answer(self, question: Question) -> Any:
-        """What is still known of a channel that has ended."""
+        """Return what is still known of a channel that has ended."""
         farewell = self._farewell
         match question:
             case Question.DEPTH:
@@ -235,7 +235,7 @@ class ChannelClient(Backend):
         detached: bool,
         boxed: bool = False,
     ) -> AnyRequest:
-        """A request to which replies are waited for. `boxed`: its caller looks for them in a box."""
+        """Return a request to which replies are waited for. `boxed`: its caller looks for them in a box."""
         seconds = self._endpoint.seconds(timeout)
         ticket, boxes = self._pending.next_ticket(), None
         page = self._pending.pages.get(self.link) if boxed else None
@@ -263,7 +263,7 @@ class ChannelClient(Backend):
         return request
 
     def _issue(self, request: AnyRequest, send: Callable[[], None]) -> None:
-        """Sends a request, and looks into its box for a moment."""
+        """Send a request, and look into its box for a moment."""
         try:
             send()
             self._pending.watch(self.link, request)
@@ -305,7 +305,7 @@ class ChannelClient(Backend):
             self._send(request, message)
 
     def _send(self, request: AnyRequest, message: Message) -> None:
-        """Sends in the order of the link."""
+        """Send in the order of the link."""
         work: Work[object] = Work(request.kind, self.name, request.seconds, self._endpoint.board, key=request.key)
         try:
             self._endpoint.send(self.link, message, work)

@@ -31,7 +31,7 @@ class ChannelClients:
         endpoint.on_peer_lost(self._lost)
 
     def client(self, name: str) -> ChannelClient:
-        """The channel of this name, which need not exist yet."""
+        """Return the channel of this name, which need not exist yet."""
         with self._lock:
             client = self._clients.get(name)
             if client is None:

@@ -26,7 +26,7 @@ _UNDER_WAY = 64
 
 
 def rank_key(rank: int) -> str:
-    """The key under which a rank finds its items.
+    """Return the key under which a rank finds its items.
 
     Raises:
         ValueError: there is no such rank.
@@ -46,7 +46,7 @@ def distribute(
     key: str = DEFAULT_KEY,
     count: int | None = None,
 ) -> B:
-    """Takes items of `source` until it is closed and drained, and puts each into `target` under the key of its rank.
+    """Take items of `source` until it is closed and drained, and puts each into `target` under the key of its rank.
 
     Args:
         source: where the items come from.

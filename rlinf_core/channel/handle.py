@@ -155,7 +155,7 @@ def _see_to_all() -> None:
 
 
 def _there() -> list[_Dropped]:
-    """What waits to be seen to now."""
+    """Return what waits to be seen to now."""
     found: list[_Dropped] = []
     while True:
         try:

@@ -72,7 +72,7 @@ class KeyedQueue(Generic[T]):
     # Commands of producers
 
     def announce(self, ticket: Ticket, *, key: str = DEFAULT_KEY, producer: Party = None) -> None:
-        """Says that a put is under way, so that it is reported should its producer die before it arrives."""
+        """Say that a put is under way, so that it is reported should its producer die before it arrives."""
         self._enter(ticket, producer, Announced(key, producer))
 
     def put(
@@ -87,7 +87,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Puts an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`.
+        """Put an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`.
 
         Raises:
             ValueError: the weight is negative or not finite.
@@ -125,7 +125,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Asks for one item: `Delivered` at once or later, or `Refused`."""
+        """Ask for one item: `Delivered` at once or later, or `Refused`."""
         return self._ask(ticket, None, key, consumer, now, wait)
 
     def get_batch(
@@ -138,7 +138,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Asks for items until their weights reach or exceed `batch_weight`.
+        """Ask for items until their weights reach or exceed `batch_weight`.
 
         Once the channel is closed, what is left is delivered although it weighs less.
 
@@ -150,7 +150,8 @@ class KeyedQueue(Generic[T]):
         return self._ask(ticket, batch_weight, key, consumer, now, wait)
 
     def taken(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
-        """The consumer of the get `ticket` has its items. Unknown tickets mean nothing: the get was cancelled before.
+        """Return the consumer of the get `ticket` has its items. Unknown tickets mean nothing: the get was cancelled
+        before.
 
         Say it as soon as the consumer has them: on a closed channel, others wait for it.
         """
@@ -167,7 +168,7 @@ class KeyedQueue(Generic[T]):
     # Ends of waiting
 
     def cancel(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
-        """Ends a waiting put or get, or takes back a delivery that its consumer will not use.
+        """End a waiting put or get, or take back a delivery that its consumer will not use.
 
         Items that were reserved or delivered go back to their place. A put that was accepted stays accepted, and
         an unknown ticket means nothing: it has ended already.
@@ -191,7 +192,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def remove(self, party: Party, now: float = 0.0) -> list[Effect[T]]:
-        """A producer or consumer died: drops what it had not finished.
+        """Return a producer or consumer died: drops what it had not finished.
 
         Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
         its accepted items stay.
@@ -216,7 +217,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def hold_back(self, on: bool, now: float = 0.0) -> list[Effect[T]]:
-        """Lets puts wait although there is room, all but those that somebody waits for; or lets them go on."""
+        """Let puts wait although there is room, all but those that somebody waits for; or let them go on."""
         self.held_back = on
         effects: list[Effect[T]] = []
         if not on:
@@ -226,7 +227,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def close(self, now: float = 0.0) -> list[Effect[T]]:
-        """Closes the channel: waiting puts are refused, what is in the queues can still be taken.
+        """Close the channel: waiting puts are refused, what is in the queues can still be taken.
 
         Waiting batches get what they have reserved. A second time does nothing.
         """
@@ -244,16 +245,16 @@ class KeyedQueue(Generic[T]):
     # Questions
 
     def depth(self, key: str = DEFAULT_KEY) -> int:
-        """How many items of `key` nobody has taken or reserved."""
+        """Return how many items of `key` nobody has taken or reserved."""
         queue = self._queues.get(key)
         return len(queue.items) if queue else 0
 
     def full(self, key: str = DEFAULT_KEY) -> bool:
-        """Whether a put to `key` would wait."""
+        """Return whether a put to `key` would wait."""
         return not self._has_room(self._queues.get(key) or Queue(key))
 
     def peek_all(self, key: str = DEFAULT_KEY) -> list[Item[T]]:
-        """The items of `key` that nobody has taken or reserved, in order; they stay."""
+        """Return the items of `key` that nobody has taken or reserved, in order; they stay."""
         queue = self._queues.get(key)
         return list(queue.items) if queue else []
 
@@ -263,20 +264,20 @@ class KeyedQueue(Generic[T]):
         return self.closed and len(self._idle) == len(self._queues)
 
     def waiting(self, ticket: Ticket) -> str | None:
-        """What the get `ticket` still lacks, in words (empty for a single item); None when it does not wait."""
+        """Return what the get `ticket` still lacks, in words (empty for a single item); None when it does not wait."""
         entry = self._entries.get(ticket)
         return entry.shortfall() if isinstance(entry, Get) else None
 
     def waiting_gets(self) -> list[Ticket]:
-        """The gets that wait, by key and first come."""
+        """Return the gets that wait, by key and first come."""
         return [ticket for queue in self._queues.values() for ticket in queue.gets]
 
     def statistics(self) -> dict[str, KeyStatistics]:
-        """What went through each key, without the keys that `forgotten` adds up."""
+        """Return what went through each key, without the keys that `forgotten` adds up."""
         return {key: self._statistics(queue) for key, queue in self._queues.items()}
 
     def forgotten(self) -> KeyStatistics:
-        """The sum over keys in which nothing was left for so long that they are not told apart any more."""
+        """Return the sum over keys in which nothing was left for so long that they are not told apart any more."""
         return self._forgotten.snapshot(0, 0, 0)
 
     # Inside
@@ -335,7 +336,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
-        """Does all that the queue's state allows: serves gets, lets puts in, ends what cannot go on."""
+        """Do all that the queue's state allows: serves gets, lets puts in, ends what cannot go on."""
         self._serve(queue, now, effects)
         if self.closed:
             while queue.gets:
@@ -367,7 +368,7 @@ class KeyedQueue(Generic[T]):
                 self._deliver(ticket, get, now, effects)
 
     def _deliver(self, ticket: Ticket, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
-        """Hands a get what it has reserved."""
+        """Hand a get what it has reserved."""
         queue = get.queue
         del queue.gets[ticket]
         queue.tally.gets += len(get.reserved)
@@ -377,13 +378,13 @@ class KeyedQueue(Generic[T]):
         effects.append(Delivered(ticket, get.reserved))
 
     def _unblock(self, ticket: Ticket, put: Put[T], now: float) -> None:
-        """Ends the wait of a put, for better or worse."""
+        """End the wait of a put, for better or worse."""
         del put.queue.blocked[ticket]
         put.queue.tally.put_wait += now - put.since
         self._leave(ticket, put.item.producer)
 
     def _withdraw(self, ticket: Ticket, entry: Get[T] | Delivery[T], now: float) -> list[Item[T]]:
-        """Ends a get or takes back a delivery; returns the items that it held."""
+        """End a get or take back a delivery; returns the items that it held."""
         queue = entry.queue
         self._leave(ticket, entry.consumer)
         if isinstance(entry, Get):
@@ -395,7 +396,7 @@ class KeyedQueue(Generic[T]):
         return entry.items
 
     def _give_back(self, queue: Queue[T], returned: list[Item[T]], now: float, effects: list[Effect[T]]) -> None:
-        """Puts items back to their places at the head, and lets the next ones have them."""
+        """Put items back to their places at the head, and let the next ones have them."""
         if returned:
             back = list(returned)
             if queue.gets:
@@ -411,7 +412,7 @@ class KeyedQueue(Generic[T]):
         self._settle(queue, now, effects)
 
     def _remember(self, queue: Queue[T]) -> None:
-        """Bounds the memory that keys take in which nothing is left."""
+        """Bound the memory that keys take in which nothing is left."""
         if not queue.idle:
             self._idle.pop(queue.key, None)
             return

@@ -59,7 +59,7 @@ class Lane:
         self.closed = False
 
     def add(self, put: Outgoing) -> bool:
-        """Takes a put; False when the lane has ended."""
+        """Take a put; False when the lane has ended."""
         with self._lock:
             if self.closed:
                 return False
@@ -69,7 +69,7 @@ class Lane:
             return True
 
     def flush(self) -> None:
-        """Sends all now, for something that must come after it."""
+        """Send all now, for something that must come after it."""
         with self._lock:
             while self._waiting:
                 self._send_some()
@@ -100,7 +100,7 @@ class Lane:
             self._send_some()
 
     def _send_some(self) -> None:
-        """Sends what fits in one frame."""
+        """Send what fits in one frame."""
         waiting = self._waiting
         run: list[Outgoing] = []
         size = 0

@@ -60,7 +60,7 @@ class ChannelConnector(Connector):
         return card
 
     def _is_known(self, name: str, deadline: Deadline) -> bool:
-        """Whether there is a channel of this name by now.
+        """Return whether there is a channel of this name by now.
 
         Raises:
             ChannelError: there is a group of workers of this name.
@@ -79,7 +79,7 @@ class ChannelConnector(Connector):
 
 
 def clients() -> ChannelClients:
-    """The channels that this process uses.
+    """Return the channels that this process uses.
 
     Raises:
         RuntimeFailure: it belongs to no job.
@@ -93,7 +93,7 @@ def clients() -> ChannelClients:
 
 
 def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
-    """A new channel on a node, or on that of a rank.
+    """Return a new channel on a node, or on that of a rank.
 
     Raises:
         InvalidNameError: the name cannot be one, or is taken.
@@ -121,7 +121,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
 
 
 def _launch(job: str, name: str, node: Node, args: Sequence[Any], seconds: float) -> None:
-    """Starts the process of a channel, and returns when it is there."""
+    """Start the process of a channel, and return when it is there."""
     ray = ray_api()
     options = {
         "name": f"{name}:0",
@@ -144,12 +144,12 @@ def _launch(job: str, name: str, node: Node, args: Sequence[Any], seconds: float
 
 
 def own_node(rank: int, ip: str) -> Node:
-    """The node of this process, whose rank and address it knows."""
+    """Return the node of this process, whose rank and address it knows."""
     return Node(ray_api().get_runtime_context().get_node_id(), ip, rank)
 
 
 def rank_of(worker: WorkerAddress) -> int:
-    """The rank of the node that a worker lives on, waiting while it may still be launching.
+    """Return the rank of the node that a worker lives on, waiting while it may still be launching.
 
     Raises:
         UnknownGroupError: there is no such group.
@@ -167,7 +167,7 @@ def rank_of(worker: WorkerAddress) -> int:
 
 
 def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
-    """Starts a channel's process, in the manager's; a reference to its being ready, as the only item of a list."""
+    """Start a channel's process, in the manager's; a reference to its being ready, as the only item of a list."""
     actor = ray_api().remote(ChannelProcess).options(**options).remote(*args)
     _started.append(actor)
     return [actor.ready.remote()]

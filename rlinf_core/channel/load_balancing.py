@@ -53,7 +53,7 @@ class Balancer(ABC):
         return max(self._loads) * self.num_ranks / total if total else 1.0
 
     def assign(self, weight: float = 1) -> int:
-        """The rank that gets an item of this weight.
+        """Return the rank that gets an item of this weight.
 
         Raises:
             ValueError: the weight is negative or not finite.
@@ -67,10 +67,10 @@ class Balancer(ABC):
 
     @abstractmethod
     def _choose(self) -> int:
-        """The rank for the next item."""
+        """Return the rank for the next item."""
 
     def _given(self, rank: int) -> None:
-        """Takes note that `rank` got an item."""
+        """Take note that `rank` got an item."""
         del rank
 
 
@@ -127,7 +127,7 @@ def check_balancer(balancer: Balancer) -> None:
 
 
 def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[tuple[int, T]]:
-    """The rank of each item and the item, as the pairs of item and weight come.
+    """Return the rank of each item and the item, as the pairs of item and weight come.
 
     Raises:
         TypeError: `balancer` is none.
@@ -139,7 +139,7 @@ def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[t
 
 
 def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = False) -> list[list[int]]:
-    """Divides items that are all there already, heaviest first (longest processing time).
+    """Divide items that are all there already, heaviest first (longest processing time).
 
     Args:
         weights: the weight of each item.

@@ -99,7 +99,7 @@ class LocalBackend(Backend):
         return True
 
     def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
-        """Carries out a command. Requests end outside of the lock, for that may call other code."""
+        """Carry out a command. Requests end outside of the lock, for that may call other code."""
         endings: list[Callable[[], object]] = []
         with self._lock:
             todo = list(command())

@@ -13,7 +13,7 @@ _LEAST_RESERVE, _LARGEST_RESERVE = 128 * MIB, 2048 * MIB
 
 
 def default_reserve() -> int:
-    """An eighth of the memory that this process is allowed, at most 2 GiB, in bytes."""
+    """Return an eighth of the memory that this process is allowed, at most 2 GiB, in bytes."""
     return min(_LARGEST_RESERVE, max(_LEAST_RESERVE, budget.allowed_bytes() // 8))
 
 
@@ -33,12 +33,12 @@ class MemoryGate:
         self.held = 0
 
     def add(self, nbytes: int) -> bool:
-        """The channel holds so many bytes more, or less; tells whether the gate moved."""
+        """Return the channel holds so many bytes more, or less; tells whether the gate moved."""
         self.held += nbytes
         return abs(self.held - self._looked_at) >= _STEP and self.look()
 
     def look(self) -> bool:
-        """Looks how much is free; tells whether the gate moved."""
+        """Look how much is free; tell whether the gate moved."""
         self._looked_at = self.held
         before = self.closed
         free = self._free_bytes()

@@ -44,7 +44,7 @@ class Outbox:
         handover: Handover,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Sends the items of one operation: packed ones together, large ones as they lie.
+        """Send the items of one operation: packed ones together, large ones as they lie.
 
         `slot` is where the consumer signs for them.
         `failed` is called, in whichever thread, when a large one could not be sent.
@@ -73,7 +73,7 @@ class Outbox:
         self._flush(link, ticket, slot, count, count, run)
 
     def _flush(self, link: Link, ticket: int, slot: int, end: int, count: int, run: list[bytes | bytearray]) -> None:
-        """Sends the packed items that stand just before place `end`."""
+        """Send the packed items that stand just before place `end`."""
         if run:
             self.reply(link, wire.pack_reply(Say.ITEMS, ticket, end - len(run), count, slot), wire.pack_items(run))
             run.clear()

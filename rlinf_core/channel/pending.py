@@ -51,13 +51,13 @@ class Pending:
         return next(self._tickets)
 
     def add(self, request: AnyRequest, *, detached: bool) -> None:
-        """Waits for replies to a request; one that is `detached` ends at its deadline although nobody waits for it."""
+        """Wait for replies to a request; one that is `detached` ends at its deadline although nobody waits for it."""
         self._open[request.ticket] = request
         if detached:
             self._deadlines.watch()
 
     def watch(self, link: Link, request: AnyRequest) -> None:
-        """Looks into the request's box for a moment; afterwards its answer is announced by a message."""
+        """Look into the request's box for a moment; afterwards its answer is announced by a message."""
         boxes, ticket = request.boxes, request.ticket
         if boxes is None or request.settled:
             return
@@ -76,7 +76,7 @@ class Pending:
             self._unpack(link, request)
 
     def withdraw(self, request: AnyRequest) -> bool:
-        """Takes an operation out that shall end; False when it has ended."""
+        """Take an operation out that shall end; False when it has ended."""
         ticket = request.ticket
         if ticket not in self._open:
             return False
@@ -93,7 +93,7 @@ class Pending:
         self._withdrawn.pop(request.ticket, None)
 
     def take_all(self, channel: str) -> list[AnyRequest]:
-        """Takes out what goes on with one channel."""
+        """Take out what goes on with one channel."""
         taken: list[AnyRequest] = []
         for requests in (self._open, self._withdrawn):
             for ticket, request in requests.copy().items():
@@ -180,7 +180,7 @@ class Pending:
             self._taken(link, request, slot, (item,))
 
     def _taken(self, link: Link, request: AnyRequest, slot: int, pieces: Sequence[object]) -> None:
-        """Tells that the items are here, before their consumer sees them: they can not go to another one any more."""
+        """Tell that the items are here, before their consumer sees them: they can not go to another one any more."""
         if not request.claim():
             # It was given up at this very moment, and found itself taken out already.
             let_go(pieces)

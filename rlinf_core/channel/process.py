@@ -58,11 +58,11 @@ class ChannelProcess:
         threading.Thread(target=self._keep_house, name="rlinf-housekeeping", daemon=True).start()
 
     def __repr__(self) -> str:
-        """What Ray puts before each line that this process prints."""
+        """Return what Ray puts before each line that this process prints."""
         return f"channel {self._name}"
 
     def ready(self) -> None:
-        """Answers once the channel is there."""
+        """Answer once the channel is there."""
 
     def _keep_house(self) -> None:
         pause = threading.Event()

@@ -76,7 +76,7 @@ class Get(Generic[T]):
         return bool(self.reserved) if self.need is None else self.weight >= self.need
 
     def shortfall(self) -> str:
-        """What a batch that is not full lacks, in words."""
+        """Return what a batch that is not full lacks, in words."""
         if self.need is None:
             return ""
         count = len(self.reserved)

@@ -33,7 +33,7 @@ class Receipts:
         self._under_way: list[tuple[int, int]] = []
 
     def slot(self, ticket: int) -> int:
-        """Where the consumer shall sign for a delivery that begins now."""
+        """Return where the consumer shall sign for a delivery that begins now."""
         if not self._free:
             return NO_SLOT
         slot = self._free.pop()
@@ -41,7 +41,7 @@ class Receipts:
         return slot
 
     def signed(self) -> list[int]:
-        """The deliveries that were signed for since the last call."""
+        """Return the deliveries that were signed for since the last call."""
         if not self._under_way:
             return []
         tickets: list[int] = []

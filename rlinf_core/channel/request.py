@@ -118,7 +118,9 @@ class Request(Work[T], Generic[T]):
     # What the other side says
 
     def claim(self) -> bool:
-        """All of the result is about to be signed for: from now on it counts. False when nobody wants it any more."""
+        """Return all of the result is about to be signed for: from now on it counts. False when nobody wants it
+        any more.
+        """
         if self._opening is None:
             return True
         with self._opening:
@@ -126,7 +128,7 @@ class Request(Work[T], Generic[T]):
             return self._claimed
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
-        """All of the result is here."""
+        """Return all of the result is here."""
         self._end_in_box()
         return self._settle(pieces, None)
 
@@ -151,7 +153,9 @@ class Request(Work[T], Generic[T]):
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
-        """Whether it is a put of which that was said before it was told anything else, and nobody has looked yet."""
+        """Return whether it is a put of which that was said before it was told anything else, and nobody has
+        looked yet.
+        """
         return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.ticket)
 
     def _end_in_box(self) -> None:
@@ -199,7 +203,7 @@ class Request(Work[T], Generic[T]):
         return failed
 
     def _drop_pieces(self) -> None:
-        """Lets go of what came of a result that will not be. The caller holds `_opening`: who fails it and who asks for
+        """Let go of what came of a result that will not be. The caller holds `_opening`: who fails it and who asks for
         the result meet here, and each must find either all or nothing."""
         pieces, self.pieces = self.pieces, []
         let_go(pieces)
@@ -232,7 +236,7 @@ class Request(Work[T], Generic[T]):
             raise
 
     def abandon(self) -> None:
-        """Ends it, for nobody waits for it any more."""
+        """End it, for nobody waits for it any more."""
         if not self._done:
             self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
 
@@ -244,7 +248,7 @@ class Request(Work[T], Generic[T]):
         self._given_up = True
 
     def discard(self) -> bool:
-        """Drops what has come for it and was not looked at; tells whether there was any."""
+        """Drop what has come for it and was not looked at; tell whether there was any."""
         if self._opening is None or not self._done or self._error is not None:
             return False
         with self._opening:
@@ -307,7 +311,7 @@ class Request(Work[T], Generic[T]):
 
 
 def let_go(pieces: Sequence[Piece]) -> None:
-    """Drops items that nobody will open. What was lent goes back by other means; what was copied here is ours."""
+    """Drop items that nobody will open. What was lent goes back by other means; what was copied here is ours."""
     for piece in pieces:
         if isinstance(piece, Parcel) and piece.frame.place is None:
             piece.release()

@@ -43,7 +43,7 @@ class Tally:
         self.get_wait = 0.0
 
     def add(self, other: Tally) -> None:
-        """Counts in what `other` has counted."""
+        """Count in what `other` has counted."""
         self.puts += other.puts
         self.gets += other.gets
         self.bytes += other.bytes
@@ -51,7 +51,7 @@ class Tally:
         self.get_wait += other.get_wait
 
     def snapshot(self, depth: int, waiting_puts: int, waiting_gets: int) -> KeyStatistics:
-        """The figures now."""
+        """Return the figures now."""
         return KeyStatistics(
             self.puts, self.gets, self.bytes, depth, waiting_puts, waiting_gets, self.put_wait, self.get_wait
         )

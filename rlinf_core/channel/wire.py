@@ -196,7 +196,7 @@ def unpack_items(data: bytes | bytearray) -> list[bytes]:
 
 
 def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
-    """A small object, pickled as `head` and `parts`, as one piece."""
+    """Return a small object, pickled as `head` and `parts`, as one piece."""
     if not parts:
         return _PACKED.pack(0, len(head)) + head
     sizes = [part.nbytes for part in parts]
@@ -215,7 +215,7 @@ def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
 
 
 def unpack_item(data: bytes | bytearray) -> object:
-    """The object; its arrays and tensors have memory of their own.
+    """Return the object; its arrays and tensors have memory of their own.
 
     Raises:
         PayloadError: it cannot be rebuilt in this process.

@@ -50,7 +50,7 @@ def runtime_env(variables: Mapping[str, str], interpreter: str | None, where: st
 
 
 def check_interpreter(path: str) -> str | None:
-    """What keeps `path` on this machine from running workers of this process's Ray, or None when nothing does.
+    """Return what keeps `path` on this machine from running workers of this process's Ray, or None when nothing does.
 
     Its Python must be the same minor version, its ray the same version, and it must find rlinf.
     """

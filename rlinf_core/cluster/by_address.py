@@ -15,7 +15,7 @@ _SECONDS: Final = 5
 
 
 def ask(address: str, name: str | None = None) -> Report:
-    """The nodes by the ranks that a job would find there, and the jobs that run.
+    """Return the nodes by the ranks that a job would find there, and the jobs that run.
 
     It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
 
@@ -48,7 +48,7 @@ def _status(node: NodeInfo) -> NodeStatus:
 
 
 def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
-    """The drivers that are connected besides this one; None when the head does not tell."""
+    """Return the drivers that are connected besides this one; None when the head does not tell."""
     ray: Any = ray_api()
     try:
         listed = ray._raylet.GcsClient(address=address).get_all_job_info(timeout=_SECONDS)

@@ -94,7 +94,7 @@ class Cluster:
     def record(
         self, log_folder: Path | None, *, log_names: Mapping[str, str] | None = None, trace: bool = False
     ) -> None:
-        """Says what the workers of groups launched from now on leave behind.
+        """Say what the workers of groups launched from now on leave behind.
 
         Args:
             log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
@@ -112,7 +112,7 @@ class Cluster:
         enter_session(self.session)
 
     def declare_groups(self, *names: str) -> None:
-        """Says which worker groups the job will have, besides those that workers launch themselves.
+        """Say which worker groups the job will have, besides those that workers launch themselves.
 
         From then on a worker that sends to another group fails at once, instead of waiting for its launch. Declaring
         again adds names.
@@ -120,7 +120,7 @@ class Cluster:
         self.client.tell(Declare(names))
 
     def _check_open(self) -> None:
-        """Raises ClusterError when this cluster was shut down, also where another one has been made since."""
+        """Raise ClusterError when this cluster was shut down, also where another one has been made since."""
         if engine.current() is not self._engine:
             raise no_cluster()
 
@@ -161,7 +161,7 @@ class Cluster:
         return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
 
     def _with_facts(self, joined: list[Member], driver_id: str) -> list[Member]:
-        """Asks every node once: one whose Ray this process started, or that started this process, here; the others
+        """Ask every node once: one whose Ray this process started, or that started this process, here; the others
         each by a task on it, for the environment that counts is that of their Ray."""
         here = driver_id if self._engine.embedded or self.session.member is not None else None
         pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
@@ -185,7 +185,7 @@ class Cluster:
 
     @staticmethod
     def run_on(member: Member, function: Any, *args: Any) -> Any:
-        """A reference to what `function(*args)` returns on a node."""
+        """Return a reference to what `function(*args)` returns on a node."""
         ray = ray_api()
 
         return (
@@ -215,7 +215,7 @@ class Cluster:
         return {member.ray_id: rank for rank, member in enumerate(self._members)}
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """What node `node_rank` has.
+        """Return what node `node_rank` has.
 
         Raises:
             ClusterError: there is no such node.
@@ -228,7 +228,7 @@ class Cluster:
         return self.topology.nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """The address under which other nodes reach node `node_rank`.
+        """Return the address under which other nodes reach node `node_rank`.
 
         Raises:
             ClusterError: there is no such node.
@@ -236,7 +236,7 @@ class Cluster:
         return self.get_node_info(node_rank).ip or "127.0.0.1"
 
     def get_node_group(self, label: str) -> NodeGroupInfo:
-        """The node group of this label.
+        """Return the node group of this label.
 
         Raises:
             PlacementError: there is none.
@@ -252,7 +252,7 @@ class Cluster:
         max_concurrency: int | None = None,
         args: Iterable[Any] = (),
     ) -> Any:
-        """A Ray actor of `actor_class(*args)` on a node, with the interpreter and the variables of that node.
+        """Return a Ray actor of `actor_class(*args)` on a node, with the interpreter and the variables of that node.
 
         Its construction is not waited for. It takes no share of Ray's CPUs: placement has decided already.
 
@@ -305,7 +305,7 @@ class Cluster:
         self._checked_interpreters.add((node_rank, path))
 
     def shutdown(self) -> None:
-        """Ends the groups that this process launched, and leaves the cluster; an embedded one ends. Safe to call twice.
+        """End the groups that this process launched, and leaves the cluster; an embedded one ends. Safe to call twice.
 
         Raises:
             WorkerGroupError: a call that nobody waited for had failed.
@@ -349,7 +349,7 @@ def _warn_of_unknown() -> None:
 
 
 def _names_hosts(config: ClusterConfig | None) -> bool:
-    """Whether the machines are said to be others than this one."""
+    """Return whether the machines are said to be others than this one."""
     return config is not None and bool(config.hosts or any(group.hosts for group in config.node_groups))
 
 

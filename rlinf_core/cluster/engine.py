@@ -100,7 +100,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
 
 
 def current() -> Engine | None:
-    """The Ray that this process is connected to, if it is."""
+    """Return the Ray that this process is connected to, if it is."""
     return _engine
 
 
@@ -182,7 +182,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
 
 
 def _join_known(namespace: str) -> Engine:
-    """Joins the cluster that `rlinf up` made this machine a node of."""
+    """Join the cluster that `rlinf up` made this machine a node of."""
     cluster = attach.known()
     if cluster is None:
         raise ClusterError(

@@ -63,7 +63,9 @@ def _tell_the_truth() -> None:
 
 
 def _is_interrupted() -> bool:
-    """Whether Ctrl-C ended the program. Python forgets that when any exit handler runs code by `exec`, as Ray's do."""
+    """Return whether Ctrl-C ended the program. Python forgets that when any exit handler runs code by `exec`, as
+    Ray's do.
+    """
     interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
     return not interactive and isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 

@@ -21,7 +21,7 @@ _SECONDS = 10.0
 
 
 def find_job(name: str | None = None) -> JobRecord:
-    """The running job of this name, or the youngest one: of this machine's drivers, else of its cluster's.
+    """Return the running job of this name, or the youngest one: of this machine's drivers, else of its cluster's.
 
     Raises:
         ClusterError: none runs here under this user, nor on the cluster that is known here, or none of this name.
@@ -49,7 +49,9 @@ def find_job(name: str | None = None) -> JobRecord:
 
 
 def _jobs_of_cluster() -> list[JobRecord]:
-    """The jobs that run on the known cluster, the youngest first: each has a manager of this name in its namespace."""
+    """Return the jobs that run on the known cluster, the youngest first: each has a manager of this name in its
+    namespace.
+    """
     joined = engine.connect(None, "rlinf-inspection", may_start=False)
     ray = ray_api()
     named = ray.util.list_named_actors(all_namespaces=True)
@@ -66,7 +68,7 @@ def _jobs_of_cluster() -> list[JobRecord]:
 
 
 def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
-    """What each process of a job is in now.
+    """Return what each process of a job is in now.
 
     Args:
         record: the job.

@@ -22,7 +22,7 @@ _manager: Any = None
 
 
 def start_manager(session: Session, ip: str, scheduling: Any) -> None:
-    """Starts the job's manager without waiting for it, once.
+    """Start the job's manager without waiting for it, once.
 
     Args:
         session: the job.
@@ -77,14 +77,14 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
 
 
 def cause_of(error: BaseException) -> str:
-    """Why Ray says that an actor has failed: what its constructor raised comes last, below a traceback; what belongs
-    to that line is indented."""
+    """Return why Ray says that an actor has failed: what its constructor raised comes last, below a traceback; what
+    belongs to that line is indented."""
     lines = [line for line in str(error).splitlines() if line.strip() and not line[0].isspace()]
     return lines[-1] if lines else type(error).__name__
 
 
 def _leave() -> tuple[()]:
-    """Ends this process's part in the job."""
+    """End this process's part in the job."""
     global _manager
     client = current_client()
     enter_job(None)
@@ -95,5 +95,5 @@ def _leave() -> tuple[()]:
 
 
 def advertised(ip: str) -> str | None:
-    """What an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
+    """Return what an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
     return None if env_vars.NET_IF.get() else ip

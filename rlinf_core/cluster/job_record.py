@@ -36,7 +36,7 @@ class JobRecord:
     started: float
 
     def write(self, folder: Path) -> None:
-        """Puts the record into the private folder of the driver, readable by its user only."""
+        """Put the record into the private folder of the driver, readable by its user only."""
         part = folder / f"{_NAME}.part"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -45,7 +45,7 @@ class JobRecord:
 
 
 def running_jobs() -> list[JobRecord]:
-    """The jobs whose drivers run on this machine under this user, the youngest first."""
+    """Return the jobs whose drivers run on this machine under this user, the youngest first."""
     return sorted(_records(), key=lambda record: -record.started)
 
 

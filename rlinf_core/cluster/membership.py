@@ -34,7 +34,7 @@ class Member:
 
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
-    """The living nodes among what `ray.nodes()` lists."""
+    """Return the living nodes among what `ray.nodes()` lists."""
     found: list[Member] = []
     for node in nodes:
         if node["Alive"]:
@@ -46,7 +46,7 @@ def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
 
 
 def rank_members(joined: Sequence[Member], driver_ip: str) -> list[Member]:
-    """The nodes in the order of their ranks.
+    """Return the nodes in the order of their ranks.
 
     Ranks are the labels that `rlinf up` set, else every node's `RLINF_NODE_RANK`, else by numeric address with the
     driver's node first.
@@ -89,7 +89,7 @@ def _by_given_rank(joined: Sequence[Member], ranks: Sequence[int | None], source
 
 
 def missing_ranks(joined: Sequence[Member], num_nodes: int) -> str:
-    """Which ranks have not joined, as far as labels tell, for a message."""
+    """Return which ranks have not joined, as far as labels tell, for a message."""
     present = {member.label_rank for member in joined if member.label_rank is not None}
     if len(present) == len(joined):
         return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"
@@ -97,7 +97,7 @@ def missing_ranks(joined: Sequence[Member], num_nodes: int) -> str:
 
 
 def node_info(rank: int, member: Member) -> NodeInfo:
-    """The node as the rest of rlinf knows it."""
+    """Return the node as the rest of rlinf knows it."""
     info = NodeInfo(rank, ip=member.ip)
     facts = member.facts
     if facts is None:

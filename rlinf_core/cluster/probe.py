@@ -37,7 +37,7 @@ class NodeFacts:
 
 
 def probe() -> NodeFacts:
-    """The facts of the machine that this runs on."""
+    """Return the facts of the machine that this runs on."""
     ray = ray_api()
 
     found = find_accelerators()
@@ -56,7 +56,7 @@ def probe() -> NodeFacts:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody uses at this moment."""
+    """Return a TCP port of this machine that nobody uses at this moment."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return int(listener.getsockname()[1])

@@ -17,7 +17,7 @@ _absence = "this process is in no cluster"
 
 @cache  # every group call asks, on both sides
 def ray_api() -> Any:
-    """The module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
+    """Return the module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
     import_module("ray.util.scheduling_strategies")
     automatic: Any = import_module("ray._private.auto_init_hook")
     automatic.enable_auto_connect = False
@@ -27,13 +27,13 @@ def ray_api() -> Any:
 
 
 def set_absence(message: str) -> None:
-    """Says what whoever uses Ray from now on is told, until this process is in a cluster again."""
+    """Say what whoever uses Ray from now on is told, until this process is in a cluster again."""
     global _absence
     _absence = message
 
 
 def no_cluster() -> ClusterError:
-    """The error for whoever needs a cluster while this process is in none."""
+    """Return the error for whoever needs a cluster while this process is in none."""
     return ClusterError(_absence, help="make a `Cluster`, and launch groups in it")
 
 
@@ -59,7 +59,7 @@ def loopback_only() -> Generator[None, None, None]:
 
 
 def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
-    """Pickles what plain pickle cannot name elsewhere, such as classes of the driver's script.
+    """Pickle what plain pickle cannot name elsewhere, such as classes of the driver's script.
 
     Args:
         obj: what is to be pickled.

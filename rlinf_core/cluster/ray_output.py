@@ -62,7 +62,7 @@ def _log(source: str, lines: list[str], *, from_file: bool) -> None:
 
 
 def show_the_rest(folder: Path) -> None:
-    """Waits until what the workers of an embedded Ray have printed was shown, for a second at most.
+    """Wait until what the workers of an embedded Ray have printed was shown, for a second at most.
 
     Args:
         folder: the folder of that Ray.

@@ -24,7 +24,7 @@ _PAUSE: Final = 0.2
 
 
 def check(address: str) -> str:
-    """Makes sure that a head answers at `address`, and that this machine is a node of its cluster.
+    """Make sure that a head answers at `address`, and that this machine is a node of its cluster.
 
     Returns:
         The address of this machine's node.
@@ -80,7 +80,7 @@ def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _until_here(address: str) -> tuple[str | None, list[str]]:
-    """The address of this machine's living node, which may be about to join, and those of all that live.
+    """Return the address of this machine's living node, which may be about to join, and those of all that live.
 
     Raises:
         ClusterError: the head does not tell.

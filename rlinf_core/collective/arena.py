@@ -47,7 +47,7 @@ class Block:
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
     def lease(self, place: int = 0, private: bool = False) -> Lease:
-        """The lease of this process on its own block."""
+        """Return the lease of this process on its own block."""
         return Lease(self.segment, self.offset, self.size, self.leases[place], private)
 
 
@@ -112,11 +112,13 @@ class Arena:
         return self._capacity
 
     def crowded(self) -> bool:
-        """Whether more than half is in use."""
+        """Return whether more than half is in use."""
         return self._used * 2 > self._capacity
 
     def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> Block | None:
-        """A block of at least `size` bytes with a lease for each of `owners`, or None when there is no room now."""
+        """Return a block of at least `size` bytes with a lease for each of `owners`, or None when there is no room
+        now.
+        """
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:
             # First what came back: its pages are warm, and those beyond cost ten times as much.
@@ -134,7 +136,7 @@ class Arena:
             return block
 
     def wait_for_room(self, deadline: float) -> None:
-        """Returns when a receiver gave something back, or after a tenth of a second."""
+        """Return when a receiver gave something back, or after a tenth of a second."""
         poller = select.poll()
         poller.register(self._event, select.POLLIN)
         left = min(_SLICE, deadline - time.monotonic())
@@ -145,7 +147,7 @@ class Arena:
                 return  # another thread read it; both look again
 
     def cancel(self, block: Block) -> None:
-        """Takes a block back that was never sent."""
+        """Take a block back that was never sent."""
         if block.segment is not self._segment:
             return  # spilled: it goes with its last reference
         with self._lock:
@@ -154,7 +156,7 @@ class Arena:
             self.segment.publish_use(self._capacity, self._used)
 
     def cancel_lease(self, block: Block, place: int) -> None:
-        """Takes back the share of one holder, which it was never told of."""
+        """Take back the share of one holder, which it was never told of."""
         if block.segment is self._segment:
             with self._lock:
                 self._free_lease(block.leases[place])
@@ -192,7 +194,7 @@ class Arena:
         return index
 
     def _commit(self, end: int) -> bool:
-        """Makes sure that there are pages up to `end`: later, their lack would kill the process."""
+        """Make sure that there are pages up to `end`: later, their lack would kill the process."""
         if end <= self._top:
             return True
         if end - self._top > self._free_bytes():
@@ -263,7 +265,7 @@ def new_segment(size: int, release_event: int | None) -> Segment:
 
 
 def spill(size: int, owners: int, free_bytes: Callable[[], int] = budget.free_bytes) -> Block | None:
-    """A block in memory of its own, for when the arena stays full; None when the budget has no room for it.
+    """Return a block in memory of its own, for when the arena stays full; None when the budget has no room for it.
 
     Nobody recycles it: the memory is gone when the last process that maps it lets go.
     """

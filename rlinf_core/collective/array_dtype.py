@@ -16,7 +16,8 @@ _ADDED = 2
 
 @functools.lru_cache(maxsize=256)
 def dtype_words(dtype: np.dtype[Any]) -> str:
-    """What the bytes of an array mean: two dtypes have the same words if each can take the other's bytes as they are.
+    """Return what the bytes of an array mean: two dtypes have the same words if each can take the other's bytes as
+    they are.
 
     The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
     order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.

@@ -14,18 +14,18 @@ _LARGEST_DEFAULT = 2 << 30
 
 
 def default_arena_bytes(root: Path = Path("/")) -> int:
-    """An eighth of the memory that this process is allowed, at most 2 GiB and at least 64 MiB."""
+    """Return an eighth of the memory that this process is allowed, at most 2 GiB and at least 64 MiB."""
     return max(64 << 20, min(_LARGEST_DEFAULT, allowed_bytes(root) // 8)) & ~0xFFF
 
 
 def allowed_bytes(root: Path = Path("/")) -> int:
-    """The memory of the machine, or the tightest limit of the control groups that this process is in."""
+    """Return the memory of the machine, or the tightest limit of the control groups that this process is in."""
     machine = _meminfo(root).get("MemTotal", _UNLIMITED)
     return min([machine, *(limit for limit, _ in _groups(root))])
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """What may be taken now: the least of what the machine and each control group have left, less a reserve."""
+    """Return what may be taken now: the least of what the machine and each control group have left, less a reserve."""
     machine = _meminfo(root).get("MemAvailable", _UNLIMITED)
     return max(0, min([machine, *(limit - used for limit, used in _groups(root))]) - _RESERVE)
 

@@ -41,7 +41,7 @@ class AddressCard:
     devices: tuple[str, ...] = ()
 
     def shares_host_with(self, other: AddressCard) -> bool:
-        """Whether a unix socket may reach from one to the other; only trying it tells for certain."""
+        """Return whether a unix socket may reach from one to the other; only trying it tells for certain."""
         return self.host == other.host and self.network == other.network and bool(self.unix_path and other.unix_path)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class AddressCard:
 
 
 def make_card(unix_path: str | None, tcp_host: str, tcp_port: int, devices: tuple[str, ...] = ()) -> AddressCard:
-    """The card of this process, under a new incarnation."""
+    """Return the card of this process, under a new incarnation."""
     return AddressCard(
         incarnation=secrets.token_hex(8),
         host=host_identity(),

@@ -18,7 +18,7 @@ FallbackDumps = Callable[[object, Callable[[pickle.PickleBuffer], object]], byte
 
 
 def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExport | None = None) -> Encoded:
-    """`obj` as a stream and parts; the parts are the object's own memory, nothing large is copied.
+    """Return `obj` as a stream and parts; the parts are the object's own memory, nothing large is copied.
 
     `fallback` pickles what plain pickle cannot, or what it would only name as part of `__main__`, which is another
     script in another process. `export` may offer another way than host memory to a tensor on an accelerator.
@@ -56,7 +56,7 @@ def _dump(obj: object, parts: list[Part], export: DeviceExport | None) -> bytes:
 
 
 def _is_plain(obj: object) -> bool:
-    """Whether it certainly holds no tensor, by a look that costs less than a pickler that knows tensors."""
+    """Return whether it certainly holds no tensor, by a look that costs less than a pickler that knows tensors."""
     kind = type(obj)
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", obj)
@@ -81,7 +81,7 @@ def _unpicklable(obj: object, error: Exception) -> PayloadError:
 
 
 def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> object:
-    """The object that `encode` took apart; its arrays and tensors are built on `buffers`.
+    """Return the object that `encode` took apart; its arrays and tensors are built on `buffers`.
 
     Only for bytes of an authenticated peer: unpickling runs what the sender says.
 

@@ -71,7 +71,7 @@ class CollectiveGroup:
     def send(
         self, obj: object, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Work[None] | None:
-        """Sends any picklable object; tensors in it travel without being copied by pickle, wherever they are nested.
+        """Send any picklable object; tensors in it travel without being copied by pickle, wherever they are nested.
 
         Returns when what was sent may be changed, which is before it is received. Tensors arrive detached.
 
@@ -89,7 +89,7 @@ class CollectiveGroup:
     @overload
     def recv(self, src: WorkerAddress, *, async_op: bool, timeout: float | None = None) -> Any: ...
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """The next object that `src` sends here, or with `async_op` a handle of it."""
+        """Return the next object that `src` sends here, or with `async_op` a handle of it."""
         link = self._link(src)
         receipt = self._receipt(OperationKind.RECV, src, async_op, timeout, None)
         return self._receive(link, receipt, async_op)
@@ -99,7 +99,7 @@ class CollectiveGroup:
     def send_tensor(
         self, tensor: Tensor, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Work[None] | None:
-        """Sends one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
+        """Send one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
 
         Returns when the tensor may be changed, which is before it is received; if it turns out that it did not fit,
         the next operation to `dst` raises `MismatchError`, as does `settle`. With `async_op`, the handle finishes
@@ -131,7 +131,7 @@ class CollectiveGroup:
     def recv_tensor(
         self, tensor: Tensor, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Fills `tensor` in place with the next tensor that `src` sends here, and returns it (or a handle).
+        """Fill `tensor` in place with the next tensor that `src` sends here, and return it (or a handle).
 
         A buffer that cannot be filled, as it is read-only or was expanded, is a `PayloadError`, and takes no message.
         """
@@ -144,7 +144,7 @@ class CollectiveGroup:
     def broadcast(
         self, obj: object, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Any:
-        """Gives every member the object that `src` holds, and returns it; others pass anything.
+        """Give every member the object that `src` holds, and return it; others pass anything.
 
         Those on one host share one copy of its tensors until they write to them.
 
@@ -168,7 +168,7 @@ class CollectiveGroup:
     # The end of a call
 
     def settle(self, timeout: float) -> bool:
-        """Waits until what `send_tensor` sent has been taken, at most `timeout` seconds; tells whether all was.
+        """Wait until what `send_tensor` sent has been taken, at most `timeout` seconds; tell whether all was.
 
         Raises:
             MismatchError: something did not fit where it was received.

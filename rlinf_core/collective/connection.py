@@ -48,7 +48,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def place(self, connection: Connection, frame: Frame) -> memoryview | None:
-        """Where the body of an arriving frame shall go; None: nowhere yet."""
+        """Return where the body of an arriving frame shall go; None: nowhere yet."""
 
     @abstractmethod
     def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
@@ -125,7 +125,7 @@ class Connection:
         return self._reader.take_fd()
 
     def next_route(self) -> int:
-        """A number for a new pair of addresses that sends through this connection."""
+        """Return a number for a new pair of addresses that sends through this connection."""
         with self._kick_lock:
             self._routes += 1
             return self._routes
@@ -133,7 +133,7 @@ class Connection:
     # Reading
 
     def drive(self, work: Work[object], deadline: float) -> None:
-        """Receives until `work` is done or the deadline passes; returns at once when another thread receives."""
+        """Receive until `work` is done or the deadline passes; return at once when another thread receives."""
         if self._closed or not self._role.acquire(blocking=False):
             return
         try:
@@ -166,7 +166,7 @@ class Connection:
                     look = True
 
     def kick(self) -> None:
-        """Ends `drive` in whichever other thread is in it, so that it looks again."""
+        """End `drive` in whichever other thread is in it, so that it looks again."""
         driver = self._driver
         if driver is not None and driver != threading.get_ident():
             self._wake()
@@ -190,7 +190,7 @@ class Connection:
             self.arm()
 
     def arm(self) -> None:
-        """Says what the endpoint's thread shall look for next. The last one to change anything of it says it last."""
+        """Say what the endpoint's thread shall look for next. The last one to change anything of it says it last."""
         if not self._closed:
             with self._arming:
                 reading = self._driver is None and not self.paused and not self.stalled
@@ -200,7 +200,7 @@ class Connection:
                     self.watch(self, reading, writing)
 
     def pump(self) -> bool:
-        """Reads once; tells whether anything was there. The caller holds the role."""
+        """Read once; tell whether anything was there. The caller holds the role."""
         try:
             came = self._reader.pump(self._deliver)
             if came and self._reader.midway:
@@ -217,7 +217,7 @@ class Connection:
     # Writing
 
     def write(self, buffers: Sequence[Bytes], fds: Sequence[int], work: Work[object]) -> None:
-        """Sends the buffers as they are, blocking until the kernel has them all.
+        """Send the buffers as they are, blocking until the kernel has them all.
 
         Raises:
             ConnectionLostError: the connection is over.
@@ -237,7 +237,7 @@ class Connection:
         self._flush_leftovers()
 
     def try_write(self, data: bytes, fds: Sequence[int] = ()) -> bool:
-        """Sends `data` if that needs no waiting, and tells whether it did.
+        """Send `data` if that needs no waiting, and tell whether it did.
 
         Raises:
             ConnectionLostError: the connection is over.
@@ -258,7 +258,7 @@ class Connection:
         return True
 
     def post(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends `data` now or as soon as there is room; never blocks, and raises nothing on a lost connection."""
+        """Send `data` now or as soon as there is room; never blocks, and raise nothing on a lost connection."""
         if fds or self._outbox or not self._write_lock.acquire(blocking=False):
             self._outbox.append((data, fds))
         else:
@@ -270,7 +270,7 @@ class Connection:
             self._flush_leftovers()
 
     def _post(self, data: bytes) -> None:
-        """Sends what goes at once, and keeps the rest. The caller holds the lock for writing."""
+        """Send what goes at once, and keep the rest. The caller holds the lock for writing."""
         sent = 0
         # Another thread may have come in between: then it is its turn first.
         if not self._outbox and not self._closed:
@@ -345,7 +345,7 @@ class Connection:
             raise ConnectionLostError(_broken(error)) from error
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
-        """Waits until the socket takes more. Half a frame cannot be taken back: giving up then ends the connection."""
+        """Wait until the socket takes more. Half a frame cannot be taken back: giving up then ends the connection."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         while True:
@@ -367,7 +367,7 @@ class Connection:
     # The end
 
     def shut(self) -> None:
-        """Ends the traffic at once; descriptors are closed by `close`, when no thread uses them."""
+        """End the traffic at once; descriptors are closed by `close`, when no thread uses them."""
         self._closed = True
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -377,7 +377,7 @@ class Connection:
             self._wake()
 
     def close(self) -> None:
-        """Ends the connection and frees what it holds, once no thread is in it."""
+        """End the connection and frees what it holds, once no thread is in it."""
         self.shut()
         with self._role, self._write_lock, self._kick_lock:
             if self._kick < 0:

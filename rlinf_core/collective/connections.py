@@ -69,12 +69,12 @@ class Connections:
         return [connection for group in self._established.values() for connection in group]
 
     def get(self, incarnation: str) -> Connection | None:
-        """The connection to an endpoint, if there is one."""
+        """Return the connection to an endpoint, if there is one."""
         with self._changed:
             return self._get(incarnation)
 
     def connect(self, card: AddressCard, deadline: float) -> Connection:
-        """The connection to `card`, made when there is none.
+        """Return the connection to `card`, made when there is none.
 
         Raises:
             UnreachableError: there is none by the deadline, or nothing can be there.
@@ -111,7 +111,7 @@ class Connections:
             retry_at = time.monotonic() + _RETRY_AFTER
 
     def admit(self, sock: socket.socket, acceptance: Acceptance) -> None:
-        """Answers who has dialed this endpoint and proven itself."""
+        """Answer who has dialed this endpoint and proven itself."""
         dialer = acceptance.dialer
         with self._changed:
             verdict = self._judge(dialer)
@@ -126,7 +126,7 @@ class Connections:
         self._establish(dialer.connection, sock, dialer)
 
     def forget(self, connection: Connection) -> bool:
-        """The connection is over; tells whether it was known until now."""
+        """Return the connection is over; tells whether it was known until now."""
         peer = connection.peer.incarnation
         with self._changed:
             group = self._established.get(peer, [])
@@ -156,7 +156,7 @@ class Connections:
         return Verdict.WELCOME
 
     def _dial(self, card: AddressCard, deadline: float) -> UnreachableError | None:
-        """Tries once; None when it is worth looking again at once."""
+        """Try once; None when it is worth looking again at once."""
         try:
             sock = self._reach(card, deadline)
         except OSError as error:

@@ -15,7 +15,7 @@ class Connector(ABC):
 
     @abstractmethod
     def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
-        """The card of the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
+        """Return the card of the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
 
         Called again after a connection was lost, so it must answer with what holds now.
 

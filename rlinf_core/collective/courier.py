@@ -53,7 +53,7 @@ class Courier:
         self._stream = StreamTransport()
 
     def send(self, link: Link, message: Message, work: Work[object], *, acknowledgement: Work[None] | None) -> None:
-        """Sends and returns when the message's memory may be changed.
+        """Send and return when the message's memory may be changed.
 
         Raises:
             Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
@@ -64,7 +64,7 @@ class Courier:
             link.outgoing.run(lambda: self.transmit(link, message, work, acknowledgement), work)
 
     def send_async(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None) -> None:
-        """Sends in the background; `work` finishes when the message's memory may be changed."""
+        """Send in the background; `work` finishes when the message's memory may be changed."""
         if message.body_size <= self._settings.direct_limit:
             try:
                 done = link.outgoing.run_at_once(lambda: self._try(link, message, acknowledgement))
@@ -77,7 +77,7 @@ class Courier:
         link.outgoing.queue(lambda: self.transmit(link, message, work, acknowledgement), work)
 
     def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
-        """Sends one message to several peers: those on this host share one copy of the body.
+        """Send one message to several peers: those on this host share one copy of the body.
 
         Each link's outcome is that of its work; returns when the message's memory may be changed.
         """
@@ -96,7 +96,7 @@ class Courier:
             work.wait_until(work.deadline)
 
     def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray, weight: float) -> bool:
-        """Sends a few bytes past whatever waits for its turn on the link; False when the link was not used before."""
+        """Send a few bytes past whatever waits for its turn on the link; False when the link was not used before."""
         connection = link.outgoing.connection
         if connection is None or connection.closed or link.outgoing.routed is not connection:
             return False
@@ -104,7 +104,7 @@ class Courier:
         return True
 
     def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Sends a message whose body is fresh memory that both sides keep; None where they share none: it has none."""
+        """Send a message whose body is fresh memory that both sides keep; None where they share none: it has none."""
         connection = self.connect(link, work)
         block = spill(size, 1) if connection is not None and connection.shares_memory else None
         if connection is None or block is None:
@@ -122,7 +122,7 @@ class Courier:
     # One message at its turn
 
     def _try(self, link: Link, message: Message, acknowledgement: Work[None] | None) -> bool:
-        """Sends if that needs no waiting for anybody, and tells whether it did."""
+        """Send if that needs no waiting for anybody, and tell whether it did."""
         connection = self.ready_connection(link)
         if connection is None:
             return False
@@ -180,7 +180,7 @@ class Courier:
         return SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
 
     def _grow(self, link: Link, connection: Connection, block: Block, source: memoryview) -> None:
-        """Fills a body whose frame has left, and tells of each piece. The block is held here too until then."""
+        """Fill a body whose frame has left, and tells of each piece. The block is held here too until then."""
         route, sequence = link.outgoing.route, link.outgoing.sequence
         whole = False
         try:
@@ -244,7 +244,7 @@ class Courier:
         cargo: Cargo,
         acknowledgement: Work[None] | None,
     ) -> tuple[bytes, Sequence[int]]:
-        """The bytes of the frame, and of the one that names its route where that is new."""
+        """Return the bytes of the frame, and of the one that names its route where that is new."""
         outgoing = link.outgoing
         opening = b""
         if outgoing.routed is not connection:
@@ -352,7 +352,7 @@ def _keep() -> None:
 
 
 def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:
-    """Who holds a body: its receiver, and its sender too while it still writes it."""
+    """Return who holds a body: its receiver, and its sender too while it still writes it."""
     peer = connection.peer.incarnation
     return (peer,) if growing is None else (peer, LOCAL)
 

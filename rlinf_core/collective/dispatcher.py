@@ -96,7 +96,7 @@ class Dispatcher(Watcher):
         self._handlers[tag] = handler
 
     def may_resume(self, connection: Connection) -> bool:
-        """Whether a connection that was held back may read again."""
+        """Return whether a connection that was held back may read again."""
         return connection.stalled or not connection.paused
 
     # What connections ask and tell
@@ -155,7 +155,7 @@ class Dispatcher(Watcher):
             self._mourn(growth.fail, routes[route], reason)
 
     def _mourn(self, fail: Callable[[Exception], object], link: Link, reason: str) -> None:
-        """Ends what will never be whole; not in this thread, which reads for all: to explain may take a moment."""
+        """End what will never be whole; not in this thread, which reads for all: to explain may take a moment."""
 
         def explain_and_fail() -> None:
             fail(self._host.explain(link, reason))
@@ -226,7 +226,7 @@ class Dispatcher(Watcher):
         self._serve(link, parcel)
 
     def _serve(self, link: Link, parcel: Parcel) -> None:
-        """Hands a message to its service."""
+        """Hand a message to its service."""
         frame = parcel.frame
         handler = self._handlers.get(frame.tag)
         if handler is None:

@@ -127,7 +127,7 @@ class Endpoint:
     # Addresses
 
     def link(self, me: WorkerAddress, peer: WorkerAddress, connector: Connector | None = None) -> Link:
-        """Both directions between a local address and another; the connector finds the other when needed."""
+        """Return both directions between a local address and another; the connector finds the other when needed."""
         link = self._links.of(me.get_name(), peer.get_name())
         if connector is not None:
             link.connector = connector
@@ -138,7 +138,7 @@ class Endpoint:
     def message(
         self, obj: object, *, link: Link | None = None, tag: int = 0, key: bytes = b"", weight: float = 0.0
     ) -> Message:
-        """`obj` ready to be sent.
+        """Return `obj` ready to be sent.
 
         With `link`, it goes nowhere else, and tensors on accelerators take the way that is best for its peer. Without,
         all goes through host memory.
@@ -149,7 +149,7 @@ class Endpoint:
         return Message.of(self.encode(obj, link), self.settings.inline_limit, tag=tag, key=key, weight=weight)
 
     def encode(self, obj: object, link: Link | None = None) -> Encoded:
-        """`obj` as a pickle stream and the parts beside it, see `message`.
+        """Return `obj` as a pickle stream and the parts beside it, see `message`.
 
         Raises:
             PayloadError: it does not pickle.
@@ -157,23 +157,25 @@ class Endpoint:
         return encode(obj, self._fallback, None if link is None else self.device_export(link))
 
     def device_export(self, link: Link) -> DeviceExport | None:
-        """How tensors on accelerators go to the peer of a link; None: through host memory, as before first contact."""
+        """Return how tensors on accelerators go to the peer of a link; None: through host memory, as before first
+        contact.
+        """
         return self.devices.export_to(link.outgoing.connection)
 
     def send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None) -> None:
-        """Sends; returns when the message's memory may be changed, which is not yet when it was received."""
+        """Send; return when the message's memory may be changed, which is not yet when it was received."""
         self._check_open()
         self._courier.send(link, message, work, acknowledgement=acknowledgement)
 
     def send_async(
         self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
     ) -> None:
-        """Sends in the background; `work` finishes when the message's memory may be changed."""
+        """Send in the background; `work` finishes when the message's memory may be changed."""
         self._check_open()
         self._courier.send_async(link, message, work, acknowledgement)
 
     def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
-        """Sends one message to several peers; each one's outcome is that of its work."""
+        """Send one message to several peers; each one's outcome is that of its work."""
         self._check_open()
         self._courier.broadcast(links, message, works)
 
@@ -188,7 +190,7 @@ class Endpoint:
         weight: float = 0.0,
         handover: Handover = Handover.GIVE,
     ) -> None:
-        """Passes on in the background what has arrived, without a copy where both sides share memory.
+        """Pass on in the background what has arrived, without a copy where both sides share memory.
 
         A parcel that is lent is the other side's once `concede` is called; until then it may be passed on anew.
         """
@@ -196,7 +198,7 @@ class Endpoint:
         self._relay.forward(link, parcel, work, handover, tag=tag, key=key, weight=weight)
 
     def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Sends a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
+        """Send a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
 
         Returns:
             That memory; None where the peer shares none, as on another host. It finds it as the message's body.
@@ -209,7 +211,7 @@ class Endpoint:
         self._relay.concede(link, parcel)
 
     def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0) -> bool:
-        """Sends a small message to a service, past whatever waits for its turn on the link; never blocks.
+        """Send a small message to a service, past whatever waits for its turn on the link; never blocks.
 
         Returns:
             False when nothing was sent because nothing has gone through the link and its present connection yet.
@@ -226,11 +228,11 @@ class Endpoint:
     def work(
         self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
     ) -> Work[object]:
-        """A handle for one operation that is about to begin."""
+        """Return a handle for one operation that is about to begin."""
         return Work(kind, target, self.seconds(timeout), self.board, detached=detached)
 
     def seconds(self, timeout: float | None) -> float:
-        """What an operation may take.
+        """Return what an operation may take.
 
         Raises:
             ValueError: `timeout` is no time.
@@ -238,7 +240,7 @@ class Endpoint:
         return self.settings.timeout if timeout is None else plain_seconds(timeout)
 
     def receive(self, link: Link, receipt: AnyReceipt) -> None:
-        """Issues a receive. The connection is made in the background: the peer may dial as well."""
+        """Issue a receive. The connection is made in the background: the peer may dial as well."""
         self._check_open()
         if link.incoming.post(receipt):
             return
@@ -262,7 +264,7 @@ class Endpoint:
     # Failures
 
     def fail(self, error: Exception, peer: WorkerAddress | None = None) -> int:
-        """Fails every operation that goes on, or those with `peer`, and tells how many. Each raises `error`."""
+        """Fail every operation that goes on, or those with `peer`, and tell how many. Each raises `error`."""
         name = None if peer is None else peer.get_name()
         works = {id(work): work for work in self.board.waiting()}
         for link in self._links.all():
@@ -271,15 +273,15 @@ class Endpoint:
         return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
 
     def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Calls `callback(address, reason)` when the process of a peer is gone; it must not block."""
+        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
         self._links.on_lost(callback)
 
     def on_close(self, callback: Callable[[Exception], object]) -> None:
-        """Calls `callback` when this endpoint closes, with what operations fail with that nobody waits in."""
+        """Call `callback` when this endpoint closes, with what operations fail with that nobody waits in."""
         self._on_close.append(callback)
 
     def links(self) -> list[Link]:
-        """What its addresses have talked to, and wanted to."""
+        """Return what its addresses have talked to, and wanted to."""
         return self._links.all()
 
     def refusals(self) -> list[MismatchError]:
@@ -287,11 +289,11 @@ class Endpoint:
         return [error for link in self._links.all() for error in link.outgoing.take_refusals()]
 
     def shared_memory(self) -> ArenaUse:
-        """What this process's shared memory holds."""
+        """Return what this process's shared memory holds."""
         return self._arena.use()
 
     def collect(self) -> None:
-        """Lets go of memory of others whose owners, or whose last holders, are dead by now.
+        """Let go of memory of others whose owners, or whose last holders, are dead by now.
 
         To be called now and then by who passes on what others sent, as a channel does.
         """
@@ -304,17 +306,19 @@ class Endpoint:
                     connection.post(Frame(Kind.FORGET, sequence=identity).pack())
 
     def answers_for_memory(self) -> bool:
-        """Whether somebody still uses memory that was passed on here, and whose return this process looks after."""
+        """Return whether somebody still uses memory that was passed on here, and whose return this process looks
+        after.
+        """
         return self._relay.forwards.outstanding()
 
     def explain(self, link: Link, reason: str) -> Exception:
-        """The error for operations with a peer that was lost."""
+        """Return the error for operations with a peer that was lost."""
         return self._links.explain(link.peer, reason)
 
     # The end
 
     def close(self, *, linger: float = 1.0) -> None:
-        """Says goodbye, fails what goes on, and frees every descriptor; views that were received stay valid.
+        """Say goodbye, fails what goes on, and frees every descriptor; views that were received stay valid.
 
         Args:
             linger: seconds that messages in the background may still take to leave.

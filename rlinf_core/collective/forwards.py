@@ -47,7 +47,7 @@ class Forwards:
         self.collect()
 
     def collect(self) -> None:
-        """Gives back what processes held that are dead by now; one that merely left may still use it."""
+        """Give back what processes held that are dead by now; one that merely left may still use it."""
         with self._lock:
             # What was given back needs no memory of its owner any more.
             self._sweep()
@@ -62,7 +62,7 @@ class Forwards:
             self._departed = (self._departed & left) - dead
 
     def outstanding(self) -> bool:
-        """Whether somebody still holds what was passed on."""
+        """Return whether somebody still holds what was passed on."""
         with self._lock:
             self._sweep()
             return bool(self._held)

@@ -109,7 +109,7 @@ class Frame:
     body_size: int = 0
 
     def pack(self) -> bytes:
-        """The frame up to its body."""
+        """Return the frame up to its body."""
         pieces = [
             HEADER.pack(
                 _MAGIC,
@@ -138,12 +138,12 @@ class Frame:
 
 
 def pack_message(tag: int, route: int, key: bytes, head: bytes | bytearray, weight: float) -> bytes:
-    """A message without a body, for the many small ones."""
+    """Return a message without a body, for the many small ones."""
     return HEADER.pack(_MAGIC, VERSION, Kind.MESSAGE, 0, tag, route, 0, 0, weight, len(key), len(head), 0) + key + head
 
 
 def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Frame | None, int]:
-    """The frame that begins at `start`, without its body, and its size in bytes.
+    """Return the frame that begins at `start`, without its body, and its size in bytes.
 
     There is no frame yet when fewer bytes are `available`, of which there must be at least HEADER.size.
 
@@ -181,7 +181,7 @@ def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Fram
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each part begins within a body, and the body's size."""
+    """Return where each part begins within a body, and the body's size."""
     offsets: list[int] = []
     at = 0
     for size in sizes:

@@ -56,7 +56,7 @@ class Growth:
         self._tell(self._filled, error)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once all is there or never will be, in the thread that hears of it: it must not block."""
+        """Call `callback` once all is there or never will be, in the thread that hears of it: it must not block."""
         with self._lock:
             if not self.complete and self._error is None:
                 self._callbacks.append(callback)
@@ -64,7 +64,7 @@ class Growth:
         callback()
 
     def wait_beyond(self, filled: int) -> int:
-        """How many bytes are there, once there are more than `filled`.
+        """Return how many bytes are there, once there are more than `filled`.
 
         Raises:
             CommunicationTimeoutError: none came in time.

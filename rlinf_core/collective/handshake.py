@@ -104,7 +104,7 @@ class _Line:
 
 
 def dial(sock: socket.socket, secret: ClusterSecret, mine: Identity, deadline: float) -> tuple[Verdict, Identity]:
-    """The dialer's side; returns the acceptor's verdict and identity.
+    """Return the dialer's side; returns the acceptor's verdict and identity.
 
     Raises:
         AuthenticationError: whoever listens there does not belong to this cluster, or refuses this process.
@@ -136,7 +136,7 @@ class Acceptance:
     """The acceptor's side, up to the point where it must decide."""
 
     def __init__(self, sock: socket.socket, secret: ClusterSecret, deadline: float) -> None:
-        """Reads the dialer's proof.
+        """Read the dialer's proof.
 
         Raises:
             AuthenticationError: the dialer does not belong to this cluster.
@@ -159,7 +159,7 @@ class Acceptance:
             raise AuthenticationError("the dialer's identity is malformed") from error
 
     def answer(self, verdict: Verdict, mine: Identity) -> None:
-        """Tells the dialer."""
+        """Tell the dialer."""
         identity = mine.encode()
         said = bytes([verdict])
         proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, said, identity)

@@ -52,7 +52,7 @@ class Incoming:
         self._pending: deque[AnyReceipt] = deque()
 
     def deliver(self, parcel: Parcel, origin: Origin) -> bool:
-        """A message is here; tells whether somebody waited for it."""
+        """Return a message is here; tells whether somebody waited for it."""
         with self._lock:
             receipt = self._next_receipt()
             if receipt is None:
@@ -63,7 +63,7 @@ class Incoming:
         return True
 
     def post(self, receipt: AnyReceipt) -> bool:
-        """A receive was issued; tells whether it met a message."""
+        """Return a receive was issued; tells whether it met a message."""
         with self._lock:
             if not self._arrived:
                 self._pending.append(receipt)
@@ -74,7 +74,7 @@ class Incoming:
         return True
 
     def claim(self, size: int, dtype_and_shape: str) -> AnyReceipt | None:
-        """Takes the next receive out of the queue when it wants just these bytes in memory that lies in one piece."""
+        """Take the next receive out of the queue when it wants just these bytes in memory that lies in one piece."""
         with self._lock:
             while self._pending and self._pending[0].settled:
                 self._pending.popleft()
@@ -86,13 +86,13 @@ class Incoming:
             return self._pending.popleft() if target.view() is not None else None
 
     def withdraw(self, receipt: AnyReceipt) -> None:
-        """Forgets a receive that nobody waits for any more."""
+        """Forget a receive that nobody waits for any more."""
         with self._lock:
             if receipt in self._pending:
                 self._pending.remove(receipt)
 
     def reset(self) -> int:
-        """The peer was launched anew: drops what its predecessor sent and nobody took, and tells how many."""
+        """Return the peer was launched anew: drops what its predecessor sent and nobody took, and tells how many."""
         with self._lock:
             stale = list(self._arrived)
             self._arrived.clear()
@@ -140,7 +140,7 @@ def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
 
 
 def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchError | None:
-    """Why a message is not what a receive asked for, or None when it is."""
+    """Return why a message is not what a receive asked for, or None when it is."""
     frame, target = parcel.frame, receipt.buffer
     is_tensor = bool(frame.flags & Flag.TENSOR)
     sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
@@ -162,7 +162,7 @@ def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchEr
 
 
 def _elements(dtype_and_shape: str) -> int:
-    """How many elements `float32[4, 2]` has."""
+    """Return how many elements `float32[4, 2]` has."""
     shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
     return math.prod(map(int, shape.split(","))) if shape else 1
 
@@ -185,7 +185,7 @@ class Outgoing:
         self.routed: Connection | None = None
 
     def run(self, job: Callable[[], None], work: Work[object]) -> None:
-        """Runs `job` in its turn and returns when it is done; raises what it raised."""
+        """Run `job` in its turn and return when it is done; raises what it raised."""
         if not self._busy and self._order.acquire(blocking=False):
             try:
                 if not self._jobs:
@@ -197,7 +197,7 @@ class Outgoing:
         work.wait()
 
     def run_at_once(self, job: Callable[[], bool]) -> bool:
-        """Runs `job` if it is its turn now and it need not wait; tells whether it was done."""
+        """Run `job` if it is its turn now and it need not wait; tell whether it was done."""
         if self._busy or not self._order.acquire(blocking=False):
             return False
         try:
@@ -206,7 +206,7 @@ class Outgoing:
             self._order.release()
 
     def queue(self, job: Callable[[], None], work: Work[object]) -> None:
-        """Runs `job` in its turn in the link's own thread; `work` carries what it raises, and finishes with it."""
+        """Run `job` in its turn in the link's own thread; `work` carries what it raises, and finishes with it."""
         with self._jobs_lock:
             self._jobs.append((job, work))
             if self._busy:
@@ -215,12 +215,12 @@ class Outgoing:
         threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
 
     def queued(self) -> list[Work[object]]:
-        """What has not left yet."""
+        """Return what has not left yet."""
         with self._jobs_lock:
             return [work for _, work in self._jobs]
 
     def drain(self, seconds: float) -> bool:
-        """Waits for the jobs that are under way, and tells whether they are done."""
+        """Wait for the jobs that are under way, and tell whether they are done."""
         deadline = time.monotonic() + seconds
         while self._busy and time.monotonic() < deadline:
             time.sleep(_DRAIN_SLICE)
@@ -240,7 +240,7 @@ class Outgoing:
         self.unacknowledged.pop(sequence, None)
 
     def raise_refusal(self) -> None:
-        """Raises the first mismatch that the peer reported and that no operation has raised yet."""
+        """Raise the first mismatch that the peer reported and that no operation has raised yet."""
         if self._refusals:
             raise self._refusals.popleft()
 

@@ -21,7 +21,7 @@ Explain = Callable[[str, str], Exception]
 
 
 def died(peer: str, reason: str) -> Exception:
-    """The error for a peer of whom nothing more is known."""
+    """Return the error for a peer of whom nothing more is known."""
     return WorkerDiedError(peer, cause=reason)
 
 
@@ -45,7 +45,7 @@ class Links:
         self._lost_callbacks: list[Callable[[str, str], None]] = []
 
     def of(self, me: str, peer: str) -> Link:
-        """Both directions between two addresses."""
+        """Return both directions between two addresses."""
         with self._lock:
             link = self._links.get((me, peer))
             if link is None:
@@ -57,11 +57,11 @@ class Links:
             return list(self._links.values())
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Calls `callback(address, reason)` when the process of a peer is gone; it must not block."""
+        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
         self._lost_callbacks.append(callback)
 
     def connect(self, link: Link, work: Work[object]) -> Connection | None:
-        """The link's connection; None when the peer lives in this process."""
+        """Return the link's connection; None when the peer lives in this process."""
         connection = link.outgoing.connection
         if connection is not None and not connection.closed:
             return connection
@@ -115,7 +115,7 @@ class Links:
             threading.Thread(target=self._mourn, args=(lost, reason), name="rlinf-lost", daemon=True).start()
 
     def _mourn(self, links: list[Link], reason: str) -> None:
-        """Ends the operations with a peer that is gone."""
+        """End the operations with a peer that is gone."""
         for link in links:
             works = link.open_works()
             link.outgoing.unacknowledged.clear()

@@ -38,7 +38,7 @@ def listen_unix(path: str) -> socket.socket:
 
 
 def listen_tcp(host: str, buffer: int) -> socket.socket:
-    """Listens at `host` on a free port; at every address where `host` is none of this machine's own (NAT)."""
+    """Listen at `host` on a free port; at every address where `host` is none of this machine's own (NAT)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
@@ -89,7 +89,7 @@ class Listener:
         self._thread.start()
 
     def unproven(self) -> int:
-        """How many connections have not proven themselves yet."""
+        """Return how many connections have not proven themselves yet."""
         with self._lock:
             return sum(map(len, self._unproven.values()))
 
@@ -168,7 +168,7 @@ class Listener:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """Ends a connection whose thread then closes it."""
+    """End a connection whose thread then closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -13,7 +13,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def advertised_address() -> str:
-    """The address of `RLINF_NET_IF` where it is set, else the one that the default route leaves by.
+    """Return the address of `RLINF_NET_IF` where it is set, else the one that the default route leaves by.
 
     Raises:
         EnvironmentVariableError: no such interface, or it has no IPv4 address.

@@ -48,7 +48,7 @@ class Parcel:
         return len(self.frame.head) + sum(self.frame.sizes)
 
     def parts(self, *, keep: bool) -> list[memoryview]:
-        """The bytes of each part.
+        """Return the bytes of each part.
 
         With `keep` they may be kept and written for as long as anybody likes; without, only until `release`.
         """
@@ -60,7 +60,7 @@ class Parcel:
         return [whole[offset : offset + size] for offset, size in zip(offsets, frame.sizes, strict=True)]
 
     def load(self, adopt: Adopt | None = None) -> object:
-        """The object that was sent.
+        """Return the object that was sent.
 
         Raises:
             PayloadError: it cannot be rebuilt in this process; the message is gone all the same.
@@ -79,7 +79,7 @@ class Parcel:
             self._body = self._lease = None
 
     def fill(self, target: TensorTarget, adopt: Adopt | None = None) -> None:
-        """Copies the one tensor that was sent into `target`."""
+        """Copy the one tensor that was sent into `target`."""
         try:
             if self.growth is not None:
                 self._follow(self.growth, target)
@@ -90,7 +90,7 @@ class Parcel:
             self.release()
 
     def _follow(self, growth: Growth, target: TensorTarget) -> None:
-        """Copies what is there, as it comes."""
+        """Copy what is there, as it comes."""
         (source,) = self.parts(keep=False)
         into = target.view()
         done = 0
@@ -103,18 +103,18 @@ class Parcel:
             target.fill(source)
 
     def release(self) -> None:
-        """Drops the message unopened."""
+        """Drop the message unopened."""
         lease, self._lease, self._body = self._lease, None, None
         if lease is not None:
             lease.release()
 
     def take_lease(self) -> Lease | None:
-        """The lease, which is the caller's from now on."""
+        """Return the lease, which is the caller's from now on."""
         lease, self._lease = self._lease, None
         return lease
 
     def body(self) -> memoryview:
-        """The whole body, until `release`."""
+        """Return the whole body, until `release`."""
         return self._whole(keep=False)
 
     def _whole(self, keep: bool) -> memoryview:
@@ -133,7 +133,7 @@ class Parcel:
 
 
 def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | None) -> Sequence[object]:
-    """The buffers, with those that are handles to device memory replaced by what they stand for."""
+    """Return the buffers, with those that are handles to device memory replaced by what they stand for."""
     if adopt is None or not any(kinds):
         return buffers
     return [

@@ -33,11 +33,11 @@ class Part(ABC):
 
     @abstractmethod
     def view(self) -> memoryview | None:
-        """The bytes where they are, or None when they must be gathered first."""
+        """Return the bytes where they are, or None when they must be gathered first."""
 
     @abstractmethod
     def copy_into(self, target: memoryview) -> None:
-        """Writes the bytes to `target`, which has exactly `nbytes`."""
+        """Write the bytes to `target`, which has exactly `nbytes`."""
 
 
 class HostPart(Part):
@@ -73,7 +73,7 @@ class Encoded:
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copies piece by piece, so that other threads of this process run in between."""
+    """Copy piece by piece, so that other threads of this process run in between."""
     size = source.nbytes
     if size <= _CHUNK:
         target[:size] = source

@@ -18,13 +18,13 @@ _THERE, _OF_THE_FILE = 0xC0, 0x20
 
 
 def forget_writes(mapping: mmap.mmap, address: int, offset: int, size: int) -> None:
-    """Makes `size` bytes at `offset` of a private mapping, which lie at `address`, show its file again."""
+    """Make `size` bytes at `offset` of a private mapping, which lie at `address`, show its file again."""
     if _written(address, size):
         mapping.madvise(mmap.MADV_DONTNEED, offset, size)
 
 
 def _written(address: int, size: int) -> bool:
-    """Whether any page has become the process's own; true where the kernel does not tell."""
+    """Return whether any page has become the process's own; true where the kernel does not tell."""
     pages = (size + PAGE - 1) // PAGE
     try:
         fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)

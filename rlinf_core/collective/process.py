@@ -18,7 +18,7 @@ class ProcessIdentity:
         return cls(pid, _start_and_state(pid)[0])
 
     def is_dead(self) -> bool:
-        """Whether it is certainly gone: its memory is no longer mapped."""
+        """Return whether it is certainly gone: its memory is no longer mapped."""
         if not self.pid or not self.started:
             return False
         started, state = _start_and_state(self.pid)

@@ -39,7 +39,7 @@ class Reactor:
         self._thread.start()
 
     def add(self, connection: Connection) -> None:
-        """Starts to watch a connection."""
+        """Start to watch a connection."""
         self._connections[connection.fd] = connection
         connection.watch = self.watch
         self._epoll.register(connection.fd, select.EPOLLIN)
@@ -61,7 +61,7 @@ class Reactor:
             self._call(lambda: None)
 
     def close(self, connection: Connection) -> None:
-        """Closes a connection from the reactor's thread, where nothing is held."""
+        """Close a connection from the reactor's thread, where nothing is held."""
 
         def run() -> None:
             self._held_back.discard(connection)
@@ -76,7 +76,7 @@ class Reactor:
         self._call(run)
 
     def stop(self) -> None:
-        """Ends the thread and frees its descriptors."""
+        """End the thread and frees its descriptors."""
         self._stopped = True
         self._call(lambda: None)
         if threading.current_thread() is not self._thread:

@@ -44,7 +44,7 @@ class FrameReader:
         self.drained = False
 
     def pump(self, deliver: Callable[[Frame, memoryview | None], None]) -> bool:
-        """Reads once and delivers every frame that is complete by then; tells whether anything was there.
+        """Read once and delivers every frame that is complete by then; tell whether anything was there.
 
         Raises:
             EOFError: the other side closed the connection.
@@ -72,7 +72,7 @@ class FrameReader:
         return self._frame is not None
 
     def take_fd(self) -> int:
-        """The next file descriptor that came with the frames.
+        """Return the next file descriptor that came with the frames.
 
         Raises:
             EOFError: none came, though a frame announced it.
@@ -82,7 +82,7 @@ class FrameReader:
         return self._fds.popleft()
 
     def close(self) -> None:
-        """Closes descriptors that nobody took."""
+        """Close descriptors that nobody took."""
         while self._fds:
             os.close(self._fds.popleft())
         self._body = memoryview(b"")

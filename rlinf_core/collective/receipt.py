@@ -50,7 +50,7 @@ class Receipt(Work[T], Generic[T]):
         self._opening = threading.Lock()
 
     def arrive(self, parcel: Parcel) -> bool:
-        """The message is here, or begins to be; tells whether this receipt still wanted it."""
+        """Return the message is here, or begins to be; tells whether this receipt still wanted it."""
         growth = parcel.growth
         if growth is not None:
             growth.expect(self.seconds, self.since)
@@ -66,7 +66,7 @@ class Receipt(Work[T], Generic[T]):
             parcel.release()
 
     def done(self) -> bool:
-        """Whether it has finished; a message that has arrived is opened for that."""
+        """Return whether it has finished; a message that has arrived is opened for that."""
         if self._done:
             self._open_once()
         return self._done

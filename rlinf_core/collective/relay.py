@@ -51,7 +51,7 @@ class Relay:
         key: bytes,
         weight: float,
     ) -> None:
-        """Passes a parcel on in the background; `work` finishes when that is done."""
+        """Pass a parcel on in the background; `work` finishes when that is done."""
         message = _outline(parcel, tag=tag, key=key, weight=weight)
 
         def at_once() -> bool:
@@ -104,7 +104,7 @@ class Relay:
             parcel.release()
 
     def _pass_on(self, parcel: Parcel, connection: Connection, message: Message, handover: Handover) -> Cargo | None:
-        """The parcel's body as cargo where it needs no copy, else None."""
+        """Return the parcel's body as cargo where it needs no copy, else None."""
         frame, lease = parcel.frame, parcel.lease
         if lease is None and frame.body_size <= self._courier.limit:
             body: list[Bytes] = [parcel.body()] if frame.body_size else []
@@ -144,7 +144,7 @@ class _Handed:
 
 
 def _outline(parcel: Parcel, *, tag: int, key: bytes, weight: float) -> Message:
-    """A message that says what the parcel holds, whose bytes are added, or lie in the cargo already."""
+    """Return a message that says what the parcel holds, whose bytes are added, or lie in the cargo already."""
     frame = parcel.frame
     parts = [Announced(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
     return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)

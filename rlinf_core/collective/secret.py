@@ -23,7 +23,7 @@ class ClusterSecret:
         return cls(secrets.token_bytes(32))
 
     def sign(self, *fields: bytes) -> bytes:
-        """A 32-byte proof over the fields, which cannot be shifted into one another."""
+        """Return a 32-byte proof over the fields, which cannot be shifted into one another."""
         mac = hmac.new(self.key, digestmod=hashlib.sha256)
         for one in fields:
             mac.update(len(one).to_bytes(4, "big"))

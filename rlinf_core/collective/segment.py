@@ -36,7 +36,7 @@ class Segment:
     """A mapped segment. The mapping lives as long as this object or any view of its memory."""
 
     def __init__(self, fd: int, identity: int, release_event: int | None, *, owns_event: bool = False) -> None:
-        """Takes over `fd`; `release_event` is an eventfd that wakes the segment's owner, borrowed unless owned."""
+        """Take over `fd`; `release_event` is an eventfd that wakes the segment's owner, borrowed unless owned."""
         self.identity = identity
         self.fd = fd
         self.release_event = release_event
@@ -60,13 +60,13 @@ class Segment:
         return self.release_event is None or self.orphaned
 
     def private_memory(self) -> mmap.mmap:
-        """The segment as memory whose changes stay in this process, mapped when first needed."""
+        """Return the segment as memory whose changes stay in this process, mapped when first needed."""
         if self._private is None:
             self._private = mmap.mmap(self.fd, self.size, mmap.MAP_PRIVATE | NO_RESERVE)
         return self._private
 
     def crowded(self) -> bool:
-        """Whether more than half is in use, so that views should not be kept."""
+        """Return whether more than half is in use, so that views should not be kept."""
         capacity, used = _USE.unpack_from(self.memory, 0)
         return used * 2 > capacity
 
@@ -77,7 +77,7 @@ class Segment:
         self.memory[FIRST_LEASE + lease] = state
 
     def release(self, lease: int) -> None:
-        """Gives a block back to its owner. Takes no lock, and may be called anywhere."""
+        """Give a block back to its owner. Takes no lock, and may be called anywhere."""
         self.memory[FIRST_LEASE + lease] = LeaseState.RELEASED
         if self.release_event is not None:
             # A full counter means that its owner is awake already.
@@ -101,7 +101,7 @@ class Lease:
         self._pid = os.getpid()
 
     def release(self) -> None:
-        """Gives the block back at once; views of it must not be used any more."""
+        """Give the block back at once; views of it must not be used any more."""
         if not self._released and self._pid == os.getpid():
             self._released = True
             self.segment.release(self.index)
@@ -112,30 +112,30 @@ class Lease:
         return self._released
 
     def forward(self, mark: int) -> None:
-        """Hands the duty to release over to another process, before it hears of it; `mark` says who did."""
+        """Hand the duty to release over to another process, before it hears of it; `mark` says who did."""
         self._released = True
         self.segment.memory[FIRST_LEASE + self.index] = mark
 
     def keep(self) -> None:
-        """Takes the duty back: the other process never heard of it."""
+        """Take the duty back: the other process never heard of it."""
         self.segment.mark(self.index, LeaseState.HELD)
         self._released = False
 
     def forwarded_by(self, mark: int) -> bool:
-        """Whether the process that it was handed to still holds it."""
+        """Return whether the process that it was handed to still holds it."""
         return self.segment.memory[FIRST_LEASE + self.index] == mark
 
     def reclaim(self, mark: int) -> None:
-        """Releases what was handed to a process that has died with it."""
+        """Release what was handed to a process that has died with it."""
         if self.forwarded_by(mark):
             self.segment.release(self.index)
 
     def peek(self) -> memoryview:
-        """The bytes, for use before the lease is released."""
+        """Return the bytes, for use before the lease is released."""
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
     def view(self) -> memoryview:
-        """The bytes, as memory that may be kept and written: the block is given back when its last view dies."""
+        """Return the bytes, as memory that may be kept and written: the block is given back when its last view dies."""
         memory = self.segment.private_memory() if self.private else self.segment.memory
         block = (ctypes.c_ubyte * self.size).from_buffer(memory, self.offset)
         # The callback runs in the collector or in a forked child as well: it is made for that.

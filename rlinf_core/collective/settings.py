@@ -50,7 +50,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The settings of this process.
+        """Return the settings of this process.
 
         Raises:
             EnvironmentVariableError: a variable holds what it cannot mean.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def spin(look: Callable[[], T], until: float) -> T | None:
-    """The first true answer of `look` before `until`, on the monotonic clock; None when others need the core."""
+    """Return the first true answer of `look` before `until`, on the monotonic clock; None when others need the core."""
     now = time.monotonic()
     while now < until:
         found = look()

@@ -98,7 +98,7 @@ class TorchPickler(pickle.Pickler):
 def rebuild_tensor(
     buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None]
 ) -> torch.Tensor | np.ndarray[Any, Any]:
-    """The tensor whose bytes are `buffer`, on a device of this process; a numpy array where torch is missing.
+    """Return the tensor whose bytes are `buffer`, on a device of this process; a numpy array where torch is missing.
 
     Raises:
         PayloadError: there is no torch, and numpy has no such dtype.
@@ -128,7 +128,7 @@ def rebuild_parameter(
 
 
 def _local_device(torch: Any, kind: str, index: int | None) -> torch.device:
-    """The device of the same number where there is one, else the current one, else the host.
+    """Return the device of the same number where there is one, else the current one, else the host.
 
     Each process may see its own accelerator as number 0.
     """
@@ -207,7 +207,7 @@ class TensorTarget:
         return describe(self.dtype, self.shape)
 
     def view(self) -> memoryview | None:
-        """The memory to fill where it lies in one piece on the host, else None."""
+        """Return the memory to fill where it lies in one piece on the host, else None."""
         if not self._plain:
             return None
         if self._tensor is not None:
@@ -215,7 +215,7 @@ class TensorTarget:
         return _bytes_of(self._array)
 
     def fill(self, source: Any) -> None:
-        """Copies the bytes `source` (or a flat tensor of bytes on a device) into the buffer."""
+        """Copy the bytes `source` (or a flat tensor of bytes on a device) into the buffer."""
         if not self.nbytes:
             return
         on_host = isinstance(source, memoryview)
@@ -238,7 +238,7 @@ class TensorTarget:
 
 
 def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExport | None) -> tuple[bytes, Part]:
-    """The words and the bytes of one tensor for `send_tensor`.
+    """Return the words and the bytes of one tensor for `send_tensor`.
 
     Raises:
         PayloadError: it is neither a tensor nor an array, or not just its bytes: sparse, quantized, of objects.
@@ -260,7 +260,7 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExpo
 
 
 def _as_tensor(obj: object) -> torch.Tensor | None:
-    """`obj` if it is a tensor; a process that has not imported torch has none."""
+    """Return `obj` if it is a tensor; a process that has not imported torch has none."""
     module = sys.modules.get("torch")
     return cast("torch.Tensor", obj) if module is not None and isinstance(obj, module.Tensor) else None
 

@@ -42,7 +42,7 @@ class UnixDirectory:
             os.close(lock)  # as above
 
     def close(self) -> None:
-        """Removes the directory, if this process made it."""
+        """Remove the directory, if this process made it."""
         if self._lock < 0:
             return
         if self._pid == os.getpid():
@@ -52,7 +52,7 @@ class UnixDirectory:
 
 
 def reap(base: Path) -> None:
-    """Removes what killed processes of this user left in `base`."""
+    """Remove what killed processes of this user left in `base`."""
     for directory in base.glob(f"{_PREFIX}{os.getuid()}-*"):
         try:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -24,11 +24,11 @@ class Driver(Protocol):
     """What a waiting thread can do to make its own operation finish, instead of sleeping."""
 
     def drive(self, work: Work[object], deadline: float) -> None:
-        """Receives for the connection until `work` is done, the deadline passes, or another thread does the same."""
+        """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
         ...
 
     def kick(self) -> None:
-        """Ends `drive` in whichever thread is in it."""
+        """End `drive` in whichever thread is in it."""
         ...
 
 
@@ -65,16 +65,16 @@ class Board:
         self._traced: dict[int, tuple[float, Hashable]] = {}
 
     def waiting(self) -> list[Work[object]]:
-        """What threads and tasks are blocked in now."""
+        """Return what threads and tasks are blocked in now."""
         return list(self._waiting.copy().values())
 
     def fail(self, serial: int, error: BaseException) -> bool:
-        """Fails the operation of this number that somebody waits in; False when nobody does."""
+        """Fail the operation of this number that somebody waits in; False when nobody does."""
         work = self._waiting.get(serial)
         return work is not None and work.fail(error)
 
     def fail_strand(self, strand: Hashable, error: BaseException) -> None:
-        """Fails what a thread, by its number, or a task waits in; with None what anybody waits in."""
+        """Fail what a thread, by its number, or a task waits in; with None what anybody waits in."""
         for serial, work in self._waiting.copy().items():
             if strand is None or self.operations.strand(serial) == strand:
                 work.fail(error)
@@ -83,7 +83,7 @@ class Board:
     def during(
         self, work: Work[object], strand: Hashable = None, seconds: float | None = None
     ) -> Generator[None, None, None]:
-        """Publishes that the calling thread, or the task `strand`, waits for `work`, for as long as the block lasts.
+        """Publish that the calling thread, or the task `strand`, waits for `work`, for as long as the block lasts.
 
         `seconds` is how long it waits at most; by default as long as the operation may take.
         """
@@ -94,7 +94,7 @@ class Board:
             self.leave(work, serial)
 
     def enter(self, work: Work[object], strand: Hashable = None, seconds: float | None = None) -> int:
-        """What `during` does first; returns what `leave` takes."""
+        """Return what `during` does first; returns what `leave` takes."""
         self.check()
         bounded = (work.seconds if seconds is None else seconds) < self.patience
         serial = work.serial
@@ -124,7 +124,7 @@ def _go_on() -> None:
 
 
 def plain_seconds(timeout: float) -> float:
-    """A timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
+    """Return a timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
 
     Raises:
         ValueError: it is negative, infinite, a tensor or no number at all.
@@ -208,11 +208,11 @@ class Work(Generic[T]):
         return self._done
 
     def done(self) -> bool:
-        """Whether it has finished, well or not."""
+        """Return whether it has finished, well or not."""
         return self._done
 
     def wait(self, timeout: float | None = None) -> T:
-        """The operation's result.
+        """Return the operation's result.
 
         Args:
             timeout: seconds to wait at most; by default until the operation's own deadline. The operation itself
@@ -260,7 +260,7 @@ class Work(Generic[T]):
         return self.result()
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
-        """A handle of `function(result)`, called in a thread of its own once this one has succeeded.
+        """Return a handle of `function(result)`, called in a thread of its own once this one has succeeded.
 
         A failure of this operation is the failure of that handle, and so is whatever `function` raises. The operation's
         deadline is not that of `function`, which has as long as an operation without a timeout.
@@ -268,17 +268,17 @@ class Work(Generic[T]):
         return Following(self, function)
 
     def result(self) -> T:
-        """The result of a finished operation; raises what it failed with."""
+        """Return the result of a finished operation; raises what it failed with."""
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     def exception(self) -> BaseException | None:
-        """What a finished operation failed with, or None."""
+        """Return what a finished operation failed with, or None."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` when the operation finishes, in the thread that finishes it: it must not block."""
+        """Call `callback` when the operation finishes, in the thread that finishes it: it must not block."""
         with _state.lock:
             if not self._done:
                 if self._callbacks is None:
@@ -288,15 +288,17 @@ class Work(Generic[T]):
         callback()
 
     def finish(self, value: T) -> bool:
-        """Sets the result, and tells whether it was open until now."""
+        """Set the result, and tell whether it was open until now."""
         return self._settle(value, None)
 
     def fail(self, error: BaseException) -> bool:
-        """Sets the failure, and tells whether it was open until now."""
+        """Set the failure, and tell whether it was open until now."""
         return self._settle(None, error)
 
     def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
-        """Whether it is done, at `deadline` on the monotonic clock at the latest: `seconds` from when it was wanted."""
+        """Return whether it is done, at `deadline` on the monotonic clock at the latest: `seconds` from when it
+        was wanted.
+        """
         if self._done:
             return True
         board = self._board

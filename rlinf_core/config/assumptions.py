@@ -59,7 +59,7 @@ def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> N
 def accelerator_claims(
     cluster: ClusterConfig, assumptions: Sequence[Assumption]
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
-    """Who says what about which nodes (None: all), what holds first coming first.
+    """Return who says what about which nodes (None: all), what holds first coming first.
 
     An assumed number leaves a group the model that it declares: whose accelerators they are follows from that.
     """

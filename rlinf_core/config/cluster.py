@@ -92,7 +92,7 @@ class PlacementEntry(ConfigModel):
 
 
 def _split_keys(entries: dict[str, PlacementEntry]) -> dict[str, PlacementEntry]:
-    """One entry a component: `actor,rollout: 0-3` places both. A component given twice is found by the rules."""
+    """Return one entry a component: `actor,rollout: 0-3` places both. A component given twice is found by the rules."""
     single: dict[str, PlacementEntry] = {}
     for names, entry in entries.items():
         for name in split_names(names):

@@ -38,7 +38,7 @@ def _name(text: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """The names that `a, b` lists.
+    """Return the names that `a, b` lists.
 
     Raises:
         PydanticCustomError: one of them is no name; `start` and `end` say where.
@@ -108,7 +108,7 @@ def _variable_value(value: Any) -> str:
 
 
 def _env_vars(value: Any) -> tuple[tuple[str, str], ...]:
-    """`[{A: 1}, {B: 2}]` or `{A: 1, B: 2}` as pairs in the order written; a name may occur twice here."""
+    """Return `[{A: 1}, {B: 2}]` or `{A: 1, B: 2}` as pairs in the order written; a name may occur twice here."""
     pairs: list[tuple[str, str]] = []
     findings: list[Finding] = []
 
@@ -262,7 +262,7 @@ def _ssh_options(value: Any) -> dict[str, str]:
 
 
 def _yes_no(value: Any) -> Any:
-    """`true` and `false` as ssh spells them, everything else as it is."""
+    """Return `true` and `false` as ssh spells them, everything else as it is."""
     data = plain(value)
     return ("yes" if data else "no") if isinstance(data, bool) else value
 

@@ -39,7 +39,7 @@ def compose(
     environ: MappingABC[str, str],
     find_base: FindBase | None = None,
 ) -> Composed | None:
-    """Lays `main` over its bases, the overrides over that, and resolves the references.
+    """Lay `main` over its bases, the overrides over that, and resolve the references.
 
     `environ` is what `${env:NAME}` refers to. `find_base` is asked for a base that does not lie beside the file that
     extends it.

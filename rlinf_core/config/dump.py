@@ -29,14 +29,14 @@ _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\
 
 
 def to_yaml(value: Mapping | Sequence | Scalar | Plain) -> str:
-    """The YAML text of a tree or of plain data, in block style, with a final line end."""
+    """Return the YAML text of a tree or of plain data, in block style, with a final line end."""
     if isinstance(value, Mapping | Sequence | Scalar):
         value = to_data(value)
     return "\n".join(_block(value)) + "\n"
 
 
 def inline(value: None | bool | int | float | str) -> str:
-    """A single value as it stands behind a key."""
+    """Return a single value as it stands behind a key."""
     raw: object = getattr(value, "raw", None)
     if isinstance(raw, str):
         return raw

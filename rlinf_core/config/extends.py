@@ -28,7 +28,7 @@ FindBase: TypeAlias = Callable[[str, str], "str | None"]
 def with_bases(
     main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
 ) -> tuple[Mapping, tuple[SourceText, ...]] | None:
-    """Reads a file and lays it over its bases.
+    """Read a file and lay it over its bases.
 
     `find_base` is asked where no file of that name lies beside the one that extends it.
 
@@ -70,7 +70,7 @@ class _Loader:
         return merged if isinstance(merged, Mapping) else own
 
     def _named(self, entry: Entry) -> list[tuple[Scalar, Path]] | None:
-        """The scalars that name bases, or None after reporting what names none."""
+        """Return the scalars that name bases, or None after reporting what names none."""
         value = entry.value
         items: list[tuple[Node, Path]] = [(value, (EXTENDS,))]
         if isinstance(value, Sequence):
@@ -150,5 +150,5 @@ class _Loader:
 
 
 def _folder(source: SourceText) -> str:
-    """Where the bases of a source are looked for; standard input stands in the current folder."""
+    """Return where the bases of a source are looked for; standard input stands in the current folder."""
     return os.path.dirname(source.name) if source.kind == "file" else ""

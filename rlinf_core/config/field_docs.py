@@ -77,7 +77,7 @@ class _Spot:
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
-    """The documentation of the field at `path` of a file of this model; of the whole file for an empty path.
+    """Return the documentation of the field at `path` of a file of this model; of the whole file for an empty path.
 
     Indexes of lists may be given or left out: `cluster.node_groups[0].label`, `cluster.node_groups.label`.
 
@@ -92,7 +92,7 @@ def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
 
 
 def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
-    """What may stand at `path`, each field without its children; empty when there is no such path.
+    """Return what may stand at `path`, each field without its children; empty when there is no such path.
 
     For completion, which must not fail.
     """
@@ -103,7 +103,7 @@ def fields_below(model: type[BaseModel], path: str = "") -> list[FieldDoc]:
 
 
 def _names(path: str) -> list[str]:
-    """The keys of a path, without the indexes."""
+    """Return the keys of a path, without the indexes."""
     path = path.strip().replace("[]", "")
     if not path:
         return []
@@ -133,7 +133,7 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
 
 
 def _children(spot: _Spot) -> list[_Spot]:
-    """The fields of the sections that may stand here or in the items of a list here."""
+    """Return the fields of the sections that may stand here or in the items of a list here."""
     children: dict[str, _Spot] = {}
     for path, annotation in _inner(spot.path, spot.annotations):
         section = model_of(annotation)
@@ -157,7 +157,7 @@ def _inner(path: str, annotations: Iterable[object]) -> Iterator[tuple[str, obje
 
 
 def _sections(section: type[BaseModel]) -> list[type[BaseModel]]:
-    """The models that a section may be: a robot is one of the registered ones."""
+    """Return the models that a section may be: a robot is one of the registered ones."""
     if section is not RobotUnit:
         return [section]
     found: list[type[BaseModel]] = []
@@ -185,7 +185,7 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
 
 
 def _section_text(annotations: Iterable[object]) -> str:
-    """The first paragraph of what the section's model says about itself."""
+    """Return the first paragraph of what the section's model says about itself."""
     for annotation in annotations:
         section = model_of(annotation)
         if section is not None and section.__doc__:
@@ -194,7 +194,7 @@ def _section_text(annotations: Iterable[object]) -> str:
 
 
 def type_in_words(annotation: object) -> str:
-    """`list of text`, `integer or text`, `one of `a`, `b``."""
+    """Return `list of text`, `integer or text`, `one of `a`, `b``."""
     members = [member for member in alternatives(annotation) if member is not types.NoneType]
     if len(members) > 1:
         return " or ".join(dict.fromkeys(map(type_in_words, members)))
@@ -238,7 +238,7 @@ def _default(field: FieldInfo) -> str | None:
 
 
 def _needs_data(field: FieldInfo) -> bool:
-    """Whether the default follows from other fields, so that there is none to show."""
+    """Return whether the default follows from other fields, so that there is none to show."""
     return bool(field.default_factory_takes_validated_data)
 
 

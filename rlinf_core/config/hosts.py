@@ -27,7 +27,7 @@ class HostSyntaxError(ValueError):
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that `text` names, in the order written.
+    """Return the hosts that `text` names, in the order written.
 
     Raises:
         HostSyntaxError: the text is not a list of hosts.
@@ -55,7 +55,7 @@ def check_destination(name: str, start: int = 0, end: int | None = None) -> None
 
 
 def _split(text: str) -> list[tuple[int, int]]:
-    """The pieces between the commas outside brackets, without surrounding blanks."""
+    """Return the pieces between the commas outside brackets, without surrounding blanks."""
     pieces: list[tuple[int, int]] = []
     start, depth = 0, 0
     for at, char in enumerate(text + ","):

@@ -42,7 +42,7 @@ class Interpolated(NamedTuple):
 
 
 def interpolate(tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> Interpolated:
-    """Resolves every reference of `tree`; what cannot be resolved is reported and left as it is."""
+    """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is."""
     resolver = _Resolver(tree, diagnostics, environ)
     resolved = resolver.resolve(tree, (), 0)
     if not isinstance(resolved, Mapping) or not (resolver.failed or resolver.secret):
@@ -84,7 +84,7 @@ class _Resolver:
         self.exploded = False
 
     def resolve(self, node: Node, path: Path, depth: int) -> Node:
-        """`node`, which stands at `path`, without references; `depth` is that of the search so far."""
+        """Return `node`, which stands at `path`, without references; `depth` is that of the search so far."""
         known = self.done.get(id(node))
         if known is not None:
             return known[1]
@@ -152,7 +152,7 @@ class _Resolver:
         return result
 
     def _target(self, use: _Use, depth: int) -> Node | None:
-        """What a reference names, resolved; None after reporting why not."""
+        """Return what a reference names, resolved; None after reporting why not."""
         if depth >= MAX_DEPTH:
             self._too_large(use)
             return None
@@ -200,7 +200,7 @@ class _Resolver:
         return found
 
     def _copy(self, found: Node, use: _Use) -> Node:
-        """`found` as it stands at the place of use; what is inside of it keeps its own places."""
+        """Return `found` as it stands at the place of use; what is inside of it keeps its own places."""
         size, height = self._measure(found)
         if not self._afford(use, size):
             return self._fail(use.scalar)
@@ -219,7 +219,7 @@ class _Resolver:
         return copy
 
     def _measure(self, node: Node) -> tuple[int, int]:
-        """How many nodes and characters a resolved node holds, and how deep it is."""
+        """Return how many nodes and characters a resolved node holds, and how deep it is."""
         if isinstance(node, Scalar):
             return 1 + len(node.raw), 0
         known = self.sizes.get(id(node))
@@ -304,7 +304,7 @@ def _below(node: Node, segment: str | int, path: Path) -> Node | None:
 
 
 def _piece(scalar: Scalar, start: int, end: int) -> Span:
-    """The place of a piece of a scalar's text. Where escapes or folding moved it, it is searched for."""
+    """Return the place of a piece of a scalar's text. Where escapes or folding moved it, it is searched for."""
     exact = part(scalar, start, end)
     if exact is not None:
         return exact
@@ -326,7 +326,7 @@ def _children(node: Sequence | Mapping) -> Iterator[tuple[str | int, Node]]:
 
 
 def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """The topmost nodes whose identity is in `ids`."""
+    """Return the topmost nodes whose identity is in `ids`."""
     if id(node) in ids:
         yield path, node
     elif not isinstance(node, Scalar):

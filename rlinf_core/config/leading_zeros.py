@@ -21,7 +21,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
 def warn_of_leading_zeros(
     model: type[BaseModel], view: Validated[Any], sources: Iterable[SourceText], diagnostics: Diagnostics
 ) -> None:
-    """Warns of integers with leading zeros where the model wants an integer; elsewhere they are text, kept as written.
+    """Warn of integers with leading zeros where the model wants an integer; elsewhere they are text, kept as written.
 
     Args:
         model: the model of the whole file.

@@ -18,7 +18,7 @@ COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
 
 def merge(base: Node, over: Node, path: Path = ()) -> Node:
-    """`base` with `over` laid on it; `path` is where both stand in their files.
+    """Return `base` with `over` laid on it; `path` is where both stand in their files.
 
     Keys keep the order of `base`, new ones follow. The result's spans are those of whoever gave the value last.
     """
@@ -38,12 +38,14 @@ def merge(base: Node, over: Node, path: Path = ()) -> Node:
 
 
 def component_names(key: str) -> tuple[str, ...]:
-    """The components that a key of `component_placement` names."""
+    """Return the components that a key of `component_placement` names."""
     return tuple(piece.name for piece in name_pieces(key))
 
 
 def find_components(placement: Mapping, key: str) -> Entry | None:
-    """The entry of exactly the components of `key`, in whatever order; for a single one also an entry it shares."""
+    """Return the entry of exactly the components of `key`, in whatever order; for a single one also an entry it
+    shares.
+    """
     wanted = sorted(component_names(key))
     for entry in placement.entries:
         names = component_names(entry.key.raw)
@@ -53,7 +55,7 @@ def find_components(placement: Mapping, key: str) -> Entry | None:
 
 
 def split_components(placement: Mapping, names: Set[str], keep: Collection[str] = ()) -> Mapping:
-    """`placement` with every joined entry that holds one of `names` split into one entry a component.
+    """Return `placement` with every joined entry that holds one of `names` split into one entry a component.
 
     An entry whose key is in `keep` stays as written.
     """
@@ -66,7 +68,7 @@ def split_components(placement: Mapping, names: Set[str], keep: Collection[str] 
 
 
 def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
-    """Both mappings, with the same key wherever they speak of the same component."""
+    """Return both mappings, with the same key wherever they speak of the same component."""
     shared = set(_all_names(base)) & set(_all_names(over))
     if not shared:
         return base, over
@@ -86,7 +88,7 @@ def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
 
 
 def _replace_shares(base: Mapping, over: Mapping) -> Mapping:
-    """A merge for when one file names a component twice.
+    """Return a merge for when one file names a component twice.
 
     That is an error which the placement rules report, so all that is not replaced is kept as it was written.
     """
@@ -105,7 +107,7 @@ def _names_twice(placement: Mapping) -> bool:
 
 
 def _pieces(entry: Entry) -> list[Entry]:
-    """One entry for each component of a joined key, each pointing at its piece of the key."""
+    """Return one entry for each component of a joined key, each pointing at its piece of the key."""
     return [
         Entry(Scalar(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
         for name, start, end in name_pieces(entry.key.raw)
@@ -113,7 +115,9 @@ def _pieces(entry: Entry) -> list[Entry]:
 
 
 def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """A mapping's keys are unique; blanks around a component's name mean nothing, so they tell a second one apart."""
+    """Return a mapping's keys are unique; blanks around a component's name mean nothing, so they tell a second one
+    apart.
+    """
     unique: dict[str, Entry] = {}
     for entry in entries:
         name = entry.key.raw

@@ -34,7 +34,7 @@ Finding: TypeAlias = tuple[tuple[str | int, ...], PydanticCustomError, Any]
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:
-    """One error that holds many.
+    """Return one error that holds many.
 
     Raised by a validator it counts as that many errors of the whole, with the validator's own path before each.
     """

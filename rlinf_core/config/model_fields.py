@@ -19,7 +19,7 @@ _LISTS = (list, tuple, set, frozenset)
 
 
 def alternatives(annotation: object) -> Iterator[object]:
-    """The members of a union, each without `Annotated`; the annotation itself when it is none."""
+    """Return the members of a union, each without `Annotated`; the annotation itself when it is none."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from alternatives(get_args(annotation)[0])
@@ -33,17 +33,17 @@ def alternatives(annotation: object) -> Iterator[object]:
 
 
 def model_of(annotation: object) -> type[BaseModel] | None:
-    """`annotation` when it is a model class."""
+    """Return `annotation` when it is a model class."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a model by the name that a file uses."""
+    """Return the fields of a model by the name that a file uses."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def step(annotation: object, segment: str | int) -> Iterator[object]:
-    """What may stand under one path segment of a value of this type."""
+    """Return what may stand under one path segment of a value of this type."""
     for member in alternatives(annotation):
         model = model_of(member)
         if model is not None:
@@ -60,7 +60,7 @@ def step(annotation: object, segment: str | int) -> Iterator[object]:
 
 
 def item_type(annotation: object) -> object | None:
-    """`X` of `list[X]` or `tuple[X, ...]`, else None."""
+    """Return `X` of `list[X]` or `tuple[X, ...]`, else None."""
     if get_origin(annotation) not in _LISTS:
         return None
     arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
@@ -68,7 +68,7 @@ def item_type(annotation: object) -> object | None:
 
 
 def value_type(annotation: object) -> object | None:
-    """`V` of `dict[K, V]`, else None."""
+    """Return `V` of `dict[K, V]`, else None."""
     origin = get_origin(annotation)
     if not (isinstance(origin, type) and issubclass(origin, MappingABC)):
         return None
@@ -77,7 +77,7 @@ def value_type(annotation: object) -> object | None:
 
 
 def types_at(model: type[BaseModel], path: Path) -> list[object]:
-    """Everything that may stand at `path`, unions taken apart; empty when the models know no such place."""
+    """Return everything that may stand at `path`, unions taken apart; empty when the models know no such place."""
     found: list[object] = [model]
     for segment in path:
         found = [below for annotation in found for below in step(annotation, segment)]
@@ -85,7 +85,7 @@ def types_at(model: type[BaseModel], path: Path) -> list[object]:
 
 
 def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
-    """The fields of all models that may stand at `path`."""
+    """Return the fields of all models that may stand at `path`."""
     fields: dict[str, FieldInfo] = {}
     for annotation in types_at(model, path):
         below = model_of(annotation)
@@ -95,7 +95,7 @@ def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
 
 
 def places_of(model: type[BaseModel], name: str) -> list[str]:
-    """Where a field called `name` may stand, shallowest first: `cluster.node_groups[]`; empty for the top."""
+    """Return where a field called `name` may stand, shallowest first: `cluster.node_groups[]`; empty for the top."""
     found: list[str] = []
     # With the models around each place: one within itself is not entered again.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]

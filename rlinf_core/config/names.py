@@ -14,7 +14,7 @@ class NamePiece(NamedTuple):
 
 
 def name_pieces(text: str) -> list[NamePiece]:
-    """The pieces between commas; one between two commas is empty."""
+    """Return the pieces between commas; one between two commas is empty."""
     pieces: list[NamePiece] = []
     at = 0
     for piece in text.split(","):

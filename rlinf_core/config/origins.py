@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 def origins(tree: Mapping, model: BaseModel | None = None) -> Iterator[Origin]:
-    """Every single value of `tree` (and every empty mapping and list), in its order.
+    """Return every single value of `tree` (and every empty mapping and list), in its order.
 
     With the model that the tree was validated as, the values that it added follow the ones written in the same section.
     Give a tree that went through `secrets.mask`: nothing written is masked here, defaults are.
@@ -84,7 +84,7 @@ def _model_below(model: object, name: str) -> object:
 
 
 def _field_of(model: BaseModel, key: str) -> str | None:
-    """The field that a key of the file fills."""
+    """Return the field that a key of the file fills."""
     for name, field in type(model).model_fields.items():
         if (field.alias or name) == key:
             return name
@@ -100,7 +100,7 @@ def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
 
 
 def _as_written(value: object) -> str:
-    """What a file would hold for a default that is no plain data."""
+    """Return what a file would hold for a default that is no plain data."""
     return format_range(value) if isinstance(value, range) else str(value)
 
 

@@ -43,7 +43,7 @@ class Override(NamedTuple):
 
 
 def parse_overrides(arguments: SequenceABC[str], diagnostics: Diagnostics) -> tuple[SourceText | None, list[Override]]:
-    """Reads the arguments. What cannot be read is reported and left out.
+    """Read the arguments. What cannot be read is reported and left out.
 
     Returns:
         The source that all spans point into, None without arguments; and the overrides in the order given.
@@ -64,7 +64,7 @@ def parse_overrides(arguments: SequenceABC[str], diagnostics: Diagnostics) -> tu
 
 
 def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics: Diagnostics) -> Mapping:
-    """`tree` with the overrides applied one after another. What cannot be applied is reported and left out."""
+    """Return `tree` with the overrides applied one after another. What cannot be applied is reported and left out."""
     for override in overrides:
         try:
             changed = _change(tree, override, 0)
@@ -80,7 +80,9 @@ def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics
 
 
 def _shown(character: str) -> str:
-    """What stands for a character in the source of the arguments: line ends and what no terminal shows are replaced."""
+    """Return what stands for a character in the source of the arguments: line ends and what no terminal shows are
+    replaced.
+    """
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cs") else character
 
 
@@ -143,7 +145,7 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
 
 
 def _glued_key(node: Node) -> Scalar | None:
-    """The first key like `a:1` without a value, which hydra reads as `a: 1` and YAML does not."""
+    """Return the first key like `a:1` without a value, which hydra reads as `a: 1` and YAML does not."""
     if isinstance(node, Sequence):
         return next((glued for item in node.items if (glued := _glued_key(item))), None)
     if isinstance(node, Mapping):
@@ -179,7 +181,7 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """`node`, which stands at the first `depth` steps, with the override applied; None when it is deleted.
+    """Return `node`, which stands at the first `depth` steps, with the override applied; None when it is deleted.
 
     `node` is None where the tree has nothing yet.
     """
@@ -253,7 +255,7 @@ def _change_entry(node: Mapping, name: str, override: Override, depth: int) -> M
 
 
 def _change_components(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
-    """Changes each of the components that `name` names, whatever the keys that the file names them in."""
+    """Change each of the components that `name` names, whatever the keys that the file names them in."""
     names = component_names(name)
     entry = find_components(node, name)
     if entry is not None and sorted(component_names(entry.key.raw)) == sorted(names):

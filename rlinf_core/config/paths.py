@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, ...], int]:
-    """Reads a path from offset `start` up to the first character of `stop` outside quotes, or to the end of the text.
+    """Read a path from offset `start` up to the first character of `stop` outside quotes, or to the end of the text.
 
     Returns:
         The steps, at least one, and the offset where the path ended.

@@ -11,7 +11,7 @@ from rlinf_core.config.tree import Mapping, Node, Path, Scalar, Sequence, find, 
 
 
 def place(tree: Mapping, path: Path) -> Span:
-    """What to underline for the value at `path`; the nearest place above it when the tree has no such path."""
+    """Return what to underline for the value at `path`; the nearest place above it when the tree has no such path."""
     node = find(tree, path)
     if isinstance(node, Scalar) and node.span.end > node.span.start:
         return node.span
@@ -19,7 +19,7 @@ def place(tree: Mapping, path: Path) -> Span:
 
 
 def naming(tree: Mapping, path: Path) -> Span:
-    """The key that names the value at `path`, the first line of a list item, or the start of the file."""
+    """Return the key that names the value at `path`, the first line of a list item, or the start of the file."""
     while path:
         key = key_span(tree, path)
         if key is not None:
@@ -32,7 +32,7 @@ def naming(tree: Mapping, path: Path) -> Span:
 
 
 def first_line(node: Node) -> Span:
-    """The node's first line, without trailing blanks or a comment behind its first entry."""
+    """Return the node's first line, without trailing blanks or a comment behind its first entry."""
     span = node.span
     text = span.source.text
     if not text.startswith(("[", "{"), span.start):
@@ -45,7 +45,7 @@ def first_line(node: Node) -> Span:
 
 
 def _without_comment(node: Node) -> Span:
-    """The span of a block collection up to the end of its first entry, which knows better where the line ends.
+    """Return the span of a block collection up to the end of its first entry, which knows better where the line ends.
 
     (The end mark of a block collection runs past comments.) What was composed may hold parts of other sources, or of
     other places in its own; they say nothing about its line.
@@ -65,7 +65,8 @@ def _within(outer: Span, inner: Span) -> bool:
 
 
 def part(node: Node | None, start: int, end: int) -> Span | None:
-    """The piece `start` to `end` of a scalar's raw text, or None when that text does not stand in the source as it is.
+    """Return the piece `start` to `end` of a scalar's raw text, or None when that text does not stand in the source
+    as it is.
 
     (Escapes, line folding and interpolation all make a raw text that no piece of the source equals.)
     """

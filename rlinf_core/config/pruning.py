@@ -40,11 +40,11 @@ class Validated(Generic[M]):
         return prefixes(self.pruned)
 
     def original(self, path: Path) -> Path:
-        """The path in the whole tree of a path in `tree`, whose lists may have lost items."""
+        """Return the path in the whole tree of a path in `tree`, whose lists may have lost items."""
         return original(path, self.kept)
 
     def damaged(self, path: Path) -> bool:
-        """Whether the value at `path`, in the whole tree, is not all that was written there.
+        """Return whether the value at `path`, in the whole tree, is not all that was written there.
 
         That is so when it, a part of it, or what holds it was pruned. A key that nobody knows is no loss.
         """
@@ -54,12 +54,12 @@ class Validated(Generic[M]):
 
 
 def prefixes(paths: Iterable[Path]) -> frozenset[Path]:
-    """The paths themselves and everything above them."""
+    """Return the paths themselves and everything above them."""
     return frozenset(path[:size] for path in paths for size in range(len(path) + 1))
 
 
 def original(path: Path, kept: Kept) -> Path:
-    """The path in the whole tree of a path in a tree that was cut."""
+    """Return the path in the whole tree of a path in a tree that was cut."""
     if not kept:
         return path
     whole: Path = ()
@@ -81,7 +81,7 @@ class _Plan:
 
 
 def cut(tree: Mapping, cuts: Cuts, kept: Kept) -> Mapping:
-    """`tree` with the cuts made. A cut swallows those below it. `kept` is brought up to date.
+    """Return `tree` with the cuts made. A cut swallows those below it. `kept` is brought up to date.
 
     A replacement for a key that is not there adds it.
     """

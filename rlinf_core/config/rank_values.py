@@ -15,7 +15,9 @@ from rlinf_core.scalars import problem, text_of
 
 
 def _schema(part: str) -> dict[str, Any]:
-    """How text of comma-separated parts, or a list of them, looks to an editor: such, or with a reference in it."""
+    """Return how text of comma-separated parts, or a list of them, looks to an editor: such, or with a reference
+    in it.
+    """
     text = {"type": ["string", "integer"], "pattern": rf"^\s*{part}(,\s*{part})*$|\$\{{"}
     return {**text, "type": [*text["type"], "array"], "items": text, "minItems": 1}
 
@@ -54,7 +56,7 @@ class NodeRanks:
         return self.ranges is None or any(rank in piece for piece in self.ranges)
 
     def resolve(self, num_nodes: int) -> tuple[int, ...]:
-        """The ranks it names among 0 .. num_nodes-1, ascending, each once."""
+        """Return the ranks it names among 0 .. num_nodes-1, ascending, each once."""
         if self.ranges is None:
             return tuple(range(num_nodes))
         ranks: set[int] = set()

@@ -55,12 +55,12 @@ class RankMapPart(NamedTuple):
 
 
 def format_range(ranks: range) -> str:
-    """`3` or `0-7`; the inverse of reading one."""
+    """Return `3` or `0-7`; the inverse of reading one."""
     return str(ranks.start) if len(ranks) == 1 else f"{ranks.start}-{ranks.stop - 1}"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """The shortest expression for ascending ranks: `[0, 1, 2, 5]` is `0-2,5`."""
+    """Return the shortest expression for ascending ranks: `[0, 1, 2, 5]` is `0-2,5`."""
     runs: list[range] = []
     for rank in ranks:
         if runs and runs[-1].stop == rank:
@@ -71,7 +71,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def merge_ranges(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same numbers as ascending ranges that neither overlap nor touch."""
+    """Return the same numbers as ascending ranges that neither overlap nor touch."""
     merged: list[range] = []
     for piece in sorted((piece for piece in ranges if piece), key=lambda piece: piece.start):
         if merged and piece.start <= merged[-1].stop:
@@ -82,7 +82,7 @@ def merge_ranges(ranges: Iterable[range]) -> tuple[range, ...]:
 
 
 def parse_ranks(text: str) -> tuple[range, ...] | None:
-    """The ranges of `0-3,5` as written; None for `all`.
+    """Return the ranges of `0-3,5` as written; None for `all`.
 
     Ascending order and overlaps are not judged here: a caller that has positions does that.
 
@@ -95,7 +95,7 @@ def parse_ranks(text: str) -> tuple[range, ...] | None:
 
 
 def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...]:
-    """The parts of a rank map as written; order, gaps and counts are not judged here.
+    """Return the parts of a rank map as written; order, gaps and counts are not judged here.
 
     `item` is remembered in the parts: the index of `text` in a map that was written as a list.
 

@@ -32,7 +32,7 @@ _UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 def load_source(
     name: str, diagnostics: Diagnostics, *, stdin: bytes | None = None, limits: Limits = _DEFAULT_LIMITS
 ) -> SourceText | None:
-    """The text of a file, or of standard input for the name `-`; None when it cannot be had, which is reported.
+    """Return the text of a file, or of standard input for the name `-`; None when it cannot be had, which is reported.
 
     `stdin` stands in for the process's standard input.
     """
@@ -60,7 +60,7 @@ def decode(
     *,
     limits: Limits = _DEFAULT_LIMITS,
 ) -> SourceText | None:
-    """The bytes of a file as text; None when they are no text, which is reported.
+    """Return the bytes of a file as text; None when they are no text, which is reported.
 
     A byte order mark is dropped, and a carriage return without a line feed becomes a line feed.
     """
@@ -82,7 +82,7 @@ def decode(
 
 
 def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> Mapping | None:
-    """The tree of a whole file; None when there is none, which is reported.
+    """Return the tree of a whole file; None when there is none, which is reported.
 
     A syntax error ends the reading and is reported alone. Everything else (a duplicate key, an unknown tag, an alias
     that names nothing) is reported and the tree made all the same, so that later stages find what they can: a
@@ -114,7 +114,8 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
 def read_value(
     source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
 ) -> Node | None:
-    """The YAML value that stands at `start` to `end` of a larger text; None when it is not YAML, which is reported.
+    """Return the YAML value that stands at `start` to `end` of a larger text; None when it is not YAML, which is
+    reported.
 
     An empty piece is null.
     """
@@ -136,7 +137,7 @@ def _check_version(layout: Layout, diagnostics: Diagnostics) -> None:
 
 
 def _tree(layout: Layout, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
-    """Whether there is a tree, and its root, None for a text without content."""
+    """Return whether there is a tree, and its root, None for a text without content."""
     builder = TreeBuilder(layout, limits)
     try:
         for event in parse_events(layout.text):

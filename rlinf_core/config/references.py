@@ -34,17 +34,17 @@ class ReferenceSyntaxError(ValueError):
 
 
 def has_references(text: str) -> bool:
-    """Whether `text` needs resolving: it holds a reference or an escaped one."""
+    """Return whether `text` needs resolving: it holds a reference or an escaped one."""
     return "${" in text
 
 
 def escape_references(text: str) -> str:
-    """The text that resolves to `text`."""
+    """Return the text that resolves to `text`."""
     return text.replace("${", "$${")
 
 
 def split_references(text: str) -> list[str | Reference]:
-    """The literal pieces of a text, unescaped, and the references between them, in order.
+    """Return the literal pieces of a text, unescaped, and the references between them, in order.
 
     Raises:
         ReferenceSyntaxError: a `${` begins no reference.

@@ -35,7 +35,7 @@ _COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", 
 
 
 def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WIDTH) -> str:
-    """The block that people read, without a final line end.
+    """Return the block that people read, without a final line end.
 
     Only the first line of a span is shown, and no more of it than `width` columns hold: a terminal that wraps it would
     leave the caret under something else. Control characters of the file cannot reach the terminal, and values that look
@@ -65,7 +65,7 @@ def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WI
 
 
 def visible(text: str) -> str:
-    """`text` on one line, with every character that a terminal would act on written as an escape."""
+    """Return `text` on one line, with every character that a terminal would act on written as an escape."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
@@ -122,7 +122,7 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
 
 @lru_cache(maxsize=8)
 def _masked(source: SourceText) -> list[str] | None:
-    """The lines of a source without its secrets; None when it has none.
+    """Return the lines of a source without its secrets; None when it has none.
 
     All of it is masked at once, since a secret may run over several lines.
     """
@@ -131,7 +131,7 @@ def _masked(source: SourceText) -> list[str] | None:
 
 
 def _cells(text: str) -> list[str]:
-    """What is printed for each code point; a tab runs to its stop."""
+    """Return what is printed for each code point; a tab runs to its stop."""
     cells: list[str] = []
     column = 0
     for character in text:
@@ -142,7 +142,7 @@ def _cells(text: str) -> list[str]:
 
 
 def _cell_width(cell: str) -> int:
-    """The terminal columns of what `_cells` made of one code point."""
+    """Return the terminal columns of what `_cells` made of one code point."""
     if cell.isascii():
         return len(cell)
     return sum(_character_width(character) for character in cell)
@@ -155,7 +155,7 @@ def _character_width(character: str) -> int:
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
-    """One finding as the `diagnostics` of `validate --output json` hold it.
+    """Return one finding as the `diagnostics` of `validate --output json` hold it.
 
     Lines and columns count from 1; the end is the place just after the last code point.
     """
@@ -180,7 +180,7 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
-    """The contract `rlinf.validate/1` over the findings of one or several files, ready for `json.dumps`."""
+    """Return the contract `rlinf.validate/1` over the findings of one or several files, ready for `json.dumps`."""
     found = list(diagnostics)
     errors = sum(1 for d in found if d.severity is Severity.ERROR)
     return {
@@ -196,7 +196,7 @@ _GITHUB_COMMANDS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning",
 
 
 def to_github(diagnostic: Diagnostic) -> str:
-    """A workflow command, which GitHub shows at the line of a pull request.
+    """Return a workflow command, which GitHub shows at the line of a pull request.
 
     A finding on standard input or in an argument has no file to be shown at, so only its text names the place.
     """

@@ -32,7 +32,7 @@ def says_something(origin: Origin) -> bool:
 
 
 def nested_of(values: Iterable[Origin]) -> Nested:
-    """Values in the mappings and lists that they stand in."""
+    """Return values in the mappings and lists that they stand in."""
     top: dict[str | int, Nested] = {}
     for origin in values:
         if not origin.path:
@@ -45,7 +45,7 @@ def nested_of(values: Iterable[Origin]) -> Nested:
 
 
 def lines_of(nested: Nested) -> Iterator[tuple[str, Origin | None]]:
-    """The lines of YAML, and whose value each holds."""
+    """Return the lines of YAML, and whose value each holds."""
     if isinstance(nested, Origin):
         yield nested.text, nested
         return

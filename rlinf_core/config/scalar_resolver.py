@@ -23,7 +23,7 @@ _LONGEST_INTEGER = 1000
 
 
 def resolve_plain(raw: str) -> bool | int | float | str | None:
-    """The value of an unquoted scalar. An integer of more than 1000 digits stays text."""
+    """Return the value of an unquoted scalar. An integer of more than 1000 digits stays text."""
     if raw in _NULLS:
         return None
     if raw[0] not in _NUMBER_STARTS:

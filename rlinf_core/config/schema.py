@@ -38,7 +38,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def json_schema(model: type[BaseModel]) -> Schema:
-    """The schema of a file that is a `model` as a whole."""
+    """Return the schema of a file that is a `model` as a whole."""
     definitions, references = _definitions({"file": model})
     requirements = _Requirements(definitions)
     whole = requirements.unless_extended(references["file"])
@@ -47,7 +47,7 @@ def json_schema(model: type[BaseModel]) -> Schema:
 
 
 def file_schema(recipes: Mapping[str, type[BaseModel]]) -> Schema:
-    """The schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
+    """Return the schema of any file: `recipe` selects one of `recipes`; without it only `cluster` is known.
 
     A file with a base may leave out what the base holds, `recipe` included.
     """
@@ -72,7 +72,7 @@ def _file(title: str) -> Schema:
 
 
 def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schema], dict[str, Schema]]:
-    """The definitions of all models, and a reference to each of `models` by its key."""
+    """Return the definitions of all models, and a reference to each of `models` by its key."""
     robots = {name: hardware_model(name) for name in _loadable_types()}
     wanted = {HardwareConfig, *models.values(), *robots.values()}
     found, document = models_json_schema(
@@ -125,7 +125,7 @@ def _resolve(definitions: Mapping[str, Schema], schema: Schema) -> Schema:
 
 
 def _mend(schema: Schema) -> None:
-    """Names bounds as JSON Schema does, and lets a reference stand for every number, boolean and choice below."""
+    """Name bounds as JSON Schema does, and let a reference stand for every number, boolean and choice below."""
     for ours, theirs in _BOUNDS.items():
         if ours in schema:
             schema[theirs] = schema.pop(ours)
@@ -170,7 +170,7 @@ class _Requirements:
         self._asked: list[Schema] = []
 
     def unless_extended(self, reference: Schema) -> Schema:
-        """`reference`, and what it and the mappings in it require."""
+        """Return `reference`, and what it and the mappings in it require."""
         condition = {"if": {"not": {"required": ["extends"]}}, "then": self._of(reference)}
         return {"allOf": [reference, condition]}
 

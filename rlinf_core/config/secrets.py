@@ -32,7 +32,9 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable or a key of this name must not be printed. Of `a.b` the last part counts."""
+    """Return whether the value of a variable or a key of this name must not be printed. Of `a.b` the last part
+    counts.
+    """
     name = name.rpartition(".")[2]
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
@@ -49,7 +51,7 @@ def is_secret(name: str) -> bool:
 
 
 def mask_value(name: str, value: str) -> str:
-    """`value`, or stars when it is not empty and `name` looks secret."""
+    """Return `value`, or stars when it is not empty and `name` looks secret."""
     return MASK if value and is_secret(name) else value
 
 
@@ -59,7 +61,7 @@ def mask_environment(environment: MappingABC[str, str]) -> dict[str, str]:
 
 
 def mask(tree: Mapping, secret: Collection[Path] = ()) -> Mapping:
-    """`tree` for printing: stars instead of every value under a key that looks secret or at a path of `secret`.
+    """Return `tree` for printing: stars instead of every value under a key that looks secret or at a path of `secret`.
 
     Null stays null: that a secret is missing is none.
     """
@@ -116,12 +118,12 @@ _QUOTED: Final = re.compile("`[^`]+`")
 
 
 def mask_message(text: str) -> str:
-    """A message for printing: what it quotes in backticks may be a piece of a file, such as `API_TOKEN=...`."""
+    """Return a message for printing: what it quotes in backticks may be a piece of a file, such as `API_TOKEN=...`."""
     return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
 
 
 def _mask_line(line: str) -> tuple[str, int | None]:
-    """The line masked, and the column of a secret key whose value may go on in the next line."""
+    """Return the line masked, and the column of a secret key whose value may go on in the next line."""
     shown = ""
     column: int | None = None
     depth = 0
@@ -142,7 +144,9 @@ def _mask_line(line: str) -> tuple[str, int | None]:
 
 
 def _value_end(line: str, start: int, *, inside: bool) -> int:
-    """Where the value that begins at `start` ends: inside of brackets at a comma or a bracket, else with the line."""
+    """Return where the value that begins at `start` ends: inside of brackets at a comma or a bracket, else with
+    the line.
+    """
     if not inside:
         return len(line)
     while line[start : start + 1].isspace():

@@ -39,7 +39,7 @@ def validate(
     unresolved: Collection[Path] = (),
     secret: Collection[Path] = (),
 ) -> Validated[M]:
-    """Validates `tree` as a `model_type`, reporting every mistake at its place.
+    """Validate `tree` as a `model_type`, reporting every mistake at its place.
 
     Args:
         model_type: the model of the whole file.
@@ -82,7 +82,7 @@ class _Rounds(Generic[M]):
         self.hopeless = False
 
     def leave_out(self, paths: Collection[Path]) -> None:
-        """Takes out what is known to be no value."""
+        """Take out what is known to be no value."""
         cuts: Cuts = {path: self._stand_in(path) for path in paths}
         self.pruned.update(cuts)
         self.hopeless = () in cuts
@@ -90,7 +90,7 @@ class _Rounds(Generic[M]):
             self.tree = cut(self.tree, cuts, self.kept)
 
     def run(self) -> M | None:
-        """One round: the model, or None after its errors were reported and cut out."""
+        """Return one round: the model, or None after its errors were reported and cut out."""
         try:
             return self.model_type.model_validate(to_data(self.tree))
         except ValidationError as failure:
@@ -145,7 +145,7 @@ class _Rounds(Generic[M]):
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
-        """A mistyped required key is unknown, and the one it should be is missing: one mistake, told once."""
+        """Return a mistyped required key is unknown, and the one it should be is missing: one mistake, told once."""
         from rlinf_core.config.shape_keys import meant_key
 
         meant: set[Path] = set()
@@ -165,7 +165,7 @@ class _Rounds(Generic[M]):
         return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
-        """One finding for the errors of all members of a union at one value."""
+        """Return one finding for the errors of all members of a union at one value."""
         from rlinf_core.config.shape_messages import is_our_code, wrong_kind
 
         for located in group:
@@ -177,7 +177,7 @@ class _Rounds(Generic[M]):
 
 
 def subject_of(path: Path) -> str:
-    """What messages call the value at a path: its key, and an index if it is a list item."""
+    """Return what messages call the value at a path: its key, and an index if it is a list item."""
     if not path:
         return "the file"
     start = len(path) - 1
@@ -207,7 +207,7 @@ class _Located(NamedTuple):
         return self.error.get("ctx") or {}
 
     def span(self, tree: Mapping, path: Path) -> Span:
-        """What to underline: the key, the piece of a scalar that the validator named, or the value."""
+        """Return what to underline: the key, the piece of a scalar that the validator named, or the value."""
         target: Node | None = find(tree, path)
         fallback = place(tree, path)
         if self.of_key:
@@ -226,7 +226,7 @@ def _entry(tree: Mapping, path: Path) -> Entry | None:
 
 
 def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
-    """Walks along `loc`, passing over what is no child: members of unions, tags, validators."""
+    """Walk along `loc`, passing over what is no child: members of unions, tags, validators."""
     loc = error["loc"]
     steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
     path: Path = ()
@@ -243,7 +243,7 @@ def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
 
 
 def _by_union(found: list[_Located]) -> list[list[_Located]]:
-    """The errors of all members of one union at one value form one group; every other error its own.
+    """Return the errors of all members of one union at one value form one group; every other error its own.
 
     When a member got further into the value than the others (the mapping form of a value that may also be
     a scalar), only its errors tell something.
@@ -266,7 +266,7 @@ def _by_union(found: list[_Located]) -> list[list[_Located]]:
 
 
 def _merge_aliases(reports: list[Diagnostic], tree: Mapping) -> list[Diagnostic]:
-    """One finding for the same mistake met twice through an alias, which tells where else it is used."""
+    """Return one finding for the same mistake met twice through an alias, which tells where else it is used."""
     merged: dict[tuple[str, int, int, int], Diagnostic] = {}
     for report in reports:
         span = report.span
@@ -280,7 +280,7 @@ def _merge_aliases(reports: list[Diagnostic], tree: Mapping) -> list[Diagnostic]
 
 
 def _use_of_alias(tree: Mapping, first: Path, second: Path) -> Span | None:
-    """Where the second of two paths to one node leaves the first: the key or item that holds the alias."""
+    """Return where the second of two paths to one node leaves the first: the key or item that holds the alias."""
     for size in range(min(len(first), len(second)), 0, -1):
         here, there = naming(tree, second[:size]), naming(tree, first[:size])
         if (here.source, here.start) != (there.source, there.start):

@@ -19,7 +19,7 @@ _LISTED = 12
 
 
 def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
-    """The finding for a key that no model knows."""
+    """Return the finding for a key that no model knows."""
     name = str(path[-1])
     here = list(_fields(model, tree, path[:-1]))
     meant = meant_key(model, tree, path)
@@ -47,7 +47,7 @@ def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
 
 
 def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
-    """The known key beside it, not given yet, that an unknown one was probably meant to be.
+    """Return the known key beside it, not given yet, that an unknown one was probably meant to be.
 
     What a base gives may be given again by the file above it, and what the file gives by an override.
     """
@@ -60,7 +60,7 @@ def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
 
 
 def _torn_value(tree: Mapping, path: Path) -> str | None:
-    """The entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key.
+    """Return the entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key.
 
     (In YAML `{a: 1,2}` is `{a: 1, 2: null}`.)
     """
@@ -88,7 +88,7 @@ def _has_colon(entry: Entry) -> bool:
 
 
 def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
-    """The finding for a required key that is not there, at what should hold it."""
+    """Return the finding for a required key that is not there, at what should hold it."""
     name = str(path[-1])
     field = _fields(model, tree, path[:-1]).get(name)
     example = _example(field)
@@ -103,7 +103,7 @@ def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
 
 
 def _fields(model: type[BaseModel], tree: Mapping, path: Path) -> dict[str, FieldInfo]:
-    """What may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
+    """Return what may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))
         try:
@@ -122,7 +122,7 @@ def _where(place: str) -> str:
 
 
 def _pattern(path: Path) -> str:
-    """`path` as `places_of` writes places."""
+    """Return `path` as `places_of` writes places."""
     text = ""
     for segment in path:
         text += "[]" if isinstance(segment, int) else f".{segment}" if text else segment
@@ -130,7 +130,7 @@ def _pattern(path: Path) -> str:
 
 
 def _example(field: FieldInfo | None) -> str | None:
-    """A value that the field could take, from its examples or its type; None where it is a whole section."""
+    """Return a value that the field could take, from its examples or its type; None where it is a whole section."""
     if field is None:
         return "..."
     if field.examples:

@@ -56,7 +56,7 @@ class Words:
     help: str | None = None
 
     def without(self, node: Node | None) -> Words:
-        """The same without any quotation from a secret value."""
+        """Return the same without any quotation from a secret value."""
         if not isinstance(node, Scalar):
             return self
 
@@ -68,7 +68,8 @@ class Words:
 
 
 def words_for(error: ErrorDetails, subject: str) -> Words:
-    """The code and message of one entry of `ValidationError.errors()`; `subject` is the field as it is called here.
+    """Return the code and message of one entry of `ValidationError.errors()`; `subject` is the field as it is called
+    here.
 
     Unknown and missing keys are told by `shape`, which knows the neighbours.
     """
@@ -100,7 +101,7 @@ def words_for(error: ErrorDetails, subject: str) -> Words:
 
 
 def is_our_code(kind: str) -> bool:
-    """Whether an error's type is a diagnostic code: kebab case, where pydantic's own types have underscores."""
+    """Return whether an error's type is a diagnostic code: kebab case, where pydantic's own types have underscores."""
     return _OUR_CODE.match(kind) is not None
 
 
@@ -112,7 +113,7 @@ def wrong_kind(subject: str, expected: list[str], found: object) -> Words:
 
 
 def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> Words:
-    """`kind` is what the value is, where the value itself is not at hand."""
+    """Return `kind` is what the value is, where the value itself is not at hand."""
     if kind == "null" or (found is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
     kind = kind or kind_of(found)
@@ -120,7 +121,7 @@ def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> W
 
 
 def _how_to_write(expected: str, kind: str, found: object) -> str | None:
-    """The slip behind a value of the wrong kind, where it is easy to see."""
+    """Return the slip behind a value of the wrong kind, where it is easy to see."""
     if expected == "a list" and kind == "a mapping":
         return "start each item of a list with `- `"
     if expected == "a list" and isinstance(found, str | int | float) and len(written := _written(found)) <= 40:
@@ -153,7 +154,7 @@ def _not_a_choice(subject: str, expected: str, found: object) -> Words:
 
 
 def _near_address(text: str) -> str | None:
-    """The address that was meant, for the slips that are easy to see."""
+    """Return the address that was meant, for the slips that are easy to see."""
     host, _, port = text.partition(":")
     try:
         ipaddress.ip_address(host)
@@ -163,7 +164,7 @@ def _near_address(text: str) -> str | None:
 
 
 def kind_of(value: object) -> str:
-    """What a value of the file is, in words."""
+    """Return what a value of the file is, in words."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):
@@ -175,12 +176,12 @@ def kind_of(value: object) -> str:
 
 
 def _written(value: str | int | float) -> str:
-    """A scalar as it was written."""
+    """Return a scalar as it was written."""
     return value.raw if isinstance(value, YamlInt | YamlFloat | YamlBool) else str(value)
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: what was written, cut when long."""
+    """Return a value as a message quotes it: what was written, cut when long."""
     if not isinstance(value, str | int | float):
         return kind_of(value)
     text = _written(value)

@@ -13,17 +13,17 @@ _FOLDER: Final = Path(__file__).parents[2] / "configs"
 
 @cache
 def shipped_configs() -> dict[str, Path]:
-    """Every shipped configuration by its name, in alphabetical order."""
+    """Return every shipped configuration by its name, in alphabetical order."""
     walk = os.walk(_FOLDER)
     found = (Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".yaml"))
     return {file.stem: file for file in sorted(found, key=lambda file: file.stem)}
 
 
 def shipped_config(name: str) -> Path | None:
-    """The shipped configuration called `name`, or None."""
+    """Return the shipped configuration called `name`, or None."""
     return shipped_configs().get(name)
 
 
 def is_bare_name(name: str) -> bool:
-    """Whether `name` could be a shipped configuration's: no folder, no extension."""
+    """Return whether `name` could be a shipped configuration's: no folder, no extension."""
     return bool(name) and os.path.basename(name) == name and "." not in name and name != "-"

@@ -54,7 +54,7 @@ class SourceText:
         return len(self._line_starts)
 
     def position(self, offset: int) -> Position:
-        """The line and column of a code point offset; an offset past the end is the end."""
+        """Return the line and column of a code point offset; an offset past the end is the end."""
         offset = max(0, min(offset, len(self.text)))
         index = bisect_right(self._line_starts, offset) - 1
         return Position(index + 1, offset - self._line_starts[index] + 1)
@@ -87,7 +87,7 @@ class Span(NamedTuple):
         return self.source.text[self.start : self.end]
 
     def part(self, start: int, end: int) -> Span:
-        """The sub-span between two offsets relative to this one, kept inside it."""
+        """Return the sub-span between two offsets relative to this one, kept inside it."""
         size = self.end - self.start
         start = max(0, min(start, size))
         return Span(self.source, self.start + start, self.start + max(start, min(end, size)))

@@ -72,7 +72,7 @@ Node: TypeAlias = Scalar | Sequence | Mapping
 
 
 def child(node: Node, segment: str | int) -> Node | None:
-    """The node under one path segment, or None when there is none."""
+    """Return the node under one path segment, or None when there is none."""
     if isinstance(node, Mapping):
         return node.get(str(segment))
     if isinstance(node, Sequence) and isinstance(segment, int) and 0 <= segment < len(node.items):
@@ -81,7 +81,7 @@ def child(node: Node, segment: str | int) -> Node | None:
 
 
 def find(node: Node, path: Path) -> Node | None:
-    """The node at `path`, or None when the tree has no such place."""
+    """Return the node at `path`, or None when the tree has no such place."""
     current: Node | None = node
     for segment in path:
         if current is None:
@@ -91,7 +91,7 @@ def find(node: Node, path: Path) -> Node | None:
 
 
 def key_span(node: Node, path: Path) -> Span | None:
-    """The span of the key that names the mapping entry at `path`, or None for a list item or a missing place."""
+    """Return the span of the key that names the mapping entry at `path`, or None for a list item or a missing place."""
     parent = find(node, path[:-1]) if path else None
     if isinstance(parent, Mapping):
         entry = parent.entry(str(path[-1]))
@@ -116,7 +116,9 @@ def to_data(node: Node) -> Value:
 
 
 def format_path(path: Path) -> str:
-    """`cluster.node_groups[0].label`, the form that overrides and `rlinf explain` take; `paths.parse_path` reads it."""
+    """Return `cluster.node_groups[0].label`, the form that overrides and `rlinf explain` take; `paths.parse_path`
+    reads it.
+    """
     text = ""
     for segment in path:
         if isinstance(segment, int):

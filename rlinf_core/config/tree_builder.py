@@ -276,14 +276,14 @@ class TreeBuilder:
         return sources
 
     def _empty_at(self, at: int) -> int:
-        """Where an empty value is: at the end of the key it belongs to, else where the parser puts it."""
+        """Return where an empty value is: at the end of the key it belongs to, else where the parser puts it."""
         frame = self._frames[-1] if self._frames else None
         return frame.key_end if frame and frame.is_mapping and frame.awaits_value else at
 
     # Tags, anchors, escapes
 
     def _properties(self, event: Any, start: int, end: int) -> tuple[Span | None, int]:
-        """The tag before a node's content, and where the content starts."""
+        """Return the tag before a node's content, and where the content starts."""
         has_anchor, has_tag = event.anchor is not None, event.ctag is not None
         tag, content = find_properties(self._text, start, end, has_anchor=has_anchor, has_tag=has_tag)
         return (self._layout.span(*tag) if tag else None), content
@@ -311,7 +311,7 @@ class TreeBuilder:
             )
 
     def _whole_characters(self, raw: str, start: int, end: int) -> str:
-        r"""`raw` with the halves of `"\ud83d\ude00"`, as JSON writes it, joined; a half alone is an error."""
+        r"""Return `raw` with the halves of `"\ud83d\ude00"`, as JSON writes it, joined; a half alone is an error."""
         if not _SURROGATE.search(raw):
             return raw
         joined = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -366,7 +366,7 @@ class TreeBuilder:
 
 
 def _line_end(text: str, at: int) -> int:
-    """The offset where the visible part of the line around `at` ends, `at` at least."""
+    """Return the offset where the visible part of the line around `at` ends, `at` at least."""
     end = text.find("\n", at)
     end = len(text) if end < 0 else end
     return max(at, at + len(text[at:end].rstrip(_BLANKS)))

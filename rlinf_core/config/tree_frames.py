@@ -39,7 +39,7 @@ class Anchored(NamedTuple):
 
 
 def with_merged(frame: Frame) -> tuple[Entry, ...]:
-    """The entries of a mapping with those of `<<` in its place: own keys win, then the mapping named first."""
+    """Return the entries of a mapping with those of `<<` in its place: own keys win, then the mapping named first."""
     own = tuple(frame.entries.values())
     if not frame.merged:
         return own

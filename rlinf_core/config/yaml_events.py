@@ -67,7 +67,7 @@ def _separates(text: str, at: int) -> bool:
 
 
 def version_directives(text: str) -> list[re.Match[str]]:
-    """The `%YAML` lines before the content, each with the version as its group 1."""
+    """Return the `%YAML` lines before the content, each with the version as its group 1."""
     header = _HEADER.match(text)
     return list(_VERSION.finditer(text, 0, header.end() if header else 0))
 
@@ -83,7 +83,7 @@ def _stand_ins(text: str) -> dict[str, str]:
 
 
 def parse_events(text: str) -> Iterator[Any]:
-    """The events of `text`, lazily. A version directive has no effect.
+    """Return the events of `text`, lazily. A version directive has no effect.
 
     Raises:
         YamlSyntaxError: where `text` is not YAML; the events before that place have been delivered.

@@ -26,7 +26,7 @@ class _Explanation(NamedTuple):
 
 
 def explain(layout: Layout, problem: YamlSyntaxError) -> Diagnostic:
-    """The finding for a text that the parser refused."""
+    """Return the finding for a text that the parser refused."""
     text = layout.text
     found = next(filter(None, (rule(text, problem) for rule in _RULES)), None) or _unfamiliar(text, problem)
     help = found.help
@@ -42,7 +42,7 @@ def explain(layout: Layout, problem: YamlSyntaxError) -> Diagnostic:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """A piece of a file as a message quotes it: on one line, and not too long."""
+    """Return a piece of a file as a message quotes it: on one line, and not too long."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
@@ -132,7 +132,7 @@ _BRACKETS = re.compile(r"""[\[\]{}]|"(?:\\.|[^"\\])*"|'[^']*'|#.*""")
 
 
 def _ends_within_brackets(text: str, problem: YamlSyntaxError) -> _Explanation | None:
-    """The text ends where a value of an open list or mapping should stand."""
+    """Return the text ends where a value of an open list or mapping should stand."""
     if problem.problem != "expected the node content, but found '<stream end>'":
         return None
     open_brackets: list[int] = []
@@ -214,7 +214,7 @@ def _no_colon(text: str, problem: YamlSyntaxError) -> _Explanation | None:
 
 
 def _after_the_end(text: str, problem: YamlSyntaxError) -> _Explanation | None:
-    """Something that cannot follow the list or mapping that is open."""
+    """Return something that cannot follow the list or mapping that is open."""
     match = re.fullmatch(r"expected <block end>, but found '(.+)'", problem.problem, re.DOTALL)
     if match is None:
         return None
@@ -328,7 +328,7 @@ def _line(text: str, at: int) -> str:
 
 
 def _line_above(text: str, start: int) -> int | None:
-    """The start of the nearest line above that is neither blank nor a comment."""
+    """Return the start of the nearest line above that is neither blank nor a comment."""
     while start > 0:
         start = _line_start(text, start - 1)
         line = _line(text, start).strip()
@@ -343,14 +343,14 @@ def _word_end(text: str, at: int) -> int:
 
 
 def _value_end(text: str, at: int) -> int:
-    """The end of the line, or of what precedes a comment in it."""
+    """Return the end of the line, or of what precedes a comment in it."""
     end = _line_end(text, at)
     comment = re.compile(r"\s+#").search(text, at, end)
     return max(comment.start() if comment else end, at + 1)
 
 
 def _missing_space(text: str, line_start: int | None) -> _Explanation | None:
-    """The slip `key:value`, when the line at `line_start` looks like it."""
+    """Return the slip `key:value`, when the line at `line_start` looks like it."""
     if line_start is None:
         return None
     match = re.compile(r"[ \t]*(?:- +)?([A-Za-z_][\w.-]*):(?=[^\s/:])").match(text, line_start)

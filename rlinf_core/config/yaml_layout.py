@@ -34,7 +34,7 @@ class Layout:
 
     @classmethod
     def of_file(cls, source: SourceText) -> Layout:
-        """The whole of a source, without the blanks that all its lines share."""
+        """Return the whole of a source, without the blanks that all its lines share."""
         layout = cls(source, source.text, 0, 0)
         layout.prefix = _shared_prefix(source.text)
         if layout.prefix:
@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of_value(cls, source: SourceText, start: int, end: int) -> Layout:
-        """A value that stands within a larger text."""
+        """Return a value that stands within a larger text."""
         # The blank keeps `%` and `---` from being a directive and a document mark, as they are in a first column.
         return cls(source, " " + source.text[start:end], start, start - 1)
 
@@ -63,20 +63,20 @@ class Layout:
         self.text = "\n".join(kept)
 
     def offset(self, at: int) -> int:
-        """The offset in the source of the parser's offset `at`."""
+        """Return the offset in the source of the parser's offset `at`."""
         if len(self._shifts) == 1:
             return max(self._start, at + self._shifts[0])
         return at + self._shifts[bisect_right(self._line_starts, at) - 1]
 
     def span(self, start: int, end: int) -> Span:
-        """The place in the source of the parser's `start` up to but not including `end`."""
+        """Return the place in the source of the parser's `start` up to but not including `end`."""
         first = self.offset(start)
         # The end is where the last character ends, not where the next one starts: a line's prefix lies between.
         return Span(self.source, first, self.offset(end - 1) + 1 if end > start else first)
 
 
 def _shared_prefix(text: str) -> str:
-    """The blanks that every line which is not blank starts with."""
+    """Return the blanks that every line which is not blank starts with."""
     lines = [line for line in text.split("\n") if line.strip(_BLANKS + "\r")]
     if not lines or lines[0][0] not in _BLANKS:
         return ""

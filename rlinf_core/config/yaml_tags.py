@@ -27,7 +27,7 @@ _HELP = {
 def find_properties(
     text: str, start: int, end: int, *, has_anchor: bool, has_tag: bool
 ) -> tuple[tuple[int, int] | None, int]:
-    """Where the tag of a node is, if it has one, and where its content starts, `end` at most.
+    """Return where the tag of a node is, if it has one, and where its content starts, `end` at most.
 
     `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
     Nothing beyond the node's own properties is skipped, for the first key of a mapping may have some too.
@@ -49,7 +49,7 @@ def find_properties(
 
 
 def _tag_before(text: str, at: int) -> tuple[int, int] | None:
-    """Where the tag is that stands right before `at`."""
+    """Return where the tag is that stands right before `at`."""
     end = at
     while end and text[end - 1] in _BLANKS:
         end -= 1
@@ -62,7 +62,9 @@ def _tag_before(text: str, at: int) -> tuple[int, int] | None:
 
 
 def tagged_scalar(tag: str, raw: str) -> tuple[Verdict, Resolved, bool]:
-    """What a scalar with a tag means: the verdict, the value, and whether it was resolved rather than taken as text."""
+    """Return what a scalar with a tag means: the verdict, the value, and whether it was resolved rather than taken
+    as text.
+    """
     name = _core_name(tag)
     if name == "str":
         return "ok", raw, False
@@ -85,7 +87,7 @@ def tagged_scalar(tag: str, raw: str) -> tuple[Verdict, Resolved, bool]:
 
 
 def collection_tag(tag: str, *, is_mapping: bool) -> Verdict:
-    """Whether a tag fits a mapping or a list."""
+    """Return whether a tag fits a mapping or a list."""
     name = _core_name(tag)
     if name is None:
         return "unknown"
@@ -93,12 +95,12 @@ def collection_tag(tag: str, *, is_mapping: bool) -> Verdict:
 
 
 def tag_help(tag: str) -> str:
-    """What to write instead of an unknown tag, given as written."""
+    """Return what to write instead of an unknown tag, given as written."""
     return _HELP.get(tag.lower(), "remove the tag, or quote the value if the `!` belongs to it")
 
 
 def _core_name(tag: str) -> str | None:
-    """The name of a core tag, None for any other; a lone `!` says that a scalar is text."""
+    """Return the name of a core tag, None for any other; a lone `!` says that a scalar is text."""
     if tag == "!":
         return "str"
     name = tag.removeprefix(_CORE)

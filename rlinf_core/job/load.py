@@ -88,7 +88,7 @@ class Job(NamedTuple):
         return self.diagnostics.ok
 
     def raise_if_bad(self) -> None:
-        """Raises the findings, as `rlinf validate` prints them, when one of them is an error.
+        """Raise the findings, as `rlinf validate` prints them, when one of them is an error.
 
         Raises:
             ConfigError: with every finding in its text.
@@ -108,7 +108,7 @@ def load_job(
     environ: MappingABC[str, str] | None = None,
     probe: Probe | None = None,
 ) -> Job:
-    """Reads and checks a configuration; only `probe` touches a machine. Never raises for what a file can hold.
+    """Read and check a configuration; only `probe` touches a machine. Never raises for what a file can hold.
 
     Args:
         name: a file, the bare name of a shipped configuration, or `-` for standard input.
@@ -154,13 +154,13 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
 
 
 def _find_base(name: str, _extending: str) -> str | None:
-    """Where `extends` names a shipped configuration."""
+    """Return where `extends` names a shipped configuration."""
     shipped = shipped_config(name.removesuffix(".yaml"))
     return str(shipped) if shipped else None
 
 
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
-    """The stages after composing."""
+    """Return the stages after composing."""
     diagnostics = job.diagnostics
     recipe, model = _select_recipe(composed, diagnostics)
     view: Validated[Any] = _validate(model or ClusterFile, composed, diagnostics)
@@ -199,7 +199,9 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
 
 
 def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> tuple[Recipe | None, type[BaseModel] | None]:
-    """The recipe that the file selects and the model of its file; both None when it selects none that can be used."""
+    """Return the recipe that the file selects and the model of its file; both None when it selects none that can
+    be used.
+    """
     tree = composed.tree
     entry = tree.entry("recipe")
     if entry is None:
@@ -245,7 +247,7 @@ def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
-    """The topology under those assumptions that can be made."""
+    """Return the topology under those assumptions that can be made."""
     arguments = SourceText("--assume", "\n".join(assume), "overrides")
     sound: list[str] = []
     start = 0
@@ -263,7 +265,9 @@ def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagno
 def _probed(
     cluster: ClusterConfig, nodes: Sequence[NodeInfo], tree: Mapping, diagnostics: Diagnostics
 ) -> ClusterTopology | None:
-    """The topology that the nodes turn out to have; None where they are not what is declared, which is reported."""
+    """Return the topology that the nodes turn out to have; None where they are not what is declared, which is
+    reported.
+    """
     mismatches = accelerator_mismatches(cluster, nodes)
     if not mismatches:
         return ClusterTopology.from_nodes(nodes, cluster)
@@ -288,7 +292,7 @@ def _probed(
 
 
 def check_assumption(text: str, cluster: ClusterConfig) -> None:
-    """Reads an `--assume` argument.
+    """Read an `--assume` argument.
 
     Raises:
         RLinfError: it cannot be read, or names no group of the cluster.
@@ -299,7 +303,7 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
 
 
 def _world_sizes(cluster: ClusterConfig, topology: ClusterTopology, view: Validated[Any]) -> dict[str, int | None]:
-    """How many processes each component has, None where that cannot be told."""
+    """Return how many processes each component has, None where that cannot be told."""
     sizes: dict[str, int | None] = {}
     doubtful = view.damaged(("cluster", "num_nodes")) or view.damaged(("cluster", "node_groups"))
     for name, entry in cluster.component_placement.items():

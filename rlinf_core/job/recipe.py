@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
     check: str | None = None
 
     def config_model(self) -> type[BaseModel]:
-        """The model of the recipe's whole file.
+        """Return the model of the recipe's whole file.
 
         Raises:
             ConfigError: it cannot be imported.
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
         return self._load(self.config)
 
     def check_function(self) -> Callable[..., None] | None:
-        """The recipe's rules, or None.
+        """Return the recipe's rules, or None.
 
         Raises:
             ConfigError: they cannot be imported.
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
         return None if self.check is None else self._load(self.check)
 
     def program_function(self) -> Callable[..., Any] | None:
-        """The recipe's program, or None. This is what imports torch and ray.
+        """Return the recipe's program, or None. This is what imports torch and ray.
 
         Raises:
             ConfigError: it cannot be imported.

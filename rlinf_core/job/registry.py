@@ -18,12 +18,12 @@ class UnknownRecipeError(ConfigError):
 
 
 def recipe_names() -> list[str]:
-    """The names of all installed recipes, in alphabetical order. Imports none of them."""
+    """Return the names of all installed recipes, in alphabetical order. Imports none of them."""
     return sorted(_entry_points())
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe called `name`.
+    """Return the recipe called `name`.
 
     Raises:
         UnknownRecipeError: there is none; `help` tells the near or known names.

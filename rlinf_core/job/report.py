@@ -29,7 +29,7 @@ class Report:
     def __call__(
         self, path: Path, code: str, message: str, help: str | None = None, *, severity: Severity = Severity.ERROR
     ) -> None:
-        """Reports what is wrong at `path`, or at the nearest place above it when the file leaves the key out."""
+        """Report what is wrong at `path`, or at the nearest place above it when the file leaves the key out."""
         path, span = self._find(path)
         whole = self._view.original(path)
         if self._view.damaged(whole) or (self._doubtful and self._doubtful.search(f"{message} {help or ''}")):
@@ -37,7 +37,7 @@ class Report:
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
-        """What `path` is in the file and what to underline: a component may stand with others in one key."""
+        """Return what `path` is in the file and what to underline: a component may stand with others in one key."""
         tree = self._view.tree
         section = find(tree, COMPONENT_PLACEMENT)
         if path[:-1] == COMPONENT_PLACEMENT and isinstance(section, Mapping):

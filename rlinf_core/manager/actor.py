@@ -30,20 +30,23 @@ class ManagerProcess:
         self._manager = Manager(self._endpoint, job)
 
     def __repr__(self) -> str:
-        """What Ray puts before each line that this process prints."""
+        """Return what Ray puts before each line that this process prints."""
         return "manager"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function(*args)` returns. Actors that it creates live as long as the job, whoever asked for them."""
+        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked for
+        them.
+        """
         return function(*args)
 
     def record(self) -> tuple[str, str, AddressCard, float]:
-        """The job's name, its secret in hex, where this is reached, and since when, for who looks from elsewhere.
+        """Return the job's name, its secret in hex, where this is reached, and since when, for who looks from
+        elsewhere.
 
         Whoever can ask has proven to Ray that it belongs to the cluster.
         """
         return self._job, self._secret.hex(), self._endpoint.card, self._started
 
     def card(self) -> AddressCard:
-        """Where it is reached."""
+        """Return where it is reached."""
         return self._endpoint.card

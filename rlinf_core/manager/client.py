@@ -119,13 +119,13 @@ class ManagerClient(Connector):
     # What it says
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
-        """Says that this process is there."""
+        """Say that this process is there."""
         log = evidence.own_log()
         hello = m.Hello(incarnation, self.endpoint.card, node, node_rank, device, log, evidence.memory_kills())
         self._post.send(self._link, hello)
 
     def tell(self, message: m.ToManager) -> None:
-        """Tells the manager something that it does not answer."""
+        """Tell the manager something that it does not answer."""
         self._post.send(self._link, message)
 
     def say_last_words(self, cause: str) -> None:
@@ -140,7 +140,7 @@ class ManagerClient(Connector):
         kind: OperationKind = OperationKind.CONNECT,
         target: str = m.MANAGER,
     ) -> object:
-        """What the manager answers.
+        """Return what the manager answers.
 
         Raises:
             CommunicationTimeoutError: it does not within `timeout` seconds.
@@ -172,11 +172,11 @@ class ManagerClient(Connector):
         return found
 
     def group_size(self, name: str, timeout: float) -> int:
-        """How many workers a group has, once it is being launched."""
+        """Return how many workers a group has, once it is being launched."""
         return expect(self.request(m.GroupSize(name), timeout, OperationKind.CONNECT, name), int)
 
     def group_life(self, name: str, timeout: float) -> m.GroupLife:
-        """Which life of a group is the present one, and where its workers run.
+        """Return which life of a group is the present one, and where its workers run.
 
         Raises:
             UnknownGroupError: no such group is there.
@@ -184,13 +184,13 @@ class ManagerClient(Connector):
         return expect(self.request(m.GroupMembers(name), timeout, OperationKind.CONNECT, name), m.GroupLife)
 
     def open_group(self, name: str, size: int, timeout: float, *, channel: bool = False) -> int:
-        """Registers a group, or a channel, that is about to be launched; returns its incarnation."""
+        """Register a group, or a channel, that is about to be launched; return its incarnation."""
         return expect(self.request(m.OpenGroup(name, size, channel), timeout, OperationKind.LAUNCH, name), int)
 
     # What it hears
 
     def _at_once(self, message: object) -> bool:
-        """Handles, in the thread that reads, what somebody waits for."""
+        """Handle, in the thread that reads, what somebody waits for."""
         if isinstance(message, m.Reply):
             work = self._requests.get(message.serial)
             if work is not None:
@@ -235,7 +235,7 @@ class ManagerClient(Connector):
     # Waiting
 
     def failure(self, serial: int) -> Exception | None:
-        """Why an operation that is no `Work` has to end, once there is a reason; told once."""
+        """Return why an operation that is no `Work` has to end, once there is a reason; told once."""
         return self._failures.pop(serial, None)
 
     def _fail_stuck(self, stuck: m.Stuck) -> None:
@@ -264,7 +264,7 @@ class ManagerClient(Connector):
             word.start()
 
     def _say_word(self, operation: Operation, publication: Publication) -> None:
-        """Logs that an operation lasts, and whom it waits for."""
+        """Log that an operation lasts, and whom it waits for."""
         picture = self._ask_for_picture(operation.serial, publication)
         if picture is None:
             picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
@@ -296,7 +296,7 @@ class ManagerClient(Connector):
     # The ends of others
 
     def _explain(self, peer: str, reason: str) -> Exception:
-        """Why a peer was lost; waits for what the manager finds out."""
+        """Return why a peer was lost; waits for what the manager finds out."""
         if peer == m.MANAGER or self._closed:
             return RuntimeFailure("the job has ended", why=f"its manager is gone: {reason}")
         if reason.startswith(NO_ANSWER):
@@ -310,7 +310,7 @@ class ManagerClient(Connector):
         return WorkerDiedError(peer, node=self._node_of(peer), where=self._name)
 
     def _node_of(self, peer: str) -> str | None:
-        """Where a worker runs or ran, in words, as far as the manager tells."""
+        """Return where a worker runs or ran, in words, as far as the manager tells."""
         address = WorkerAddress.from_name(peer)
         try:
             life = self.group_life(str(address.get_parent_address()), _CAUSE_SECONDS)
@@ -319,7 +319,7 @@ class ManagerClient(Connector):
             return None
 
     def cause_of_death(self, peer: str, incarnation: int) -> str | None:
-        """Why a worker that is known to have died did so; waits a moment for what the manager finds out.
+        """Return why a worker that is known to have died did so; waits a moment for what the manager finds out.
 
         Args:
             peer: its address.
@@ -329,7 +329,7 @@ class ManagerClient(Connector):
         return died.cause if died is not None else None
 
     def vanished(self, peer: str, incarnation: int) -> WorkerDiedError | None:
-        """The error for a worker whose whole host is gone, as far as is known by now."""
+        """Return the error for a worker whose whole host is gone, as far as is known by now."""
         died = self._death_of(peer, incarnation)
         return WorkerDiedError(peer, node=died.node, cause=died.cause) if died is not None and died.vanished else None
 
@@ -343,7 +343,7 @@ class ManagerClient(Connector):
             return look()
 
     def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
-        """The news of a death in this life of a group or a later one: what came before it does not count."""
+        """Return the news of a death in this life of a group or a later one: what came before it does not count."""
         died = self._deaths.get(peer)
         return died if died is not None and died.incarnation >= incarnation else None
 
@@ -361,7 +361,7 @@ class ManagerClient(Connector):
         self.endpoint.fail(CancelledOperationError("the call was cancelled", where=self._name))
 
     def close(self, linger: float = 1.0) -> None:
-        """Says goodbye; safe to call twice."""
+        """Say goodbye; safe to call twice."""
         with self._news:
             if self._closed:
                 return
@@ -372,7 +372,7 @@ class ManagerClient(Connector):
 
 
 def _own(folder: str | None) -> str | None:
-    """The folder, where it is one of this user's on this machine."""
+    """Return the folder, where it is one of this user's on this machine."""
     return folder if folder is not None and os.access(folder, os.W_OK) else None
 
 

@@ -9,7 +9,7 @@ N = TypeVar("N")
 
 
 def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
-    """The strongly connected components that no edge leaves, a single node without edges included.
+    """Return the strongly connected components that no edge leaves, a single node without edges included.
 
     Every node reaches at least one of them. Tarjan's algorithm (Depth-first search and linear graph algorithms, 1972)
     without recursion, as chains may be longer than Python's stack; time and space are linear.

@@ -21,7 +21,7 @@ _ENGINE = re.compile(r"^(:|\[\d{4}-|\*\*\* SIG|PC: @|    @ )")
 
 
 def describe_end(log: str | None, memory_kills_before: int) -> str | None:
-    """What is known about a process of this node that ended, in words; None when that is nothing.
+    """Return what is known about a process of this node that ended, in words; None when that is nothing.
 
     Args:
         log: the file of its standard error.
@@ -42,7 +42,7 @@ def describe_end(log: str | None, memory_kills_before: int) -> str | None:
 
 
 def own_log() -> str | None:
-    """The file that this process's standard error goes to, or None where it goes elsewhere."""
+    """Return the file that this process's standard error goes to, or None where it goes elsewhere."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:
@@ -51,7 +51,9 @@ def own_log() -> str | None:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has killed for memory in this control group and below, else on this machine."""
+    """Return how many processes the kernel has killed for memory in this control group and below, else on this
+    machine.
+    """
     for file in (_own_group() / "memory.events", Path("/proc/vmstat")):
         try:
             text = file.read_text(encoding="ascii")
@@ -84,7 +86,7 @@ def _tail(log: str | None) -> list[str]:
 
 
 def _crash(lines: list[str]) -> str | None:
-    """What faulthandler wrote when the process crashed: the fault, and where the thread was that had it."""
+    """Return what faulthandler wrote when the process crashed: the fault, and where the thread was that had it."""
     starts = [index for index, line in enumerate(lines) if _FATAL.match(line)]
     if not starts:
         return None

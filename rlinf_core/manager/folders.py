@@ -13,7 +13,7 @@ _OWNER_FILE = "owner"
 
 
 def new_folder() -> Path:
-    """A private folder for this process; those whose owners are gone are removed."""
+    """Return a private folder for this process; those whose owners are gone are removed."""
     base = base_folder()
     for folder in base.iterdir():
         if (folder / _OWNER_FILE).exists() and not is_owned(folder):
@@ -27,7 +27,7 @@ def new_folder() -> Path:
 
 
 def base_folder() -> Path:
-    """The folder that they are in.
+    """Return the folder that they are in.
 
     Raises:
         ClusterError: it is not this user's alone.
@@ -44,7 +44,7 @@ def base_folder() -> Path:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether the process that made the folder lives."""
+    """Return whether the process that made the folder lives."""
     try:
         owner = (folder / _OWNER_FILE).read_text(encoding="ascii")
     except OSError:
@@ -54,7 +54,9 @@ def is_owned(folder: Path) -> bool:
 
 
 def identity(pid: int) -> str | None:
-    """`PID:START` of a process, which no later one with the same pid shares; None when there is no such process."""
+    """Return `PID:START` of a process, which no later one with the same pid shares; None when there is no such
+    process.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

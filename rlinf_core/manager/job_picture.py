@@ -18,7 +18,8 @@ def views(
     workers: Mapping[str, WorkerRecord[AddressCard]],
     dead: Mapping[str, float],
 ) -> Iterator[WorkerView]:
-    """One view for each process: the driver first, then the workers in order of their groups' launch and their ranks.
+    """Return one view for each process: the driver first, then the workers in order of their groups' launch and their
+    ranks.
 
     Args:
         round_: the answers.

@@ -28,7 +28,7 @@ class LongWaits:
         self._since: dict[int, float] = {}
 
     def due(self, publication: Publication) -> list[Operation]:
-        """What to say a word about now; to be asked every second or so, with all that the process is in."""
+        """Return what to say a word about now; to be asked every second or so, with all that the process is in."""
         waited_for = [
             each for each in publication.operations if not (each.operation.detached or each.operation.kind in _SILENT)
         ]

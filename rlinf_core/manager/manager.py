@@ -349,10 +349,12 @@ class _Lost:
 
 
 def _same_place(one: AddressCard, other: AddressCard) -> bool:
-    """Whether what one process leaves behind can be found by the other: containers share a machine, and no files."""
+    """Return whether what one process leaves behind can be found by the other: containers share a machine, and no
+    files.
+    """
     return (one.host, one.network) == (other.host, other.network)
 
 
 def _only_looks(name: str) -> bool:
-    """Whether it is somebody who looks at the job from outside."""
+    """Return whether it is somebody who looks at the job from outside."""
     return name.startswith(m.INSPECTOR)

@@ -64,7 +64,7 @@ class Ownership:
         self._claims[resource] = _Claim(owner, self._serial)
 
     def release(self, resource: Resource) -> bool:
-        """A resource is gone; False when it was nobody's."""
+        """Return a resource is gone; False when it was nobody's."""
         return self._claims.pop(resource, None) is not None
 
     def owner(self, resource: Resource) -> str | None:
@@ -73,12 +73,12 @@ class Ownership:
         return claim.owner if claim else None
 
     def owned_by(self, owner: str) -> tuple[Resource, ...]:
-        """What an owner has claimed itself, oldest first."""
+        """Return what an owner has claimed itself, oldest first."""
         claims = sorted((claim.serial, resource) for resource, claim in self._claims.items() if claim.owner == owner)
         return tuple(resource for _, resource in claims)
 
     def gone(self, owner: str, members: tuple[str, ...] = ()) -> tuple[Resource, ...]:
-        """An owner died or left: what there is to release, in order, and no longer anybody's.
+        """Return an owner died or left: what there is to release, in order, and no longer anybody's.
 
         With it goes what its groups own, and what the groups that their workers launched own. Groups come before what
         their workers may still use, inner groups before outer ones. When the driver is gone, everything is.
@@ -100,7 +100,7 @@ class Ownership:
         return tuple(order)
 
     def _groups_below(self, doomed: list[Resource]) -> list[Resource]:
-        """What belongs to the workers of groups that go."""
+        """Return what belongs to the workers of groups that go."""
         found: list[Resource] = []
         todo = [resource.name for resource in doomed if resource.kind is Kind.GROUP]
         seen = set(doomed)

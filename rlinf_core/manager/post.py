@@ -54,13 +54,13 @@ class Post:
         self._thread.start()
 
     def send(self, link: Link, message: object) -> None:
-        """Sends without waiting. A peer that is gone is told by the endpoint's own means."""
+        """Send without waiting. A peer that is gone is told by the endpoint's own means."""
         endpoint = self._endpoint
         work = endpoint.work(OperationKind.SEND, link.peer, _SEND_SECONDS)
         endpoint.send_async(link, endpoint.message(message, tag=CONTROL), work)
 
     def put(self, message: object) -> None:
-        """Gives the handler a message of this process itself."""
+        """Give the handler a message of this process itself."""
         self._inbox.put((None, message))
 
     def stop(self) -> None:
@@ -94,7 +94,7 @@ class Post:
 
 
 def expect(value: object, kind: type[M]) -> M:
-    """`value`, which the protocol says is a `kind`."""
+    """Return `value`, which the protocol says is a `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value

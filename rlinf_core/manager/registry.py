@@ -49,7 +49,7 @@ class WorkerRecord(Generic[C]):
     died_at: float | None = None
 
     def died(self) -> WorkerDiedError:
-        """The error for those who need a worker that is dead."""
+        """Return the error for those who need a worker that is dead."""
         return WorkerDiedError(self.address.get_name(), node=self.node, cause=self.cause)
 
 
@@ -98,14 +98,14 @@ class Registry(Generic[C]):
     # Groups
 
     def declare(self, groups: Iterable[str]) -> None:
-        """Says which groups the job will have; a name outside of them is then wrong at once, not late.
+        """Say which groups the job will have; a name outside of them is then wrong at once, not late.
 
         Declaring again adds names.
         """
         self._declared = (self._declared or frozenset()) | frozenset(groups)
 
     def open_group(self, name: str, size: int, *, channel: bool = False) -> int:
-        """A group of `size` workers is being launched, or the process of a `channel`.
+        """Return a group of `size` workers is being launched, or the process of a `channel`.
 
         Returns:
             The incarnation that its workers carry.
@@ -137,26 +137,26 @@ class Registry(Generic[C]):
         return incarnation
 
     def close_group(self, name: str) -> tuple[WorkerAddress, ...]:
-        """The group is shut down, and its name free; returns the workers that it had."""
+        """Return the group is shut down, and its name free; returns the workers that it had."""
         group = self._groups.pop(name, None)
         return tuple(worker.address for worker in group.workers.values()) if group else ()
 
     def incarnation(self, name: str) -> int | None:
-        """Which life of a group is the present one; None where there is no such group."""
+        """Return which life of a group is the present one; None where there is no such group."""
         group = self._groups.get(name)
         return group.incarnation if group else None
 
     def is_channel(self, name: str) -> bool:
-        """Whether there is a channel of this name, which may have ended."""
+        """Return whether there is a channel of this name, which may have ended."""
         group = self._groups.get(name)
         return group is not None and group.channel
 
     def groups(self) -> dict[str, int]:
-        """The sizes of the groups that exist, by name."""
+        """Return the sizes of the groups that exist, by name."""
         return {name: group.size for name, group in self._groups.items()}
 
     def workers(self, group: str) -> tuple[WorkerRecord[C], ...]:
-        """The workers of a group by rank.
+        """Return the workers of a group by rank.
 
         Raises:
             UnknownGroupError: there is no such group.
@@ -169,7 +169,7 @@ class Registry(Generic[C]):
     # Workers
 
     def ready(self, address: WorkerAddress, incarnation: int, card: C, node: str | None = None) -> bool:
-        """A worker is up and can be reached; False for a life that is over, whose word no longer counts."""
+        """Return a worker is up and can be reached; False for a life that is over, whose word no longer counts."""
         known = self._current(address, incarnation)
         if known is None or known.life is Life.DEAD:
             return False
@@ -179,7 +179,7 @@ class Registry(Generic[C]):
     def died(
         self, address: WorkerAddress, incarnation: int, now: float, *, node: str | None = None, cause: str | None = None
     ) -> bool:
-        """A worker's process is gone; False when that is no news, or is about a life that no longer counts.
+        """Return a worker's process is gone; False when that is no news, or is about a life that no longer counts.
 
         A cause that becomes known later is added to what is known.
         """
@@ -200,16 +200,16 @@ class Registry(Generic[C]):
         return news
 
     def is_current(self, address: WorkerAddress, incarnation: int) -> bool:
-        """Whether this life of a worker is its present one: a connection that says otherwise is stale."""
+        """Return whether this life of a worker is its present one: a connection that says otherwise is stale."""
         known = self._current(address, incarnation)
         return known is not None and known.life is not Life.DEAD
 
     def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
-        """What is known of a worker, or None."""
+        """Return what is known of a worker, or None."""
         return self._find(address)
 
     def look_up(self, address: WorkerAddress) -> WorkerRecord[C] | NotYet:
-        """A worker that is ready to be reached, or why to wait for it.
+        """Return a worker that is ready to be reached, or why to wait for it.
 
         Raises:
             UnknownGroupError: the job declared its groups, and this is not one of them.

@@ -11,7 +11,7 @@ _OURS = ("rlinf-", "ray_", "GCCollect")
 
 
 def describe_stacks() -> str:
-    """The stack of each thread, the main one first, innermost call last."""
+    """Return the stack of each thread, the main one first, innermost call last."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
     main = threading.main_thread()
     threads = sorted(threading.enumerate(), key=lambda thread: (thread is not main, thread.name))

@@ -26,7 +26,7 @@ _SWEEP_PAUSE = 0.2
 
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:
-    """Starts the guardian of a folder of this process.
+    """Start the guardian of a folder of this process.
 
     It sweeps when this process ends or closes the `stdin` of what is returned.
     """
@@ -41,7 +41,7 @@ def guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def sweep(folder: Path) -> None:
-    """Ends what is left of the embedded Ray of a driver that is gone, and removes the driver's folder."""
+    """End what is left of the embedded Ray of a driver that is gone, and remove the driver's folder."""
     for _ in range(_SWEEPS):
         left = processes_of(folder)
         for pid in left:
@@ -57,7 +57,7 @@ def sweep(folder: Path) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The pids of the processes of an embedded Ray, by its driver's folder."""
+    """Return the pids of the processes of an embedded Ray, by its driver's folder."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -71,7 +71,7 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def _is_of(process: Path, folder: Path) -> bool:
-    """Whether a process has inherited the mark, or has a file of the folder open.
+    """Return whether a process has inherited the mark, or has a file of the folder open.
 
     Those that Ray gives a title (`ray::...`) have it written over their environment where it is long.
     """

@@ -118,7 +118,7 @@ class WaitGraph:
         self._stuck = self._find_stuck(frozenset(moving))
 
     def _wakers(self, node: Node, wait: Wait) -> list[Node]:
-        """The nodes that could end an operation."""
+        """Return the nodes that could end an operation."""
         # Where anyone may end it, the one node for all code stands for those that are known.
         wakers = [(name, _CODE) for name in wait.wakers if not _anyone(wait) or name not in self._processes]
         if not wait.every:
@@ -130,7 +130,7 @@ class WaitGraph:
         return wakers
 
     def _free(self, moving: frozenset[str]) -> Iterator[Node]:
-        """The nodes that can act or end without anyone's help."""
+        """Return the nodes that can act or end without anyone's help."""
         for process in self._processes.values():
             if process.died is None and (
                 process.running or process.name in moving or not self._edges[process.name, _CODE]
@@ -143,7 +143,7 @@ class WaitGraph:
             yield from (waker for waker in self._edges[node] if waker[0] not in self._processes)
 
     def _fails(self, wait: Wait) -> bool:
-        """Whether an operation is about to end with an error."""
+        """Return whether an operation is about to end with an error."""
         dead = sum(name in self._dead for name in wait.wakers) if self._dead else 0
         return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.wakers) and not _anyone(wait))))
 
@@ -175,7 +175,7 @@ class WaitGraph:
         return frozenset(node for node in self._stuck if node[1] != _CODE)
 
     def deadlocks(self) -> list[Deadlock]:
-        """The knots: each is stuck by itself, whatever becomes of the rest."""
+        """Return the knots: each is stuck by itself, whatever becomes of the rest."""
         edges = {node: [to for to in self._edges[node] if to in self._stuck] for node in self._stuck}
         edges[_ANYONE] = [node for node in self._stuck if node[1] == _CODE]
         for node in self._stuck:
@@ -216,7 +216,7 @@ class WaitGraph:
         return "; ".join(sentences)
 
     def _tell(self, start: Node, sentences: list[str], told: set[Node]) -> None:
-        """Adds a sentence for an operation, for those that it waits for, and so on."""
+        """Add a sentence for an operation, for those that it waits for, and so on."""
         todo: deque[tuple[Node, str]] = deque()
 
         def follow(node: Node, role: str) -> None:
@@ -264,7 +264,7 @@ class DeadlockDetector:
         self._seen: dict[str, tuple[object, float]] = {}
 
     def look(self, processes: Collection[Process], now: float) -> list[Deadlock]:
-        """The deadlocks of a job whose processes look like this at `now` (monotonic seconds)."""
+        """Return the deadlocks of a job whose processes look like this at `now` (monotonic seconds)."""
         seen: dict[str, tuple[object, float]] = {}
         moving: set[str] = set()
         for process in processes:
@@ -294,6 +294,6 @@ def _anyone(wait: Wait) -> bool:
 
 
 def _natural(name: str) -> tuple[str, tuple[int, ...]]:
-    """Orders `env:2` before `env:10`."""
+    """Order `env:2` before `env:10`."""
     group, *ranks = name.split(":")
     return group, tuple(int(rank) for rank in ranks if rank.isdigit())

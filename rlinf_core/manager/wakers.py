@@ -29,11 +29,11 @@ class ChannelView:
     depths: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def orphaned(self, key: str, dead: frozenset[str]) -> bool:
-        """Whether a get of `key` can only fail: it is empty, and all that ever put into the channel are dead."""
+        """Return whether a get of `key` can only fail: it is empty, and all that ever put into the channel are dead."""
         return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
 
     def state(self, operation: Operation) -> str:
-        """What an operation finds there, in words."""
+        """Return what an operation finds there, in words."""
         depth = self.depths.get(operation.key or "default", 0)
         if operation.kind in _PUTS:
             return f"full ({depth} of {self.maxsize})" if 0 < self.maxsize <= depth else ""
@@ -53,7 +53,7 @@ class JobView:
     dead: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        """A living process as the wait-for graph wants it."""
+        """Return a living process as the wait-for graph wants it."""
         methods = [one for one in publication.operations if one.operation.kind is OperationKind.METHOD]
         waits = tuple(
             self._wait(one.operation, one.age)

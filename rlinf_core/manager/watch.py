@@ -64,7 +64,7 @@ class Round:
         return found
 
     def graph(self, dead: Mapping[str, float]) -> WaitGraph:
-        """Who waits for whom."""
+        """Return who waits for whom."""
         return WaitGraph(self.processes(dead))
 
 
@@ -97,7 +97,7 @@ class Watch:
         *,
         stacks: bool = False,
     ) -> None:
-        """Asks everybody; `done` is called when all have answered, or time is up."""
+        """Ask everybody; `done` is called when all have answered, or time is up."""
         self._serial += 1
         started = Round(self._serial, stacks, now + _ROUND_SECONDS, done)
         self._rounds[started.serial] = started
@@ -117,7 +117,7 @@ class Watch:
     def tick(
         self, now: float, ask: Callable[[Round], Iterable[str]], dead: Callable[[], Mapping[str, float]]
     ) -> list[Deadlock]:
-        """Ends the rounds whose time has come; returns the deadlocks that the look among them finds."""
+        """End the rounds whose time has come; return the deadlocks that the look among them finds."""
         if self._watching and not self._looking and now >= self._next_look:
             self._looking = True
             self._next_look = now + _LOOK_EVERY
@@ -141,7 +141,7 @@ def _waits(named: tuple[str, Answer]) -> bool:
 
 
 def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
-    """Whether an operation is worth a look: a driver that waits for its workers is as it should be."""
+    """Return whether an operation is worth a look: a driver that waits for its workers is as it should be."""
     kind = published.operation.kind
     if kind is OperationKind.METHOD or published.age < _LONG_WAIT:
         return False

@@ -25,7 +25,7 @@ def check_placement(
     diagnostics: Diagnostics,
     pruned: frozenset[Path] = frozenset(),
 ) -> None:
-    """Reports everything that is wrong or suspicious about `cluster.component_placement`.
+    """Report everything that is wrong or suspicious about `cluster.component_placement`.
 
     Args:
         tree: the whole file.
@@ -78,7 +78,7 @@ class _Check:
         return self._validated.damaged(path)
 
     def _written(self) -> Iterator[tuple[str, Path]]:
-        """Every component of the file once, with the place of its name; a second time is reported."""
+        """Return every component of the file once, with the place of its name; a second time is reported."""
         section = find(self.tree, PLACEMENT)
         if not isinstance(section, Mapping):
             return
@@ -127,7 +127,7 @@ class _Check:
         }
 
     def _all_labels(self) -> Iterator[str]:
-        """Every label that a component names, but those that mean the same whatever the groups are."""
+        """Return every label that a component names, but those that mean the same whatever the groups are."""
         for entry in self.cluster.component_placement.values():
             yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
         yield from (group.label for group in self.cluster.node_groups)
@@ -168,7 +168,7 @@ class _Check:
 
 
 def _contradictory(group: NodeGroup, num_nodes: int) -> bool:
-    """Whether the cluster's own rules refuse something about the units of the group."""
+    """Return whether the cluster's own rules refuse something about the units of the group."""
     ranks = group.node_ranks
     beyond = any(piece.stop > num_nodes for piece in ranks.ranges or ())
     units = group.hardware.configs if group.hardware else ()

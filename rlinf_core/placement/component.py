@@ -60,7 +60,7 @@ class ComponentPlacement:
         return tuple(self._entries)
 
     def get_strategy(self, name: str) -> PlacementStrategy:
-        """The strategy that lays out the processes of a component.
+        """Return the strategy that lays out the processes of a component.
 
         Raises:
             PlacementError: the job has no such component.
@@ -68,7 +68,7 @@ class ComponentPlacement:
         return FlexiblePlacementStrategy(self._resolution(name).processes(), self._entries[name].node_group)
 
     def get_world_size(self, name: str) -> int:
-        """How many processes a component has.
+        """Return how many processes a component has.
 
         Raises:
             PlacementError: the job has no such component.
@@ -76,7 +76,7 @@ class ComponentPlacement:
         return self._resolution(name).world_size
 
     def get_hardware_ranks(self, name: str) -> list[int]:
-        """The resource ranks that a component holds, ascending, local to its node groups.
+        """Return the resource ranks that a component holds, ascending, local to its node groups.
 
         Raises:
             PlacementError: the job has no such component.
@@ -101,7 +101,7 @@ class ComponentPlacement:
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
-    """How components share what they hold.
+    """Return how components share what they hold.
 
     Nodes count as something to hold only where no component holds an accelerator or a robot; those of the group `node`,
     and of groups that ignore hardware, never do.
@@ -176,7 +176,7 @@ def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str,
 
 
 def _refusal(failure: ValidationError) -> PlacementError:
-    """The first thing that pydantic found, in our words."""
+    """Return the first thing that pydantic found, in our words."""
     first = failure.errors(include_url=False, include_input=False)[0]
     path = [str(segment) for segment in first["loc"] if segment != "[key]"]
     message, help = first["msg"], first.get("ctx", {}).get("help")

@@ -22,7 +22,7 @@ class Coverage:
 
 
 def coverage(resolution: Resolution) -> Coverage | None:
-    """What a component holds; None where the units it counts are unknown."""
+    """Return what a component holds; None where the units it counts are unknown."""
     selection = resolution.selection
     if selection is None:
         return None
@@ -31,7 +31,7 @@ def coverage(resolution: Resolution) -> Coverage | None:
 
 
 def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
-    """The numbers in both of two lists of ascending, disjoint ranges."""
+    """Return the numbers in both of two lists of ascending, disjoint ranges."""
     common: list[range] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -46,7 +46,7 @@ def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
 
 
 def subtract(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
-    """The numbers in the first of two lists of ascending, disjoint ranges that are not in the second."""
+    """Return the numbers in the first of two lists of ascending, disjoint ranges that are not in the second."""
     left: list[range] = []
     j = 0
     for piece in a:
@@ -65,7 +65,7 @@ def subtract(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
 
 
 def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
-    """Which pairs of lists of ranges have numbers in common, as ascending indices."""
+    """Return which pairs of lists of ranges have numbers in common, as ascending indices."""
     pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
     pairs: set[tuple[int, int]] = set()
     # The pieces that reach beyond the start of the one being looked at.

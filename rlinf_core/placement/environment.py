@@ -80,13 +80,13 @@ class NodeEnvironment:
     interpreter_group: str | None = None
 
     def for_ray(self) -> dict[str, str]:
-        """The variables for Ray's `runtime_env`, in which `${PATH}` stands for the node's own value."""
+        """Return the variables for Ray's `runtime_env`, in which `${PATH}` stands for the node's own value."""
         return {
             each.name: f"{each.value}:${{{each.name}}}" if each.prepended else each.value for each in self.variables
         }
 
     def over(self, own: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a process on the node whose own environment is `own`."""
+        """Return the environment of a process on the node whose own environment is `own`."""
         merged = dict(own)
         for each in self.variables:
             before = own.get(each.name) if each.prepended else None
@@ -95,7 +95,7 @@ class NodeEnvironment:
 
 
 def node_environment(cluster: ClusterConfig, node_rank: int) -> NodeEnvironment:
-    """What applies to every process on a node, whatever group selected it.
+    """Return what applies to every process on a node, whatever group selected it.
 
     Of several values for one variable the first counts; a valid file has no two that differ.
     """

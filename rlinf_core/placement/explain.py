@@ -55,7 +55,7 @@ def process_environment(
     tree: Tree | None = None,
     environment: NodeEnvironment | None = None,
 ) -> list[EnvVar]:
-    """Every variable that rlinf sets for a process, in alphabetical order. Secrets are not masked here.
+    """Return every variable that rlinf sets for a process, in alphabetical order. Secrets are not masked here.
 
     Args:
         cluster: the machines.
@@ -91,7 +91,7 @@ def _from_group(variable: NodeVariable, tree: Tree | None) -> EnvVar:
 
 
 def _variable_path(tree: Tree, variable: NodeVariable) -> Path:
-    """`env_vars` is a list of one-key maps, or one map."""
+    """Return `env_vars` is a list of one-key maps, or one map."""
     if isinstance(find(tree, variable.path), TreeSequence):
         return (*variable.path, variable.index, variable.name)
     return (*variable.path, variable.name)
@@ -129,7 +129,7 @@ class UnitUse:
 
 
 def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[UnitUse]:
-    """Every known accelerator and robot, node by node, used or not.
+    """Return every known accelerator and robot, node by node, used or not.
 
     A node as a whole is listed where it has neither, and where processes were placed on nodes rather than on hardware.
     """

@@ -101,7 +101,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(topology: ClusterTopology) -> PackedPlacementStrategy:
-    """One process for each accelerator of the cluster, or for each node where there are none.
+    """Return one process for each accelerator of the cluster, or for each node where there are none.
 
     Raises:
         PlacementError: the accelerators of a node are unknown.

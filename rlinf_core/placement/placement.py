@@ -54,7 +54,8 @@ class Placement:
         return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
 
     def environment(self) -> dict[str, str]:
-        """The variables of this process that follow from its place; MASTER_ADDR and MASTER_PORT are known at launch.
+        """Return the variables of this process that follow from its place; MASTER_ADDR and MASTER_PORT are known at
+        launch.
 
         A process that sees only its own accelerators is to itself the only one on its node (`LOCAL_RANK` 0 of 1), since
         frameworks take `LOCAL_RANK` for the index of the device to use. `NODE_LOCAL_RANK` always counts the component's

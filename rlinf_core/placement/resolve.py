@@ -27,7 +27,7 @@ class Block:
         return len(self.processes) / len(self.resources)
 
     def __iter__(self) -> Iterator[range]:
-        """The resources of each process, in the order of the processes."""
+        """Return the resources of each process, in the order of the processes."""
         start, each = self.resources.start, len(self.resources) // len(self.processes)
         if each:
             for index in range(len(self.processes)):
@@ -62,7 +62,7 @@ class Resolution(NamedTuple):
         return sum(len(block.processes) for block in self.blocks)
 
     def processes(self) -> Iterator[range]:
-        """The resources of every process, by process rank."""
+        """Return the resources of every process, by process rank."""
         for block in self.blocks:
             yield from block
 
@@ -111,7 +111,7 @@ class _Parts:
         return False
 
     def _resources(self, part: RankMapPart) -> range | None:
-        """The resources that the part names; None for `all` of an unknown number."""
+        """Return the resources that the part names; None for `all` of an unknown number."""
         if part.resources is not None:
             return part.resources
         return range(self.selection.count) if self.selection else None
@@ -167,7 +167,7 @@ class _Parts:
         return self._report("placement-out-of-range", message, part, help)
 
     def _processes(self, part: RankMapPart, resources: range | None) -> range | None:
-        """The part's process ranks; None when they cannot be told."""
+        """Return the part's process ranks; None when they cannot be told."""
         expected = self._next_process
         processes = part.processes
         if processes is None:
@@ -231,7 +231,7 @@ def _common(a: range | None, b: range) -> range | None:
 
 
 def _nearest_count(resources: int, wanted: int) -> int:
-    """The number of processes nearest to `wanted` that `resources` can be dealt to, or can be shared by."""
+    """Return the number of processes nearest to `wanted` that `resources` can be dealt to, or can be shared by."""
     if wanted > resources:
         low = wanted // resources * resources
         return low if wanted - low < low + resources - wanted else low + resources

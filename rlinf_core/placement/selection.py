@@ -63,21 +63,23 @@ class Selection:
         return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
 
     def locate(self, rank: int) -> Location:
-        """Where resource `rank`, which must be below `count`, is."""
+        """Return where resource `rank`, which must be below `count`, is."""
         segment = self.segments[bisect_right(self._firsts, rank) - 1]
         unit = segment.units.start + rank - segment.first
         node = self._numbers.node_of(unit)
         return Location(node, unit - self._numbers.on_node(node).start, segment.label)
 
     def units(self, ranks: range) -> Iterator[range]:
-        """The cluster-wide units behind consecutive resource ranks."""
+        """Return the cluster-wide units behind consecutive resource ranks."""
         for first, units, _ in self.segments:
             start, stop = max(ranks.start, first), min(ranks.stop, first + len(units))
             if start < stop:
                 yield range(units.start + start - first, units.start + stop - first)
 
     def describe(self) -> str:
-        """What exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3 nodes`."""
+        """Return what exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3
+        nodes`.
+        """
         counts = self._counts()
         with_units = {node: count for node, count in counts.items() if count}
         if self.unit.kind is UnitKind.NODE:

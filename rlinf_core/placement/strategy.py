@@ -29,7 +29,7 @@ ClusterLike: TypeAlias = "ClusterTopology | HasTopology"
 
 
 def topology_of(cluster: ClusterLike) -> ClusterTopology:
-    """The topology of a cluster.
+    """Return the topology of a cluster.
 
     Raises:
         PlacementError: it is neither a cluster nor a topology.
@@ -41,7 +41,7 @@ def topology_of(cluster: ClusterLike) -> ClusterTopology:
 
 
 def number(value: object, name: str, where: str) -> int:
-    """What was given as a number of a strategy.
+    """Return what was given as a number of a strategy.
 
     Raises:
         PlacementError: it is no whole number.
@@ -53,7 +53,7 @@ def number(value: object, name: str, where: str) -> int:
 
 
 def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
-    """What was given as several ranks.
+    """Return what was given as several ranks.
 
     Args:
         values: an iterable of whole numbers.
@@ -73,7 +73,7 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
 
 
 def items(values: object) -> tuple[object, ...] | None:
-    """What was given as a list, in whichever form; None when it is none, as text."""
+    """Return what was given as a list, in whichever form; None when it is none, as text."""
     if isinstance(values, str | bytes | Mapping):
         return None
     try:
@@ -87,7 +87,7 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
-        """One placement for each process, by rank.
+        """Return one placement for each process, by rank.
 
         Args:
             cluster: a cluster, or a topology alone.
@@ -99,7 +99,7 @@ class PlacementStrategy(ABC):
 
 
 def split_labels(labels: str | int | Iterable[str | int] | None) -> tuple[str, ...]:
-    """`"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels."""
+    """Return `"a,b"`, `["a", "b"]`, `4090` or None as a tuple of labels."""
     if labels is None:
         return ()
     listed = items(labels)
@@ -107,7 +107,7 @@ def split_labels(labels: str | int | Iterable[str | int] | None) -> tuple[str, .
 
 
 def select_or_raise(topology: ClusterTopology, labels: Sequence[str], where: str) -> Selection:
-    """The units of some groups.
+    """Return the units of some groups.
 
     Raises:
         PlacementError: no such groups, they don't go together, or what they count is unknown.
@@ -215,7 +215,7 @@ def count_up(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolat
 
 
 def hardware_type(unit: Unit, node: NodeInfo) -> str:
-    """What a process that holds such units of a node holds, in a word."""
+    """Return what a process that holds such units of a node holds, in a word."""
     if unit.kind is UnitKind.ACCELERATOR:
         return node.accelerator_type or str(unit.kind)
     return unit.robot or str(unit.kind)

@@ -89,7 +89,7 @@ class _Look:
         return self._warn("idle-accelerators", message, path, "place a component on them, or leave the nodes out")
 
     def _listed(self, units: Iterable[range]) -> str:
-        """`4-7 on nodes 0-3, 0 on node 5`: accelerators by the nodes they are on."""
+        """Return `4-7 on nodes 0-3, 0 on node 5`: accelerators by the nodes they are on."""
         numbers = self.topology.numbers(ACCELERATORS)
         on_node: dict[int, list[range]] = {}
         for piece in units:
@@ -176,13 +176,13 @@ class _Look:
 
 
 def _nodes_of(config: EnvConfig, group: tuple[range, ...]) -> tuple[range, ...]:
-    """The nodes of a group's `env_configs` entry; `all` is the whole group."""
+    """Return the nodes of a group's `env_configs` entry; `all` is the whole group."""
     written = config.node_ranks.ranges
     return group if written is None else intersect(group, merge_ranges(written))
 
 
 def _left(pieces: Sequence[range], taken: tuple[range, ...]) -> tuple[range, ...]:
-    """`subtract`, but looking only at what is near: for few pieces and much that is taken."""
+    """Return `subtract`, but looking only at what is near: for few pieces and much that is taken."""
     left: list[range] = []
     for piece in pieces:
         first = bisect_right(taken, piece.start, key=lambda each: each.stop)

@@ -26,12 +26,12 @@ class Placed(NamedTuple):
 
 
 def map_path(tree: Mapping, entry: Path) -> Path:
-    """The path of the rank map of a component's entry, which may be the whole entry."""
+    """Return the path of the rank map of a component's entry, which may be the whole entry."""
     return (*entry, "placement") if isinstance(find(tree, entry), Mapping) else entry
 
 
 def problem_span(tree: Mapping, entry: Path, problem: Problem) -> Span:
-    """What to underline for a problem of the entry at a path."""
+    """Return what to underline for a problem of the entry at a path."""
     if problem.label is not None:
         return _label_span(tree, entry, problem.label)
     path = map_path(tree, entry)
@@ -54,7 +54,7 @@ def _label_span(tree: Mapping, entry: Path, index: int) -> Span:
 
 
 def group_paths(tree: Mapping) -> dict[str, Path]:
-    """The path of each node group by its label."""
+    """Return the path of each node group by its label."""
     paths: dict[str, Path] = {}
     groups = find(tree, GROUPS)
     for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):

@@ -39,14 +39,14 @@ class MetricsBackend(ABC):
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of `step`, numbers by name. A step may come in several parts."""
+        """Take the metrics of `step`, numbers by name. A step may come in several parts."""
 
     def rewind(self, step: int) -> None:  # noqa: B027 - most services keep what they have been told
         """The run goes on from `step`; what came later will come again."""
 
     @abstractmethod
     def close(self) -> None:
-        """Sends what is held back. Called once."""
+        """Send what is held back. Called once."""
 
 
 class TensorBoard(MetricsBackend):
@@ -94,7 +94,7 @@ class _Tracker(MetricsBackend):
 
     @abstractmethod
     def arguments(self, settings: BackendSettings) -> dict[str, Any]:
-        """The keyword arguments of the module's `init`."""
+        """Return the keyword arguments of the module's `init`."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step > self._replayed_until:
@@ -163,7 +163,7 @@ _BACKENDS: Final[Mapping[str, Callable[[BackendSettings], MetricsBackend]]] = {
 
 
 def open_backends(names: Sequence[str], settings: BackendSettings) -> list[MetricsBackend]:
-    """The backends of these names, ready to be told metrics.
+    """Return the backends of these names, ready to be told metrics.
 
     Raises:
         ConfigError: one is unknown, or its package is not installed.
@@ -189,7 +189,7 @@ def open_backends(names: Sequence[str], settings: BackendSettings) -> list[Metri
 
 
 def check_backend(name: str) -> None:
-    """Looks whether a backend can be imported, without importing it.
+    """Look whether a backend can be imported, without importing it.
 
     Raises:
         ConfigError: it is unknown, or its package is not installed; `help` has the pip command.

@@ -79,7 +79,7 @@ class Checkpoint(NamedTuple):
     manifest: Manifest
 
     def check(self, facts: Mapping[str, Fact]) -> None:
-        """Refuses to be continued by a run that it does not fit.
+        """Refuse to be continued by a run that it does not fit.
 
         Args:
             facts: those of the run, as `Manifest.facts`. One that the checkpoint does not know is not judged.
@@ -115,7 +115,7 @@ class CheckpointStore:
         self.keep = keep
 
     def begin(self, step: int) -> Path:
-        """An empty folder aside, for the workers to write the checkpoint of `step` into; then comes `commit`.
+        """Return an empty folder aside, for the workers to write the checkpoint of `step` into; then comes `commit`.
 
         What an earlier process left half-written is removed: a run has one writer.
 
@@ -131,7 +131,7 @@ class CheckpointStore:
         return work
 
     def commit(self, step: int, manifest: Manifest) -> Path:
-        """Makes what was written since `begin` the checkpoint of `step`, and removes those that are too many.
+        """Make what was written since `begin` the checkpoint of `step`, and remove those that are too many.
 
         One of the same step that exists is replaced, and stays until the new one has its name.
 
@@ -163,22 +163,22 @@ class CheckpointStore:
         return final
 
     def abandon(self, step: int) -> None:
-        """Removes what was written since `begin`: it will not be whole, and may be what filled the disk."""
+        """Remove what was written since `begin`: it will not be whole, and may be what filled the disk."""
         durable.remove_tree(self.folder / f"{_WRITING}{_name(step)}")
 
     def latest(self) -> Checkpoint | None:
-        """The complete checkpoint of the highest step, or None.
+        """Return the complete checkpoint of the highest step, or None.
 
         It is looked for, not read from the file `latest`: a run can be killed between the two.
         """
         return next((each for each in map(_look, self._folders()) if each is not None), None)
 
     def complete(self) -> list[Checkpoint]:
-        """All complete checkpoints, those of the lowest steps first."""
+        """Return all complete checkpoints, those of the lowest steps first."""
         return [each for each in map(_look, reversed(self._folders())) if each is not None]
 
     def recover(self) -> None:
-        """Clears away what a process that was killed left half-done. Only the process that writes calls it."""
+        """Clear away what a process that was killed left half-done. Only the process that writes calls it."""
         for path in self._entries():
             if path.name.startswith((_WRITING, _DISCARDED)):
                 durable.remove_tree(path)
@@ -192,7 +192,7 @@ class CheckpointStore:
                 path.unlink(missing_ok=True)
 
     def _retain(self) -> None:
-        """Removes what the newest checkpoint and `keep` have made superfluous, each by one step out of sight first."""
+        """Remove what the newest checkpoint and `keep` have made superfluous, each by one step out of sight first."""
         if self.keep != KEEP_ALL:
             for old in self.complete()[: -self.keep]:
                 durable.rename(old.path, self.folder / f"{_DISCARDED}{old.path.name}")
@@ -210,7 +210,7 @@ class CheckpointStore:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The complete checkpoint in a folder `global_step_N`.
+    """Return the complete checkpoint in a folder `global_step_N`.
 
     Raises:
         CheckpointError: there is none, or it is not complete.
@@ -223,7 +223,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """What the checkpoint in the folder `path` says about itself, complete or not.
+    """Return what the checkpoint in the folder `path` says about itself, complete or not.
 
     Raises:
         CheckpointError: there is none, or it is of a version that this rlinf does not know.
@@ -246,7 +246,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def config_hash(text: str) -> str:
-    """What tells one resolved configuration from another.
+    """Return what tells one resolved configuration from another.
 
     Args:
         text: its YAML, as the run folder keeps it.
@@ -255,7 +255,7 @@ def config_hash(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a checkpoint was made with, torch's where it is installed."""
+    """Return the versions that a checkpoint was made with, torch's where it is installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"rlinf": __version__, "python": platform.python_version()}
@@ -281,7 +281,7 @@ def _look(path: Path) -> Checkpoint | None:
 
 
 def _damage(path: Path, manifest: Manifest) -> str | None:
-    """The first file of the manifest that is not there as it was written, in words."""
+    """Return the first file of the manifest that is not there as it was written, in words."""
     for name, size in manifest.files.items():
         try:
             found = os.stat(path / name).st_size

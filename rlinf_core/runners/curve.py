@@ -63,7 +63,7 @@ _MOST_POINTS: Final = 1000
 
 
 def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path] | None:
-    """Draws `curve.png` and `curve.svg` from `metrics.jsonl`.
+    """Draw `curve.png` and `curve.svg` from `metrics.jsonl`.
 
     Args:
         metrics_file: as `MetricsWriter` writes it.
@@ -105,7 +105,9 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
 
 
 def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:
-    """What there is to draw in a panel. Two series of the same values, as where episodes end with success, are one."""
+    """Return what there is to draw in a panel. Two series of the same values, as where episodes end with success,
+    are one.
+    """
     drawn: list[Line] = []
     for label, names in panel.series:
         line = next((line for name in names if (line := _line(label, name, metrics)).steps), None)
@@ -118,7 +120,7 @@ def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """The mean around each value over `window` neighbours, fewer at the ends; as many as there are values."""
+    """Return the mean around each value over `window` neighbours, fewer at the ends; as many as there are values."""
     reach = window // 2
     sums = [0.0]
     for value in values:
@@ -194,7 +196,7 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[in
 
 
 def _save(figure: Any, paths: Sequence[Path]) -> None:
-    """Writes the picture in the formats that the paths end in; the same run gives the same files."""
+    """Write the picture in the formats that the paths end in; the same run gives the same files."""
     from importlib import import_module
 
     matplotlib: Any = import_module("matplotlib")

@@ -19,7 +19,7 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Writes `path` so that readers find the old text or the new one, and never a part.
+    """Write `path` so that readers find the old text or the new one, and never a part.
 
     Args:
         path: the file, which may exist.
@@ -60,7 +60,7 @@ def claimed(path: Path) -> Generator[bool, None, None]:
 
 
 def sync_tree(folder: Path) -> None:
-    """Puts every file below `folder`, and the names of them, on the disk itself."""
+    """Put every file below `folder`, and the names of them, on the disk itself."""
     for parent, _, files in os.walk(folder):
         for name in files:
             _sync(Path(parent) / name)
@@ -68,7 +68,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Puts the names in `folder` on the disk itself, where its file system knows how."""
+    """Put the names in `folder` on the disk itself, where its file system knows how."""
     try:
         _sync(folder)
     except OSError:
@@ -77,13 +77,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Gives a file or folder another name in its folder, for good."""
+    """Give a file or folder another name in its folder, for good."""
     os.rename(old, new)
     sync_folder(new.parent)
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder and what is in it; one that is gone already is fine."""
+    """Remove a folder and what is in it; one that is gone already is fine."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

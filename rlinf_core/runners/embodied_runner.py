@@ -108,7 +108,7 @@ class EmbodiedRunner:
         return min(limits, default=None)
 
     def init_workers(self) -> None:
-        """Makes environments and models, and loads the checkpoint that the run continues from."""
+        """Make environments and models, and load the checkpoint that the run continues from."""
         name = f"{self.actor.worker_group_name}-trajectories-{next(_numbers)}"
         self._channel = Channel.create(name)
         sizes = self.world_sizes
@@ -120,7 +120,7 @@ class EmbodiedRunner:
             self._version = self.actor.load_checkpoint(str(source.path)).wait()[0]
 
     def run(self) -> None:
-        """Trains to the end, or evaluates once with `only_eval`."""
+        """Train to the end, or evaluates once with `only_eval`."""
         record, last = self.record, self.last_step
         if self.config.only_eval:
             record.started(record.step, self.world_sizes)
@@ -156,7 +156,7 @@ class EmbodiedRunner:
         self.record.step_finished(step, {**metrics, **self._times})
 
     def update_rollout_weights(self, step: int) -> None:
-        """Gives the rollout workers the weights of the actor, unless they have them.
+        """Give the rollout workers the weights of the actor, unless they have them.
 
         They take them between two rollouts. Where rollouts go on while the actor trains nobody waits for that.
         """
@@ -174,7 +174,7 @@ class EmbodiedRunner:
         self._syncing = ()
 
     def generate_rollouts(self, step: int) -> dict[str, float]:
-        """The policy acts in the environments while the actors receive what happens.
+        """Return the policy acts in the environments while the actors receive what happens.
 
         Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
         """
@@ -198,7 +198,7 @@ class EmbodiedRunner:
         self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
 
     def save_checkpoint(self, step: int) -> None:
-        """Keeps everything that training after `step` depends on."""
+        """Keep everything that training after `step` depends on."""
         self.record.save(
             step,
             lambda path: self.actor.save_checkpoint(str(path)).wait(),
@@ -220,7 +220,7 @@ class EmbodiedRunner:
                 self._times[f"time/{tag}"] = seconds
 
     def shutdown(self) -> None:
-        """Ends the workers. Leaving the cluster does the same."""
+        """End the workers. Leaving the cluster does the same."""
         for group in self._groups:
             group.shutdown()
         self._channel.close()

@@ -80,7 +80,7 @@ class MetricsWriter:
         return newest
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`.
+        """Write the metrics of `step`.
 
         Steps come in order. Metrics of the step that came last, as those of an evaluation after it, join its line.
 
@@ -112,7 +112,7 @@ class MetricsWriter:
         self._tell(lambda backend: backend.log(step, numbers))
 
     def rewind(self, step: int) -> None:
-        """Drops what was written for steps after `step`: the run goes on from there.
+        """Drop what was written for steps after `step`: the run goes on from there.
 
         Raises:
             RunError: the file cannot be written.
@@ -122,13 +122,13 @@ class MetricsWriter:
         self._tell(lambda backend: backend.rewind(step))
 
     def close(self) -> None:
-        """Writes out what backends hold back. Safe to call twice."""
+        """Write out what backends hold back. Safe to call twice."""
         self._file.close()
         self._tell(lambda backend: backend.close())
         self._backends = ()
 
     def _tell(self, what: Callable[[MetricsBackend], None]) -> None:
-        """Tells the backends. A service that fails is left out from then on: no run ends for its sake."""
+        """Tell the backends. A service that fails is left out from then on: no run ends for its sake."""
         kept: list[MetricsBackend] = []
         for backend in self._backends:
             try:
@@ -142,7 +142,7 @@ class MetricsWriter:
         self._backends = tuple(kept)
 
     def _keep_until(self, step: int | None) -> None:
-        """Cuts the file behind the last whole line of a step up to `step`; None: of any."""
+        """Cut the file behind the last whole line of a step up to `step`; None: of any."""
         self._last, self._last_start = None, 0
         end = 0
         for start, stop, line in _lines(self.path):
@@ -165,7 +165,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """The metrics in `path`, one item for each step in order; none when there is no such file.
+    """Return the metrics in `path`, one item for each step in order; none when there is no such file.
 
     A line that is being written, or is torn, is left out.
     """
@@ -173,7 +173,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def copy_metrics(old: Path, new: Path, step: int) -> None:
-    """Writes the metrics of `old` up to `step` to the new file `new`.
+    """Write the metrics of `old` up to `step` to the new file `new`.
 
     Raises:
         OSError: it cannot be written.
@@ -182,7 +182,7 @@ def copy_metrics(old: Path, new: Path, step: int) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
-    """Every whole line with the offsets of its first byte and behind its last one."""
+    """Return every whole line with the offsets of its first byte and behind its last one."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -78,7 +78,7 @@ class RunRecord:
     def open(
         cls, job: Job, folder: RunFolder, listener: Listener, runner: RunnerConfig, facts: Mapping[str, Fact]
     ) -> Self:
-        """The record of the run of a job, with the services that `runner.logger` names.
+        """Return the record of the run of a job, with the services that `runner.logger` names.
 
         Raises:
             CheckpointError: the checkpoint that the run is to continue from does not fit.
@@ -115,7 +115,7 @@ class RunRecord:
         self._draw_curve()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
-        """Has the groups that are launched from now on write their logs into the run folder, and record their trace.
+        """Have the groups that are launched from now on write their logs into the run folder, and record their trace.
 
         Args:
             cluster: where they are launched.
@@ -128,7 +128,7 @@ class RunRecord:
             self._trace.forget()
 
     def collect_trace(self, *groups: WorkerGroup[Any], last: bool = False) -> None:
-        """Takes what these groups recorded, where the run is traced; `last` waits for those that are busy."""
+        """Take what these groups recorded, where the run is traced; `last` waits for those that are busy."""
         if self._trace is not None:
             self._trace.collect(groups, last=last)
 
@@ -140,7 +140,7 @@ class RunRecord:
         self.newest = dict(self._metrics.newest)
 
     def go_back(self) -> int:
-        """Something died: goes back to the newest checkpoint, or to where the run began.
+        """Return something died: goes back to the newest checkpoint, or to where the run began.
 
         Returns:
             The last step that counts.
@@ -175,7 +175,7 @@ class RunRecord:
     def save(
         self, step: int, write: Callable[[Path], Any], *, weight_version: int, world_sizes: Mapping[str, int]
     ) -> None:
-        """Makes a checkpoint of what `write` puts into the folder that it is given.
+        """Make a checkpoint of what `write` puts into the folder that it is given.
 
         Raises:
             CheckpointError: it cannot be written.

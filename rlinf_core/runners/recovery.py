@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int) -> T:
-    """What `attempt` returns. It is called again where a worker had died, after the record has gone back.
+    """Return what `attempt` returns. It is called again where a worker had died, after the record has gone back.
 
     An exception that a worker raised is not a death: it would come again.
 
@@ -40,7 +40,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
 
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:
-    """The death that is the first cause of a failure, or None when it has another one."""
+    """Return the death that is the first cause of a failure, or None when it has another one."""
     first: BaseException = error.exceptions[0]
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

@@ -110,7 +110,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, runner: RunnerConfig, recipe: str, checkpoint_save_path: str | None = None) -> Self:
-        """The folder of a run that starts now, in this process.
+        """Return the folder of a run that starts now, in this process.
 
         Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
         is the folder of that checkpoint, so that a run that was cut in two is one. Where that run has newer checkpoints
@@ -152,7 +152,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """The run folder at `path`, to look into.
+        """Return the run folder at `path`, to look into.
 
         Raises:
             RunError: it is none.
@@ -162,14 +162,14 @@ class RunFolder:
 
     @classmethod
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
-        """The newest run folder in `log_path`, of one experiment or of any; None where there is none."""
+        """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
         found = [cls(path, state) for path, state in _runs(Path(log_path).absolute())]
         wanted = [each for each in found if experiment in (None, each.state.experiment)]
         return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
 
     @classmethod
     def _make(cls, log_path: Path, recipe: str, experiment: str, checkpoint_save_path: str | None) -> Self:
-        """A new folder with a state; no folder that exists is touched, and two runs never share one."""
+        """Return a new folder with a state; no folder that exists is touched, and two runs never share one."""
         log_path.mkdir(parents=True, exist_ok=True)
         # A name may hold anything, a folder's name may not; a leading dot would hide it.
         name = f"{_UNSAFE.sub('_', experiment).lstrip('.') or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -189,7 +189,7 @@ class RunFolder:
         return folder
 
     def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
-        """Writes that this process drives the run from now on."""
+        """Write that this process drives the run from now on."""
         self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
         self.update(
@@ -225,7 +225,7 @@ class RunFolder:
         return self.path / "logs"
 
     def log_file(self, component: str, rank: int) -> Path:
-        """The log of one worker. On another machine it is there only where this folder is shared."""
+        """Return the log of one worker. On another machine it is there only where this folder is shared."""
         return self.logs / component / f"rank_{rank}.log"
 
     @property
@@ -239,7 +239,7 @@ class RunFolder:
         return self._state
 
     def refresh(self) -> RunState:
-        """The state as it is on the disk now, for one who looks on while the run goes on.
+        """Return the state as it is on the disk now, for one who looks on while the run goes on.
 
         Raises:
             RunError: it cannot be read.
@@ -248,7 +248,7 @@ class RunFolder:
         return self._state
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of the state and writes it whole.
+        """Change fields of the state and write it whole.
 
         Args:
             changes: new values by the names of `RunState`'s fields.
@@ -265,7 +265,7 @@ class RunFolder:
         self._state = state
 
     def end(self, status: str, reason: str = "") -> None:
-        """Writes how the run ended.
+        """Write how the run ended.
 
         Args:
             status: finished, failed or interrupted.
@@ -277,7 +277,7 @@ class RunFolder:
         self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time())
 
     def write_config(self, job: Job) -> str:
-        """Keeps the resolved configuration, defaults included and secrets masked.
+        """Keep the resolved configuration, defaults included and secrets masked.
 
         An earlier one that says something else gets a number.
 
@@ -303,14 +303,14 @@ class RunFolder:
 
 
 def outcome(state: RunState) -> tuple[str, str]:
-    """The status of a run and the reason, also where its process could not write them any more."""
+    """Return the status of a run and the reason, also where its process could not write them any more."""
     if state.status == RUNNING and not state.alive:
         return FAILED, _VANISHED
     return state.status, state.reason
 
 
 def _find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Checkpoint | None:
-    """The checkpoint that `resume_dir` means."""
+    """Return the checkpoint that `resume_dir` means."""
     if resume_dir is None:
         return None
     if resume_dir == AUTO:
@@ -331,7 +331,7 @@ def _find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Che
 
 
 def _home(checkpoint: Path, log_path: Path) -> RunFolder | None:
-    """The run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
+    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
     store = checkpoint.resolve().parent
     # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
     for path in (store.parent, log_path / store.name):
@@ -345,7 +345,7 @@ def _home(checkpoint: Path, log_path: Path) -> RunFolder | None:
 
 
 def _runs(log_path: Path) -> Iterator[tuple[Path, RunState]]:
-    """The run folders in `log_path`; whatever else lies there is none of ours."""
+    """Return the run folders in `log_path`; whatever else lies there is none of ours."""
     try:
         paths = sorted(log_path.iterdir())
     except OSError:

@@ -80,7 +80,7 @@ class TraceWriter:
         self.close()
 
     def collect(self, groups: Iterable[Traced], *, last: bool = False) -> None:
-        """Takes what the processes recorded, without waiting for any: those that are busy answer the next time.
+        """Take what the processes recorded, without waiting for any: those that are busy answer the next time.
 
         A group that cannot answer, as after a worker died, leaves what it has told before.
 
@@ -105,7 +105,7 @@ class TraceWriter:
         self._pending.clear()
 
     def add(self, process: str, taken: Taken) -> None:
-        """Writes what one process recorded.
+        """Write what one process recorded.
 
         Args:
             process: its name, as in `actor:0`.
@@ -117,7 +117,7 @@ class TraceWriter:
                 self._write(event)
 
     def listening(self, listener: Listener) -> Listener:
-        """`listener`, and the phases of the run as spans of the driver."""
+        """Return `listener`, and the phases of the run as spans of the driver."""
 
         def listen(event: Event) -> None:
             now = time.time()
@@ -130,7 +130,7 @@ class TraceWriter:
         return listen
 
     def close(self) -> None:
-        """Ends the file. Safe to call twice."""
+        """End the file. Safe to call twice."""
         if self._file.closed:
             return
         self.add(DRIVER, spans.take())
@@ -148,7 +148,7 @@ class TraceWriter:
             self.add(f"{group}:{rank}", each)
 
     def _events(self, process: str, span: Span) -> Iterator[Mapping[str, Any]]:
-        """A span as trace events; before the first one of a process or thread, what that is called."""
+        """Return a span as trace events; before the first one of a process or thread, what that is called."""
         number = self._numbers.get(process)
         if number is None:
             number = self._numbers[process] = len(self._numbers)

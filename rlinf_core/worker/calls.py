@@ -43,7 +43,7 @@ def leave_call(token: Any) -> None:
 
 
 def check_call() -> None:
-    """Raises the error of a call that was given up, so that it does not begin another wait."""
+    """Raise the error of a call that was given up, so that it does not begin another wait."""
     call = _current.get()
     if call is not None and call.given_up is not None:
         raise call.given_up
@@ -75,13 +75,13 @@ class UnansweredCalls:
             self._handles.pop(handle, None)
 
     def in_flight(self) -> tuple[str, ...]:
-        """The workers that have not answered a call."""
+        """Return the workers that have not answered a call."""
         with self._lock:
             handles = list(self._handles)
         return tuple({str(address) for handle in handles for address in handle.pending()})
 
     def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
-        """The calls on a group, which are forgotten."""
+        """Return the calls on a group, which are forgotten."""
         with self._lock:
             own = [each for each in self._handles if each.group == group]
             self._handles = {each: None for each in self._handles if each.group != group}

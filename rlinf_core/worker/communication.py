@@ -81,7 +81,7 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Sends any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
+        """Send any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
 
         Returns when what was sent may be changed, without waiting for the peer to receive it.
         """
@@ -99,7 +99,7 @@ class Communication:
     @overload
     def recv(self, src_group_name: str, src_rank: int, async_op: bool, *, timeout: float | None = None) -> Any: ...
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """The next object that the peer sends here."""
+        """Return the next object that the peer sends here."""
         peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv(peer, async_op=async_op, timeout=timeout)
 
@@ -114,7 +114,7 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Work[None] | None:
-        """Sends one tensor to a `recv_tensor` that has a buffer of its size and dtype, without saying what it is.
+        """Send one tensor to a `recv_tensor` that has a buffer of its size and dtype, without saying what it is.
 
         A mismatch is an error on both sides: here it is raised by the next operation to this peer, or by the handle.
         """
@@ -130,7 +130,7 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Fills `tensor` in place with the next tensor that the peer sends here, and returns it."""
+        """Fill `tensor` in place with the next tensor that the peer sends here, and return it."""
         peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
@@ -145,7 +145,7 @@ class Communication:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Gives every member the object that `src` holds, and returns it; others than `src` pass anything.
+        """Give every member the object that `src` holds, and return it; others than `src` pass anything.
 
         Every member calls it, with the same groups and source.
 

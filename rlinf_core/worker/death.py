@@ -11,7 +11,7 @@ _EXIT_CODE = re.compile(r"exit code (-?\d+)")
 
 
 def describe_death(error: BaseException, address: str, node: str, incarnation: int) -> WorkerDiedError:
-    """The error for a worker that Ray says has died; waits a moment for what the manager finds out."""
+    """Return the error for a worker that Ray says has died; waits a moment for what the manager finds out."""
     said = _ray_says(str(error))
     client = current_client()
     told = client.cause_of_death(address, incarnation) if client is not None else None

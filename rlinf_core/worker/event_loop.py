@@ -31,7 +31,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def run_on_loop(awaitable: Awaitable[T]) -> T:
-    """The result of an awaitable, run on the worker's loop with the context variables of the caller.
+    """Return the result of an awaitable, run on the worker's loop with the context variables of the caller.
 
     Raises:
         BaseException: whatever it raised, `SystemExit` and `KeyboardInterrupt` included.

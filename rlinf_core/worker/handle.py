@@ -85,7 +85,7 @@ class WorkerGroupHandle(Generic[T]):
         return f"<{self.group}.{self.method}() on {len(self._members)} workers>"
 
     def wait(self, timeout: float | None = None) -> list[T]:
-        """The results, in the order of the ranks that were called.
+        """Return the results, in the order of the ranks that were called.
 
         Args:
             timeout: seconds; None means `RLINF_CALL_TIMEOUT`.
@@ -110,7 +110,7 @@ class WorkerGroupHandle(Generic[T]):
         return self._answer()
 
     def _connected(self) -> ManagerClient | None:
-        """What this process has of the job that the call was made in."""
+        """Return what this process has of the job that the call was made in."""
         client = current_client()
         if client is not self._client:
             raise no_cluster() if client is None else ClusterError(f"the cluster of {self._title} was shut down")
@@ -181,11 +181,11 @@ class WorkerGroupHandle(Generic[T]):
         return self.async_wait().__await__()
 
     def done(self) -> bool:
-        """Whether every rank has answered or one has failed, so that `wait` returns or raises at once."""
+        """Return whether every rank has answered or one has failed, so that `wait` returns or raises at once."""
         return self._settled or not self.pending() or bool(self._failures(0))
 
     def cancel(self) -> None:
-        """Drops the call where it has not begun, and wakes what it waits in where it has. `wait` then raises."""
+        """Drop the call where it has not begun, and wakes what it waits in where it has. `wait` then raises."""
         ray = ray_api()
 
         client = current_client()
@@ -199,7 +199,7 @@ class WorkerGroupHandle(Generic[T]):
             ray.cancel(reference)
 
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
-        """Seconds by timer tag, of this call only; waits for it.
+        """Return seconds by timer tag, of this call only; waits for it.
 
         Args:
             reduction_type: how the ranks' durations of a tag become one.
@@ -223,7 +223,7 @@ class WorkerGroupHandle(Generic[T]):
         return not self.done() or (not self.observed and self.failed)
 
     def pending(self) -> list[WorkerAddress]:
-        """The workers that have not answered."""
+        """Return the workers that have not answered."""
         if self._settled:
             return []
         ray = ray_api()
@@ -262,7 +262,7 @@ class WorkerGroupHandle(Generic[T]):
             self._error = error
 
     def _failures(self, grace: float) -> dict[int, Exception]:
-        """The exception of each rank that has failed by now or does within `grace` seconds."""
+        """Return the exception of each rank that has failed by now or does within `grace` seconds."""
         ray = ray_api()
 
         ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
@@ -277,7 +277,7 @@ class WorkerGroupHandle(Generic[T]):
         return {**self._vanished(), **failures}
 
     def _vanished(self) -> dict[int, Exception]:
-        """The ranks whose hosts are gone. Ray takes much longer to see that than the manager does."""
+        """Return the ranks whose hosts are gone. Ray takes much longer to see that than the manager does."""
         client = current_client()
         if client is None or self._settled:
             return {}
@@ -323,7 +323,7 @@ def _spell(addresses: Sequence[WorkerAddress]) -> str:
 
 
 def _together(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
-    """All answers, or the first failure. The running loop is woken once, not for each of them."""
+    """Return all answers, or the first failure. The running loop is woken once, not for each of them."""
     loop = asyncio.get_running_loop()
     together: asyncio.Future[list[Any]] = loop.create_future()
     if not references:
@@ -356,7 +356,7 @@ def _together(references: Sequence[Any]) -> asyncio.Future[list[Any]]:
 
 
 def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
-    """The results of several calls that depend on each other, in the order given.
+    """Return the results of several calls that depend on each other, in the order given.
 
     Waiting for one after the other would hang when a later one fails and an earlier one waits for it.
 

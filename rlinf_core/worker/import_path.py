@@ -8,7 +8,7 @@ import sysconfig
 
 
 def own_import_path() -> tuple[str, ...]:
-    """The entries of `sys.path` that belong neither to the interpreter nor to installed packages."""
+    """Return the entries of `sys.path` that belong neither to the interpreter nor to installed packages."""
     installed = tuple(
         os.path.realpath(path) for path in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()} if path
     )

@@ -28,7 +28,7 @@ def launch_members(
     pickled: bytes,
     max_concurrency: int | None = None,
 ) -> tuple[Member, ...]:
-    """Starts all workers of a group at once, and returns when every one of them is constructed.
+    """Start all workers of a group at once, and return when every one of them is constructed.
 
     Args:
         cluster: where.
@@ -59,14 +59,14 @@ def launch_members(
 
 
 def close_group(name: str, incarnation: int) -> None:
-    """Tells the job that a group has ended."""
+    """Tell the job that a group has ended."""
     client = current_client()
     if client is not None:
         client.tell(CloseGroup(name, incarnation))
 
 
 def kill(actors: Sequence[Any]) -> None:
-    """Ends processes at once."""
+    """End processes at once."""
     ray = ray_api()
     for actor in actors:
         ray.kill(actor)

@@ -21,7 +21,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 def set_up_logging(context: WorkerContext) -> None:
-    """Sends the lines of this worker where they belong; once in each process."""
+    """Send the lines of this worker where they belong; once in each process."""
     formatter = logging.Formatter(f"%(asctime)s %(levelname)s [{context.address}] %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     problem: OSError | None = None
@@ -46,7 +46,7 @@ def set_up_logging(context: WorkerContext) -> None:
 
 
 def _open(folder: Path, context: WorkerContext) -> TextIO:
-    """The worker's log file, behind what an earlier worker of this rank has written."""
+    """Return the worker's log file, behind what an earlier worker of this rank has written."""
     group = context.address.root_group_name
     folder = folder / context.session.log_names.get(group, group)
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def _moment() -> str:
 
 
 def _birth(context: WorkerContext) -> str:
-    """The first line of a worker's file: a worker that has nothing to say was there, too."""
+    """Return the first line of a worker's file: a worker that has nothing to say was there, too."""
     placement = context.placement
     return (
         f"process {os.getpid()} is rank {placement.rank} of {placement.world_size} on node"

@@ -13,7 +13,7 @@ Members = str | tuple[str, Sequence[int]]
 
 
 def peer_address(group_name: str, rank: int) -> WorkerAddress:
-    """The address of one worker.
+    """Return the address of one worker.
 
     Raises:
         InvalidNameError: the name or the rank is not well formed.
@@ -22,7 +22,7 @@ def peer_address(group_name: str, rank: int) -> WorkerAddress:
 
 
 def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
-    """The address of the one that sends in a broadcast.
+    """Return the address of the one that sends in a broadcast.
 
     Raises:
         InvalidNameError: `src` is neither a pair nor an address.
@@ -41,7 +41,7 @@ def source_address(src: tuple[str, int] | WorkerAddress) -> WorkerAddress:
 
 
 def broadcast_members(groups: Sequence[Members]) -> list[tuple[str, Sequence[int] | None]]:
-    """What the members of a broadcast are: each group's name, with the ranks that are meant or None for all.
+    """Return what the members of a broadcast are: each group's name, with the ranks that are meant or None for all.
 
     Raises:
         InvalidNameError: `groups` is no sequence of names and of pairs of a name and ranks.

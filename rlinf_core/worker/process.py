@@ -84,15 +84,15 @@ class WorkerProcess:
         self._dismissed: Exception | None = None
 
     def __repr__(self) -> str:
-        """What Ray puts before each line that this process prints; it asks once, when the process begins."""
+        """Return what Ray puts before each line that this process prints; it asks once, when the process begins."""
         return self._name
 
     def find_port(self) -> int:
-        """A free port of this node, for the group's `MASTER_PORT`."""
+        """Return a free port of this node, for the group's `MASTER_PORT`."""
         return free_port()
 
     def construct(self, context: WorkerContext, manager: AddressCard, pickled: bytes, master_port: int) -> Birth:
-        """Makes the worker.
+        """Make the worker.
 
         Args:
             context: what it is told.
@@ -118,7 +118,7 @@ class WorkerProcess:
         return self.birth()
 
     def _join(self, context: WorkerContext, manager: AddressCard) -> None:
-        """Makes this process reachable for its peers, before code of the user runs that may look for them."""
+        """Make this process reachable for its peers, before code of the user runs that may look for them."""
         placement = context.placement
         client = ManagerClient(
             context.session, manager, context.address, ip=advertised(context.node_ip), fallback=pickle_by_value
@@ -144,7 +144,7 @@ class WorkerProcess:
         return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What the worker's method returns that the task is named for; as a `Timed` when timers ran in it.
+        """Return what the worker's method returns that the task is named for; as a `Timed` when timers ran in it.
 
         Raises:
             RemoteFailure: with what it raised.
@@ -169,7 +169,7 @@ class WorkerProcess:
         return Timed(result, durations) if durations else result
 
     def _published(self, method: str, run: Callable[[Call], T]) -> T:
-        """What `run` returns; publishes meanwhile that a method runs, and packs what it raises."""
+        """Return what `run` returns; publishes meanwhile that a method runs, and packs what it raises."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
@@ -189,7 +189,9 @@ class WorkerProcess:
             del self._calls[call.serial]
 
     def _await(self, method: str, result: Awaitable[Any], call: Call) -> Any:
-        """The result of an asynchronous method, which runs as a task: from now on that is what may be held up."""
+        """Return the result of an asynchronous method, which runs as a task: from now on that is what may be held
+        up.
+        """
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
@@ -219,11 +221,11 @@ class WorkerProcess:
                 client.endpoint.board.fail_strand(call.strand if len(self._calls) > 1 else None, error)
 
     def take_spans(self) -> spans.Taken:
-        """What this process recorded since it was asked last, where the run is traced."""
+        """Return what this process recorded since it was asked last, where the run is traced."""
         return spans.take()
 
     def close(self) -> None:
-        """Lets the worker give back what it holds, before the process ends."""
+        """Let the worker give back what it holds, before the process ends."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker._close()

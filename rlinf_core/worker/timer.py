@@ -76,7 +76,7 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
             spans.recorder.add(spans.TIMER, self.tag, self._began, ended)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """`function`, timed."""
+        """Return `function`, timed."""
         tag = self.tag
         if inspect.iscoroutinefunction(function):
             coroutine = cast("Callable[P, Awaitable[object]]", function)
@@ -103,7 +103,7 @@ def _add(tag: str, seconds: float) -> None:
 
 
 def reduce_durations(by_rank: Sequence[Mapping[str, float]], reduction: Reduction = "max") -> dict[str, float]:
-    """One duration for each tag over the ranks that have it, in the order in which tags first appear.
+    """Return one duration for each tag over the ranks that have it, in the order in which tags first appear.
 
     Args:
         by_rank: the durations of each rank, in seconds.

@@ -72,7 +72,7 @@ class Worker(Communication):
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup[Self]:
-        """A group of this class, not yet launched; the arguments are those of its constructor.
+        """Return a group of this class, not yet launched; the arguments are those of its constructor.
 
         Raises:
             InvalidNameError: a public method of the class has a name that groups or workers need for themselves.
@@ -82,11 +82,11 @@ class Worker(Communication):
         return WorkerGroup(cls, args, kwargs)
 
     def _rlinf_bind(self, context: WorkerContext) -> None:
-        """Tells the worker who it is. Called before its constructor."""
+        """Tell the worker who it is. Called before its constructor."""
         self._rlinf_bound = context
 
     def _close(self) -> None:
-        """Gives back what the worker holds. Called before its process ends."""
+        """Give back what the worker holds. Called before its process ends."""
 
     @property
     def _rlinf_context(self) -> WorkerContext:
@@ -151,7 +151,7 @@ class Worker(Communication):
         group_affinity: str | None = None,
         group_rank_affinity: int | None = None,
     ) -> Channel:
-        """A new channel, which lives until the job ends.
+        """Return a new channel, which lives until the job ends.
 
         Args:
             channel_name: what others connect to; its process has the address `channel_name:0`.
@@ -180,7 +180,7 @@ class Worker(Communication):
         return Channel.create_beside(channel_name, maxsize, peer)
 
     def connect_channel(self, channel_name: str) -> Channel:
-        """The channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
+        """Return the channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
 
         Raises:
             UnknownGroupError: the job declared its groups and channels, and this is none of them.
@@ -189,19 +189,19 @@ class Worker(Communication):
         return Channel.connect(channel_name)
 
     def log_debug(self, message: str, *args: object) -> None:
-        """Logs a line of detail, under this worker's address; `args` as in `logging`."""
+        """Log a line of detail, under this worker's address; `args` as in `logging`."""
         _LOGGER.debug(message, *args)
 
     def log_info(self, message: str, *args: object) -> None:
-        """Logs a line, under this worker's address; `args` as in `logging`."""
+        """Log a line, under this worker's address; `args` as in `logging`."""
         _LOGGER.info(message, *args)
 
     def log_warning(self, message: str, *args: object) -> None:
-        """Logs a warning, under this worker's address; `args` as in `logging`."""
+        """Log a warning, under this worker's address; `args` as in `logging`."""
         _LOGGER.warning(message, *args)
 
     def log_error(self, message: str, *args: object) -> None:
-        """Logs an error, under this worker's address; `args` as in `logging`."""
+        """Log an error, under this worker's address; `args` as in `logging`."""
         _LOGGER.error(message, *args)
 
     def worker_timer(self, tag: str) -> timer:

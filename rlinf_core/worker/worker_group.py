@@ -52,7 +52,7 @@ class GroupMethod:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> WorkerGroupHandle[Any]:
-        """Calls it on every rank with the same arguments.
+        """Call it on every rank with the same arguments.
 
         Raises:
             PayloadError: an argument does not pickle. No rank was called.
@@ -67,7 +67,7 @@ class GroupMethod:
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
-        """Calls it with a share for each rank: every argument is a sequence with one item for each rank.
+        """Call it with a share for each rank: every argument is a sequence with one item for each rank.
 
         Raises:
             ValueError: an argument is no sequence, or has another length than there are ranks.
@@ -108,7 +108,7 @@ class GroupView:
         return GroupMethod(self, name)
 
     def handle(self, method: str, references: list[Any]) -> WorkerGroupHandle[Any]:
-        """The handle of a call that has been made on these ranks."""
+        """Return the handle of a call that has been made on these ranks."""
         made = WorkerGroupHandle[Any](
             self.group.worker_group_name, method, self.group.world_size, self.members, references
         )
@@ -139,7 +139,7 @@ class WorkerGroup(Generic[W]):
         isolate_accelerator: bool = True,
         max_concurrency: int | None = None,
     ) -> Self:
-        """Starts all workers at once, and returns when every one of them is constructed.
+        """Start all workers at once, and return when every one of them is constructed.
 
         Args:
             cluster: where.
@@ -178,7 +178,9 @@ class WorkerGroup(Generic[W]):
         return self
 
     def _base_address(self, name: str | None) -> WorkerAddress:
-        """What the workers' addresses begin with: the name; without one the worker that launches them, if one does."""
+        """Return what the workers' addresses begin with: the name; without one the worker that launches them, if
+        one does.
+        """
         if name is not None:
             return WorkerAddress(name)
         session = current_session()
@@ -188,7 +190,7 @@ class WorkerGroup(Generic[W]):
 
     @classmethod
     def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
-        """The running group of this name, launched by whichever process of the job.
+        """Return the running group of this name, launched by whichever process of the job.
 
         Raises:
             UnknownGroupError: no group of the name runs.
@@ -220,7 +222,7 @@ class WorkerGroup(Generic[W]):
         return GroupMethod(GroupView(self, self._running), name)
 
     def check_method(self, name: str) -> None:
-        """Raises AttributeError unless the users' class has a public method of this name."""
+        """Raise AttributeError unless the users' class has a public method of this name."""
         if name not in self._methods:
             hint = did_you_mean(name, self._methods)
             raise AttributeError(
@@ -266,7 +268,7 @@ class WorkerGroup(Generic[W]):
         return GroupView(self, [members[rank] for rank in ranks])
 
     def take_spans(self) -> WorkerGroupHandle[Taken]:
-        """What each worker recorded since this was asked last, as soon as it is in no method.
+        """Return what each worker recorded since this was asked last, as soon as it is in no method.
 
         `Cluster.record(trace=True)` before the launch makes them record.
         """
@@ -275,7 +277,7 @@ class WorkerGroup(Generic[W]):
         return WorkerGroupHandle(self.worker_group_name, "take_spans", len(members), members, references)
 
     def shutdown(self) -> None:
-        """Ends the workers and releases their names. Safe to call twice.
+        """End the workers and release their names. Safe to call twice.
 
         Raises:
             WorkerGroupError: a call that nobody waited for had failed.
@@ -287,7 +289,7 @@ class WorkerGroup(Generic[W]):
             unseen[0].wait()
 
     def _end(self, seconds: float) -> list[WorkerGroupHandle[Any]]:
-        """Ends the workers; returns the failed calls that nobody has waited for.
+        """End the workers; return the failed calls that nobody has waited for.
 
         A worker that computes is given so many seconds to come to an end; one that waits is woken at once.
         """
@@ -370,7 +372,7 @@ def _unpicklable(what: str, error: Exception) -> PayloadError:
 
 
 def _items(share: Any) -> int | None:
-    """How many items what a caller gave has, by position; None when it is nothing of the kind."""
+    """Return how many items what a caller gave has, by position; None when it is nothing of the kind."""
     if isinstance(share, Mapping) or not hasattr(share, "__getitem__"):
         return None
     try:
@@ -380,7 +382,7 @@ def _items(share: Any) -> int | None:
 
 
 def _public_methods(worker_class: type[Worker]) -> set[str]:
-    """The names of what the users' classes, and not `Worker` itself, define as public methods."""
+    """Return the names of what the users' classes, and not `Worker` itself, define as public methods."""
     inherited = set(dir(Worker))
     return {
         name

@@ -21,7 +21,7 @@ class Actor(Worker):
             channel.put({"number": number, "tensor": torch.full((size,), float(number))}, weight=1)
 
     def get(self, channel: Channel, count: int) -> list[list[float]]:
-        """The number, the length and the mean of each item."""
+        """Return the number, the length and the mean of each item."""
         found: list[list[float]] = []
         for _ in range(count):
             item = channel.get()
@@ -30,7 +30,7 @@ class Actor(Worker):
         return found
 
     def get_of_each(self, channel: Channel, keys: list[str]) -> list[int]:
-        """The length of one item of each key, all asked for at once."""
+        """Return the length of one item of each key, all asked for at once."""
         works = [channel.get(key, async_op=True) for key in keys]
         return [len(work.wait()) for work in works]
 
@@ -42,7 +42,7 @@ calls: dict[int, WorkerGroupHandle[Any]] = {}
 
 
 def begin() -> list[int]:
-    """Launches an actor and a channel on each host; the pids of the actors."""
+    """Launch an actor and a channel on each host; the pids of the actors."""
     global cluster, actors, channels
     cluster = Cluster(num_nodes=2)
     actors = Actor.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="actors")
@@ -51,14 +51,14 @@ def begin() -> list[int]:
 
 
 def pass_on(producer: int, consumer: int, node: int, sizes: list[int]) -> Any:
-    """What the consumer found of tensors of these sizes that went through the channel on a node."""
+    """Return what the consumer found of tensors of these sizes that went through the channel on a node."""
     getting = actors.execute_on(consumer).get(channels[node], len(sizes))
     actors.execute_on(producer).put(channels[node], sizes).wait(timeout=90)
     return getting.wait(timeout=90)[0]
 
 
 def ask(rank: int, keys: list[str], waiting: int) -> None:
-    """Lets a worker get one item of each key of the channel on host 0, and returns when so many gets wait for each."""
+    """Let a worker get one item of each key of the channel on host 0, and return when so many gets wait for each."""
     calls[rank] = actors.execute_on(rank).get_of_each(channels[0], keys)
     deadline = time.monotonic() + 60
     while True:
@@ -71,7 +71,7 @@ def ask(rank: int, keys: list[str], waiting: int) -> None:
 
 
 def hand_out(sizes: dict[str, int]) -> list[int]:
-    """Puts an item of a size under each key; how many of each key nobody was given."""
+    """Put an item of a size under each key; how many of each key nobody was given."""
     for key, size in sizes.items():
         channels[0].put(bytes(size), key=key, timeout=60)
     return [channels[0].qsize(key) for key in sizes]

@@ -44,7 +44,7 @@ class Host:
         return self._space is not None and self._space.process.poll() is None
 
     def begin(self) -> None:
-        """Switches it on; `ready` waits for it."""
+        """Switch it on; `ready` waits for it."""
         spaces = ("net", "mount", "uts", "ipc", "pid")
         arguments = (str(self.folder), self.name)
         self._space = Space(MOUNTS + HOST, arguments, spaces=spaces, log=self.folder / "init.log")
@@ -55,14 +55,14 @@ class Host:
         self._network.plug(self._port, self.pid, self.address)
 
     def restart(self) -> None:
-        """Switches it off and on again: an empty /tmp, no process of before."""
+        """Switch it off and on again: an empty /tmp, no process of before."""
         self.kill()
         self.begin()
         self.ready()
         self._network.wait_for_ssh([self])
 
     def kill(self) -> None:
-        """Switches it off: every process of it ends at once, and nothing answers any more."""
+        """Switch it off: every process of it ends at once, and nothing answers any more."""
         if self._space is not None:
             self._space.end()
             self._space = None
@@ -84,7 +84,7 @@ class Host:
             self.thaw()
 
     def link(self, state: str) -> None:
-        """Pulls its cable (`down`) or plugs it in (`up`): packets vanish, nobody is told."""
+        """Pull its cable (`down`) or plugs it in (`up`): packets vanish, nobody is told."""
         self._network.on_switch(f"link set {self._port} {state}")
 
     @contextlib.contextmanager
@@ -96,16 +96,16 @@ class Host:
             self.link("up")
 
     def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command on it, past ssh."""
+        """Run a command on it, past ssh."""
         settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 60, **options}
         return subprocess.run([*self._enter(), *argv], env=self._environment(), **settings)
 
     def spawn(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Starts a command on it, past ssh; it ends with the host at the latest."""
+        """Start a command on it, past ssh; it ends with the host at the latest."""
         return subprocess.Popen([*self._enter(), *argv], env=self._environment(), text=True, **options)
 
     def sh(self, script: str) -> str:
-        """What a shell script prints that runs on it."""
+        """Return what a shell script prints that runs on it."""
         return self.run(["sh", "-ec", script]).stdout
 
     @contextlib.contextmanager
@@ -174,7 +174,7 @@ class Host:
             keys.write_text(text)
 
     def processes(self) -> dict[int, str]:
-        """The command lines of its processes by their own pids, those of sshd and its logins left out."""
+        """Return the command lines of its processes by their own pids, those of sshd and its logins left out."""
         listed = self.sh("ps -eo pid=,args= --no-headers").splitlines()
         pairs = (line.split(None, 1) for line in listed if line.strip())
         return {int(pid): args for pid, args in pairs if not args.startswith(("sshd:", SSHD, "ps -eo", "sh -ec"))}

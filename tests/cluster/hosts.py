@@ -64,7 +64,7 @@ class Control:
         self._network.plug("control", self._space.pid, _CONTROL_ADDRESS)
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        """The same command, run there. It is the very process that is started: signals reach it."""
+        """Return the same command, run there. It is the very process that is started: signals reach it."""
         return ["nsenter", "-t", str(self._space.pid), "-n", "-m", "-u", "--", *argv]
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -83,7 +83,7 @@ class Control:
         return subprocess.Popen(self.argv(argv), env=self.environment(env), text=True, **options)
 
     def rlinf(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """What `rlinf` answers there."""
+        """Return what `rlinf` answers there."""
         return self.run([sys.executable, "-m", "rlinf_cli", *arguments], **options)
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ class Control:
             path.write_text(before)
 
     def forget_connections(self) -> None:
-        """Ends the connections that are held open for the next command, which would ask for no key."""
+        """End the connections that are held open for the next command, which would ask for no key."""
         path = Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}" / "ssh" / "%C"
         for host in self._network.hosts:
             self.run(["ssh", "-o", f"ControlPath={path}", "-O", "exit", host.name])
@@ -145,13 +145,13 @@ class Hosts:
         return next(host for host in self.hosts if host.name == name)
 
     def interpreter(self, name: str, *, ray: bool = True, first_line: str = "") -> Path:
-        """An interpreter of its own path, the same for the same name; see `make_venv`."""
+        """Return an interpreter of its own path, the same for the same name; see `make_venv`."""
         if name not in self._interpreters:
             self._interpreters[name] = make_venv(self.folder / "venvs" / name, ray=ray, first_line=first_line)
         return self._interpreters[name]
 
     def end(self) -> None:
-        """Switches everything off, and leaves nothing."""
+        """Switch everything off, and leaves nothing."""
         for host in self.hosts:
             host.kill()
         if hasattr(self, "control"):
@@ -161,7 +161,7 @@ class Hosts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def plug(self, port: str, pid: int, address: str) -> None:
-        """Connects the network of a process to the switch."""
+        """Connect the network of a process to the switch."""
         # The same card after a restart: the others remember it.
         card = f"02:00:0a:4d:00:{int(address.rpartition('.')[2]):02x}"
         self.on_switch(
@@ -175,7 +175,7 @@ class Hosts:
         subprocess.run(inside, input="\n".join(lines[: 2 if port == "control" else 3]), text=True, check=True)
 
     def unplug(self, port: str) -> None:
-        """Takes away the cable of a host that is off, which would go by itself, but later."""
+        """Take away the cable of a host that is off, which would go by itself, but later."""
         argv = ["nsenter", "-t", str(self._switch.pid), "-n", "ip", "link", "del", port]
         subprocess.run(argv, capture_output=True, check=False)
 
@@ -235,7 +235,7 @@ def _make_key(path: Path) -> None:
 
 
 def sweep() -> None:
-    """Removes the folders of runs that were killed. Their processes ended with them."""
+    """Remove the folders of runs that were killed. Their processes ended with them."""
     for folder in _FOLDERS.glob(f"{_PREFIX}*"):
         pid = folder.name[len(_PREFIX) :].split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -243,7 +243,7 @@ def sweep() -> None:
 
 
 def main() -> None:
-    """Brings the hosts up and opens a shell in the control namespace, to try things by hand."""
+    """Bring the hosts up and opens a shell in the control namespace, to try things by hand."""
     begun = time.monotonic()
     hosts = Hosts(["trainer0", "trainer1", "render0", "render1", "robot0"])
     try:

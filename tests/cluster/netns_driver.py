@@ -17,7 +17,7 @@ class Peer(Worker):
         return socket.gethostname(), os.getpid(), sys.executable
 
     def exchange(self, peer: int, sizes: list[int]) -> list[float]:
-        """Sends tensors to a peer and receives as many from it."""
+        """Send tensors to a peer and receive as many from it."""
         import torch
 
         sums: list[float] = []
@@ -35,7 +35,7 @@ class Peer(Worker):
         return self.recv("peer", rank)
 
     def compute(self) -> None:
-        """Goes on until the end. If it waited, too, the two would be a deadlock, and be told so before one dies."""
+        """Go on until the end. If it waited, too, the two would be a deadlock, and be told so before one dies."""
         time.sleep(600)
 
 
@@ -44,14 +44,14 @@ group: WorkerGroup[Peer]
 
 
 def join(num_nodes: int) -> list[list[Any]]:
-    """The rank, address and name of each node."""
+    """Return the rank, address and name of each node."""
     global cluster
     cluster = Cluster(num_nodes=num_nodes)
     return [[node.rank, node.ip, node.hostname] for node in cluster.topology.nodes]
 
 
 def launch(nodes: list[int]) -> list[Any]:
-    """The host's name, pid and interpreter of each worker."""
+    """Return the host's name, pid and interpreter of each worker."""
     global group
     group = Peer.create_group().launch(cluster, NodePlacementStrategy(nodes), name="peer")
     return group.place().wait()
@@ -66,7 +66,9 @@ def say(rank: int, text: str) -> None:
 
 
 def death(waiter: int, mortal: int) -> list[dict[str, Any]]:
-    """What a worker is told that waits for another one that dies, and what the driver is that has called that one."""
+    """Return what a worker is told that waits for another one that dies, and what the driver is that has called
+    that one.
+    """
     told: list[dict[str, Any]] = []
     waiting, dying = group.execute_on(waiter).take(mortal), group.execute_on(mortal).compute()
     for handle in (waiting, dying):

@@ -57,7 +57,7 @@ class RayHosts:
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        """Starts Ray on a host, without waiting for it.
+        """Start Ray on a host, without waiting for it.
 
         Args:
             host: the host.
@@ -95,7 +95,7 @@ class RayHosts:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """Ends it on all hosts that are still there."""
+        """End it on all hosts that are still there."""
         for host in self.hosts:
             process = self._processes.pop(host.name, None)
             if process is not None:
@@ -110,7 +110,7 @@ class RayHosts:
 
 
 def with_env(env: Mapping[str, str], *argv: list[str]) -> list[str]:
-    """A command with more in its environment."""
+    """Return a command with more in its environment."""
     return ["env", *(f"{name}={value}" for name, value in env.items()), *(word for part in argv for word in part)]
 
 
@@ -122,13 +122,13 @@ class Driver:
         self._log = log
 
     def begin(self, step: str, *args: Any) -> None:
-        """Calls a step of the script without waiting for what it returns."""
+        """Call a step of the script without waiting for what it returns."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([step, *args]) + "\n")
         self.process.stdin.flush()
 
     def result(self, seconds: float = 100.0) -> Any:
-        """What the step returned that was called first of those whose result was not asked for."""
+        """Return what the step returned that was called first of those whose result was not asked for."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise AssertionError(f"no answer within {seconds:g} s\n{self._log.read_text()}")
@@ -141,12 +141,12 @@ class Driver:
         return answer["value"]
 
     def call(self, step: str, *args: Any) -> Any:
-        """What a step of the script returns, as JSON carries it."""
+        """Return what a step of the script returns, as JSON carries it."""
         self.begin(step, *args)
         return self.result()
 
     def end(self) -> int:
-        """Lets the script come to its end; its exit status."""
+        """Let the script come to its end; its exit status."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()

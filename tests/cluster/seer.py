@@ -36,7 +36,7 @@ _ON_HEAD = (
 def compare(
     control: Control, cluster: str, file: Path, default: str, env: Mapping[str, str], assume: Sequence[str] = ()
 ) -> int:
-    """Runs a process of every rank of a file, and holds it against what is shown offline.
+    """Run a process of every rank of a file, and hold it against what is shown offline.
 
     Args:
         control: where commands are run.

@@ -22,7 +22,7 @@ class Actor(Worker):
             channel.put(np.full(size * MB, number, np.uint8), weight=size, timeout=60)
 
     def get(self, channel: Channel) -> list[int]:
-        """The megabytes of each item that arrived whole. All are kept until the last one is there."""
+        """Return the megabytes of each item that arrived whole. All are kept until the last one is there."""
         items = [channel.get(timeout=60) for _ in SIZES]
         return [item.nbytes // MB for number, item in enumerate(items) if (item == number).all()]
 

@@ -55,7 +55,7 @@ exec sleep infinity
 
 
 def why_not() -> str | None:
-    """Why there can be no hosts on this machine, or None when there can be."""
+    """Return why there can be no hosts on this machine, or None when there can be."""
     if os.geteuid() != 0:
         return "hosts need root"
     missing = [name for name in ("ip", "unshare", "nsenter", "ssh", "ssh-keygen") if shutil.which(name) is None]

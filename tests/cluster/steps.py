@@ -11,7 +11,7 @@ from typing import Any
 
 
 def serve(steps: Mapping[str, Callable[..., Any]]) -> None:
-    """Does steps, one for each line of input, until that ends; answers with what each returns or raises."""
+    """Do steps, one for each line of input, until that ends; answer with what each returns or raises."""
     out = os.fdopen(os.dup(1), "w")
     # Ray forwards what workers print to this process's output.
     os.dup2(2, 1)

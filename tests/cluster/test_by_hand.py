@@ -51,7 +51,7 @@ class ByHand:
             time.sleep(0.5)
 
     def listed(self) -> str:
-        """The states of the nodes, as Ray itself tells them."""
+        """Return the states of the nodes, as Ray itself tells them."""
         code = (
             "import sys; from ray._raylet import GcsClient\n"
             "nodes = GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5).values()\n"
@@ -61,7 +61,7 @@ class ByHand:
         return self.hosts["render0"].run(with_env(self.ray.environment, command), check=False).stdout
 
     def rlinf(self, name: str, *arguments: str, address: str | None = None) -> subprocess.CompletedProcess[str]:
-        """What `rlinf` answers on a host."""
+        """Return what `rlinf` answers on a host."""
         env = {**self.ray.environment, "RLINF_ADDRESS": address or self.ray.address}
         command = [sys.executable, "-m", "rlinf_cli", *arguments]
         return self.hosts[name].run(with_env(env, command), check=False, timeout=200)

@@ -74,7 +74,7 @@ def doctor(hosts: Hosts, tmp_path: Path) -> Doctor:
 
 
 def not_ok(data: dict[str, Any]) -> FINDINGS:
-    """All but warnings: limits and the speed of links are those of the machine that runs the tests."""
+    """Return all but warnings: limits and the speed of links are those of the machine that runs the tests."""
     return {
         (each["check"], each["rank"]): each for each in data["findings"] if each["verdict"] not in ("ok", "warning")
     }

@@ -45,7 +45,9 @@ NOW_AND_THEN = re.compile(r"(still )?waiting for ")
 
 
 def told(printed: str) -> list[str]:
-    """The lines of an output without what differs from run to run; those that come in any order are at the end."""
+    """Return the lines of an output without what differs from run to run; those that come in any order are at the
+    end.
+    """
     for pattern, stands_for in FIGURES:
         printed = pattern.sub(stands_for, printed)
     lines = [line.rstrip() for line in printed.splitlines() if not NOW_AND_THEN.match(line)]
@@ -77,7 +79,7 @@ class Lab:
         self.hosts.control.run(["sh", "-ec", script], check=True)
 
     def rlinf(self, arguments: str) -> str:
-        """All that a command prints; it ends well."""
+        """Return all that a command prints; it ends well."""
         words = arguments.split()
         # A busy machine is not what is tested; the page is written on another.
         patience = ["--timeout", "240"] if words[0] == "up" and not REWRITE else []
@@ -93,7 +95,7 @@ class Lab:
         return done.stdout
 
     def printed(self, arguments: str) -> str:
-        """The same; links are measured again where the machine was too busy for them."""
+        """Return the same; links are measured again where the machine was too busy for them."""
         printed, tries = self.rlinf(arguments), 1
         while " slow: " in printed and tries < 3:
             printed, tries = self.rlinf(arguments), tries + 1

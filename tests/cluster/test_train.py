@@ -71,7 +71,7 @@ class Three:
         return self.hosts.control.rlinf(*arguments, env={"XDG_STATE_HOME": str(self.folder / "state")})
 
     def train(self, *overrides: str) -> Path:
-        """The folder of a run that went to its end."""
+        """Return the folder of a run that went to its end."""
         done = self.rlinf("train", str(self.file), "--output", "json", *overrides)
         assert done.returncode == 0, done.stderr
         report = json.loads(done.stdout)

@@ -32,7 +32,7 @@ class Site:
         self.env = {"XDG_STATE_HOME": str(folder / "state")}
 
     def file(self, *names: str, interpreter: Path | str = sys.executable, **more: str) -> str:
-        """A file of these hosts; the last has `interpreter`."""
+        """Return a file of these hosts; the last has `interpreter`."""
         last = len(names) - 1
         lines = [
             "cluster:",
@@ -56,7 +56,7 @@ class Site:
         return self.hosts.control.rlinf(*arguments, env=self.env, timeout=280)
 
     def fails(self, file: str, *arguments: str, within: float = 60.0) -> tuple[dict[str, Any], str]:
-        """The one failure of an `up` that ends in time with status 3, and what it said to people."""
+        """Return the one failure of an `up` that ends in time with status 3, and what it said to people."""
         begun = time.monotonic()
         done = self.rlinf("up", file, "--output", "json", *arguments)
         assert time.monotonic() - begun < within

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def make_venv(folder: Path, *, ray: bool = True, first_line: str = "") -> Path:
-    """An interpreter of its own path, made offline; returns the path.
+    """Return an interpreter of its own path, made offline; returns the path.
 
     Args:
         folder: where.

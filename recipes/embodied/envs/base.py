@@ -201,7 +201,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def _observe(self) -> Observation:
-        """The present observations: new arrays, or such as are never written to again."""
+        """Return the present observations: new arrays, or such as are never written to again."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Give back what the environments hold. May be called twice."""

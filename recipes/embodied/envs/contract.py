@@ -41,7 +41,7 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
     """
 
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
-        """What environments 0 to 3, or some of them, observe under the same actions."""
+        """Return what environments 0 to 3, or some of them, observe under the same actions."""
         env = make(EnvSettings(num_envs=num_envs, first_env=first_env, task=task, options=options or {}, **settings))
         try:
             return _run(env, first_env)
@@ -77,7 +77,7 @@ def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) 
 
 
 def _run(env: VectorEnv, first_env: int) -> list[Observation]:
-    """A short history; the actions belong to the environment, wherever it is in the batch."""
+    """Return a short history; the actions belong to the environment, wherever it is in the batch."""
     rows = slice(first_env, first_env + env.num_envs)
     found = [env.reset(0)]
     for step in range(_STEPS):

@@ -53,7 +53,7 @@ def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[
 
 
 def distance(points: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
-    """[B], between points [D, B]."""
+    """Return [B], between points [D, B]."""
     away = points - others
     return np.sqrt(np.einsum("db,db->b", away, away))
 
@@ -69,12 +69,12 @@ def between(low: NDArray[Any], high: NDArray[Any], draws: NDArray[Any]) -> NDArr
 
 
 def reach_target(draws: NDArray[Any]) -> NDArray[np.float64]:
-    """The points [3, B] to reach, from random numbers [3, B]."""
+    """Return the points [3, B] to reach, from random numbers [3, B]."""
     return between(POINT_LOW, POINT_HIGH, draws)
 
 
 def reach_potential(target: NDArray[Any], hand: NDArray[Any]) -> NDArray[np.float64]:
-    """[B], what the rewards of `reach` are differences of."""
+    """Return [B], what the rewards of `reach` are differences of."""
     return -2 * distance(target, hand)
 
 

@@ -131,7 +131,7 @@ class FrankaKinEnv(VectorEnv):
         self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
 
     def _lift(self) -> NDArray[np.float64]:
-        """How high the block is held, as a share of what success needs."""
+        """Return how high the block is held, as a share of what success needs."""
         return np.clip((self._target[2] - BLOCK_LOW[2]) / LIFT_HEIGHT, 0, 1)
 
     def _potential_now(self) -> NDArray[np.float64]:

@@ -42,7 +42,7 @@ HOME = np.array([0.0, -np.pi / 4, 0.0, -3 * np.pi / 4, 0.0, np.pi / 2, np.pi / 4
 
 
 def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> NDArray[np.float64]:
-    """Where points on the axis of the last joint are.
+    """Return where points on the axis of the last joint are.
 
     Args:
         joints: [7, B], in radians.
@@ -70,7 +70,7 @@ def points_on_hand(joints: NDArray[np.floating], heights: tuple[float, ...]) -> 
 
 
 def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the point between the fingertips is, and the direction in which the hand points; both [3, B].
+    """Return where the point between the fingertips is, and the direction in which the hand points; both [3, B].
 
     Args:
         joints: [7, B], in radians.
@@ -80,7 +80,7 @@ def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArra
 
 
 def transform(joints: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The pose of the flange as homogeneous matrices, the plain product of the table.
+    """Return the pose of the flange as homogeneous matrices, the plain product of the table.
 
     Args:
         joints: [7, B], in radians.

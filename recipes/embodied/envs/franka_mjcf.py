@@ -49,7 +49,7 @@ _PALM_HALF, _FINGER_HALF = (0.03, 0.09, 0.03), (0.01, 0.01, 0.02)
 
 
 def mjcf(*, puck: bool) -> str:
-    """The arm on a table, with a puck to push where `puck` is true. The table's top is the height 0.
+    """Return the arm on a table, with a puck to push where `puck` is true. The table's top is the height 0.
 
     Joints are named `joint1` to `joint7`, the tool centre point is the site `tip`, the puck's body is `puck`.
     """

@@ -147,7 +147,7 @@ class FrankaMujocoEnv(VectorEnv):
         return way, np.sqrt(np.einsum("db,db->b", way, way))
 
     def _behind(self) -> NDArray[np.float64]:
-        """[3, B], where the hand stands to push the puck toward the mark."""
+        """Return [3, B], where the hand stands to push the puck toward the mark."""
         way, length = self._way()
         behind = self._puck.copy()
         behind[:2] -= BEHIND * way / np.maximum(length, 1e-6)

@@ -116,7 +116,7 @@ class FrankaRobotEnv(VectorEnv):
 
 
 def _only_arm(settings: EnvSettings) -> Franka:
-    """The one arm of this process.
+    """Return the one arm of this process.
 
     Raises:
         ConfigError: there is none or several, or it has several environments to serve.

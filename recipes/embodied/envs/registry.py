@@ -43,7 +43,7 @@ class MissingPackageError(ConfigError):
 
 
 def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
-    """A batch of environments.
+    """Return a batch of environments.
 
     Args:
         env_type: a kind of ours, a registered one, or `package.module:Class` of your own.

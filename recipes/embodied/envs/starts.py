@@ -41,17 +41,17 @@ class Starts:
         self._keys = _absorb(self._groups, np.full(self._groups.shape, reset))
 
     def of(self, rows: NDArray[np.int64], episodes: NDArray[np.int64]) -> Starts:
-        """The starts of the episodes of these numbers, in these environments."""
+        """Return the starts of the episodes of these numbers, in these environments."""
         part = object.__new__(Starts)
         part._groups = self._groups[rows]
         part._keys = _absorb(self._keys[rows], episodes)
         return part
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """[rows, count], each from 0 to below 1. The same numbers every time."""
+        """Return [rows, count], each from 0 to below 1. The same numbers every time."""
         bits = _absorb(self._keys[:, None], np.arange(count))
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def seeds(self) -> list[int]:
-        """A seed for each row, from 0 to below 2^31, for environments that draw by themselves."""
+        """Return a seed for each row, from 0 to below 2^31, for environments that draw by themselves."""
         return [int(key) for key in self._keys >> np.uint64(33)]

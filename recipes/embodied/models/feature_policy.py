@@ -32,7 +32,7 @@ class FeaturePolicy(BasePolicy):
             self.critic = nn.Sequential(critic, linear(features, config.num_action_chunks, 1.0))
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
-        """What `network` makes of the inputs, [n, F]."""
+        """Return what `network` makes of the inputs, [n, F]."""
         return network(inputs["states"])
 
     @torch.no_grad()

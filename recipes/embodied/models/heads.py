@@ -15,7 +15,7 @@ _LOG_SQRT_TAU = math.log(2 * math.pi) / 2
 
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
-    """A layer with orthogonal weights of the given gain, and no bias at first."""
+    """Return a layer with orthogonal weights of the given gain, and no bias at first."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -95,7 +95,7 @@ class ChoiceHead(ActionHead):
 
 
 def action_head(features: int, chunk: int, spec: EnvSpec) -> ActionHead:
-    """The head that the environment's actions ask for."""
+    """Return the head that the environment's actions ask for."""
     if spec.num_choices is None:
         return GaussianHead(features, chunk, spec.action_size)
     return ChoiceHead(features, chunk, spec.num_choices)

@@ -22,7 +22,7 @@ register_model = _MODELS.register
 
 
 def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
-    """A policy with fresh weights, in fp32 on the CPU.
+    """Return a policy with fresh weights, in fp32 on the CPU.
 
     Args:
         config: the section `actor.model`.

@@ -26,14 +26,14 @@ class SimulatedArm:
         self.stopped: str | None = "it has just been switched on"
 
     def joints(self, now: float) -> NDArray[np.float64]:
-        """[7], in radians."""
+        """Return [7], in radians."""
         if now >= self._end:
             return self._to.copy()
         share = (now - self._begin) / (self._end - self._begin)
         return self._from + max(share, 0.0) * (self._to - self._from)
 
     def moves(self, now: float) -> bool:
-        """Whether a motion is under way."""
+        """Return whether a motion is under way."""
         return now < self._end
 
     def reset(self, joints: NDArray[np.float64], now: float) -> float:

@@ -135,7 +135,7 @@ class FrankaClient:
         return state
 
     def state(self) -> ArmState:
-        """Where the arm is; for anybody.
+        """Return where the arm is; for anybody.
 
         Raises:
             RobotLinkLostError: the controller does not answer.
@@ -199,7 +199,7 @@ class FrankaClient:
         self._socket.close()
 
     def _request(self, op: str, seconds: float | None = None, **fields: object) -> Message:
-        """One call.
+        """Return one call.
 
         Raises:
             RobotLinkLostError: the link is broken, or no answer came in time; the connection is closed.
@@ -311,7 +311,7 @@ class FrankaClient:
 
 
 def holder_name() -> str:
-    """Who this process is, for others who want the same arm: `process 71 on lab-3`."""
+    """Return who this process is, for others who want the same arm: `process 71 on lab-3`."""
     name = f"process {os.getpid()} on {platform.node() or 'an unnamed host'}"
     return "".join(each for each in name if each.isprintable())[:MAX_HOLDER]
 

@@ -110,18 +110,18 @@ class Controller:
             return self._refused(request.id, refusal)
 
     def finish(self, motion: Motion, now: float) -> Message:
-        """The reply to the request that began a motion, once it has ended or been interrupted."""
+        """Return the reply to the request that began a motion, once it has ended or been interrupted."""
         if self.interrupted(motion):
             why = self._arm.stopped or "it was interrupted"
             return self._refused(motion.id, Refusal("stopped", why))
         return self._report(motion.id, max(now, motion.end))
 
     def interrupted(self, motion: Motion) -> bool:
-        """Whether a stop came before its end."""
+        """Return whether a stop came before its end."""
         return motion.number <= self._interrupted
 
     def lost(self, connection: int, reason: str, now: float) -> bool:
-        """A connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
+        """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
         if self._lease is None or self._lease.connection != connection:
             return False
         self._halt(f"{self._lease.holder} held it, and {reason}", now)
@@ -136,7 +136,7 @@ class Controller:
         return self.lost(lease.connection, f"said nothing for {lease.heartbeat:g} s", now)
 
     def silence_allowed(self, connection: int) -> float | None:
-        """Seconds after which the connection counts as lost; None: it holds nothing."""
+        """Return seconds after which the connection counts as lost; None: it holds nothing."""
         lease = self._lease
         return lease.heartbeat if lease and lease.connection == connection else None
 

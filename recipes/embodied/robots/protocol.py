@@ -58,7 +58,7 @@ class Request:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as a line.
+    """Return a message as a line.
 
     Raises:
         ProtocolError: it is too long, or holds what JSON has not.
@@ -73,7 +73,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message in a line.
+    """Return the message in a line.
 
     Raises:
         ProtocolError: there is none.
@@ -91,7 +91,7 @@ def decode(line: bytes) -> Message:
 
 
 def request_of(message: Message) -> Request:
-    """The request that a message is.
+    """Return the request that a message is.
 
     Raises:
         ProtocolError: it is none.
@@ -117,7 +117,7 @@ def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def heartbeat_of(fields: Mapping[str, Any]) -> float:
-    """Seconds without a sign of life after which a holder counts as lost.
+    """Return seconds without a sign of life after which a holder counts as lost.
 
     Raises:
         ProtocolError: it is no number, or none that is allowed.
@@ -129,7 +129,7 @@ def heartbeat_of(fields: Mapping[str, Any]) -> float:
 
 
 def holder_of(fields: Mapping[str, Any]) -> str:
-    """Who takes the lease, in words.
+    """Return who takes the lease, in words.
 
     Raises:
         ProtocolError: nobody can read it.
@@ -141,7 +141,7 @@ def holder_of(fields: Mapping[str, Any]) -> str:
 
 
 def grip_of(fields: Mapping[str, Any]) -> bool | None:
-    """Whether the gripper is to close; None: it stays.
+    """Return whether the gripper is to close; None: it stays.
 
     Raises:
         ProtocolError: it is anything else.

@@ -65,7 +65,7 @@ def placement(
 
 
 def _draw(picture: Picture, svg: Path) -> bool:
-    """Writes the picture; True when it went to standard output, which then holds nothing else."""
+    """Write the picture; True when it went to standard output, which then holds nothing else."""
     from rlinf_cli.render.placement_svg import placement_svg
 
     drawn = placement_svg(picture)

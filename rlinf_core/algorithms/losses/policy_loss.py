@@ -14,7 +14,7 @@ from rlinf_core.algorithms.losses.value_loss import clipped_value_loss
 def clipped_policy_losses(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_c: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The losses of PPO by sample: max(-A r, -A clip(r, 1 - low, 1 + high)).
+    """Return the losses of PPO by sample: max(-A r, -A clip(r, 1 - low, 1 + high)).
 
     Schulman et al., "Proximal policy optimization algorithms", arXiv 1707.06347, eq. 7. Unequal bounds are the
     clip-higher of DAPO (arXiv 2503.14476, eq. 10). With `clip_c` the loss of a negative advantage is at most -A c, the
@@ -77,7 +77,7 @@ def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """The loss of `actor` plus the value loss.
+    """Return the loss of `actor` plus the value loss.
 
     Raises:
         ValueError: values, old values or returns are missing.
@@ -97,7 +97,7 @@ def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
 
 
 def _leading(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """`mask` reduced to the dimensions of `like`: an action counts when any of its tokens does."""
+    """Return `mask` reduced to the dimensions of `like`: an action counts when any of its tokens does."""
     if mask is None or mask.dim() <= like.dim():
         return mask
     return mask.bool().flatten(start_dim=like.dim()).any(dim=-1) if like.dim() else mask

@@ -15,7 +15,7 @@ def huber(errors: Tensor, delta: float) -> Tensor:
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, value_clip: float | None, huber_delta: float
 ) -> tuple[Tensor, Tensor]:
-    """The larger of the loss of the value, and of the value moved at most `value_clip` from where it was.
+    """Return the larger of the loss of the value, and of the value moved at most `value_clip` from where it was.
 
     As in the implementation that came with the PPO paper (OpenAI baselines, `ppo2`), with the Huber loss in the place
     of the square.

@@ -23,7 +23,7 @@ def machines(seen: Sequence[Seen]) -> list[Finding]:
 
 
 def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:
-    """Whether strangers can reach the head: Ray's ports are open at every address of a node.
+    """Return whether strangers can reach the head: Ray's ports are open at every address of a node.
 
     Args:
         seen: the nodes.
@@ -45,7 +45,7 @@ def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:
 
 
 def token(path: Path | None) -> list[Finding]:
-    """Whether the recorded cluster's token is readable by its owner only; nothing where there is none."""
+    """Return whether the recorded cluster's token is readable by its owner only; nothing where there is none."""
     if path is None:
         return []
     try:
@@ -59,7 +59,7 @@ def token(path: Path | None) -> list[Finding]:
 
 
 def authentication(*, up: bool, authenticated: bool) -> list[Finding]:
-    """Whether the cluster that is up asks for a token.
+    """Return whether the cluster that is up asks for a token.
 
     Args:
         up: whether one is recorded here.

@@ -42,12 +42,12 @@ def _accelerators(each: Seen) -> Finding:
 
 
 def _folded(model: str) -> str:
-    """`RTX 4090` is what `NVIDIA GeForce RTX-4090` holds."""
+    """Return `RTX 4090` is what `NVIDIA GeForce RTX-4090` holds."""
     return "".join(filter(str.isalnum, model.casefold()))
 
 
 def found_text(said: Any) -> str:
-    """`8 NVIDIA (A800)`, `none`, or why nobody knows."""
+    """Return `8 NVIDIA (A800)`, `none`, or why nobody knows."""
     if "found" not in said:
         return f"unknown: {said['fault']}"
     models = said["found"]["models"]
@@ -58,7 +58,7 @@ def found_text(said: Any) -> str:
 
 
 def node_info(seen: Seen) -> NodeInfo:
-    """A node that answered, with the accelerators that it has; they are unknown where it could not tell."""
+    """Return a node that answered, with the accelerators that it has; they are unknown where it could not tell."""
     node = NodeInfo(seen.node.rank)
     said = seen.facts["accelerators"].get("found")
     if said is None:
@@ -70,7 +70,7 @@ def node_info(seen: Seen) -> NodeInfo:
 
 
 def robots(seen: Sequence[Seen]) -> list[Finding]:
-    """Whether each declared robot answers on the node that it is attached to."""
+    """Return whether each declared robot answers on the node that it is attached to."""
     found: list[Finding] = []
     for each in seen:
         answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
@@ -92,7 +92,7 @@ def _robot(each: Seen, kind: str, address: str, fault: str | None) -> Finding:
 
 
 def cameras(seen: Sequence[Seen]) -> list[Finding]:
-    """Whether each declared camera is plugged in, where the maker's package can tell."""
+    """Return whether each declared camera is plugged in, where the maker's package can tell."""
     return [
         finding
         for each in seen
@@ -120,7 +120,7 @@ def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
-    """The declared serials of a node's cameras by make. Robots without cameras have no such fields."""
+    """Return the declared serials of a node's cameras by make. Robots without cameras have no such fields."""
     found: dict[str, tuple[str, ...]] = {}
     for unit in units:
         serials: tuple[str, ...] = getattr(unit, "camera_serials", ())
@@ -131,5 +131,5 @@ def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
 
 
 def judged(seen: Sequence[Seen]) -> list[Finding]:
-    """All checks of devices."""
+    """Return all checks of devices."""
     return [*accelerators(seen), *robots(seen), *cameras(seen)]

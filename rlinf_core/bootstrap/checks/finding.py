@@ -65,7 +65,7 @@ class Seen(NamedTuple):
     def finding(
         self, check: str, verdict: Verdict, what: str, help: str = "", data: Mapping[str, Any] | None = None
     ) -> Finding:
-        """A finding about this node."""
+        """Return a finding about this node."""
         return Finding(check, verdict, what, self.node.rank, self.node.name, help, data or {})
 
     def ok(self, check: str, what: str, data: Mapping[str, Any] | None = None) -> Finding:
@@ -87,7 +87,7 @@ class Merged(NamedTuple):
 
 
 def merged(findings: Sequence[Finding]) -> list[Merged]:
-    """The same said of several nodes is said once; the order of the checks stays."""
+    """Return the same said of several nodes is said once; the order of the checks stays."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for each in findings:
         place = "" if each.rank is not None else each.where
@@ -99,5 +99,5 @@ def merged(findings: Sequence[Finding]) -> list[Merged]:
 
 
 def size(count: float) -> str:
-    """`512 MiB`, `3.2 GiB`."""
+    """Return `512 MiB`, `3.2 GiB`."""
     return f"{count / MIB:.0f} MiB" if count < GIB else f"{count / GIB:.1f} GiB"

@@ -48,7 +48,7 @@ def _room(each: Seen, check: str, free: int, least: int, good: int, where: str) 
 
 
 def limits(seen: Sequence[Seen]) -> list[Finding]:
-    """How many descriptors a process may hold."""
+    """Return how many descriptors a process may hold."""
     return [_files(each) for each in seen]
 
 
@@ -67,7 +67,7 @@ def _files(each: Seen) -> Finding:
 
 
 def ports(seen: Sequence[Seen]) -> list[Finding]:
-    """Those that Ray will listen on are free, and the system gives none of the range away."""
+    """Return those that Ray will listen on are free, and the system gives none of the range away."""
     return [_ports(each) for each in seen]
 
 
@@ -89,7 +89,7 @@ def _ports(each: Seen) -> Finding:
 
 
 def clocks(seen: Sequence[Seen]) -> list[Finding]:
-    """Every clock tells the time that most of them tell.
+    """Return every clock tells the time that most of them tell.
 
     An answer was given between the moment it was asked for and the moment it came. What lies outside of both is the
     least by which the clocks differ; less cannot be told from the way.
@@ -119,5 +119,5 @@ def _clock(each: Seen, skew: float) -> Finding:
 
 
 def _distance(skew: float) -> str:
-    """`3600 s ahead of`."""
+    """Return `3600 s ahead of`."""
     return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"

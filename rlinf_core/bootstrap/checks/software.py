@@ -12,7 +12,7 @@ _OLDEST: Final = (3, 11)
 
 
 def interpreters(seen: Sequence[Seen]) -> list[Finding]:
-    """Each node's Python: new enough, and of the head's minor version."""
+    """Return each node's Python: new enough, and of the head's minor version."""
     head = _head(seen)
     return [_interpreter(each, head) for each in seen]
 
@@ -39,7 +39,7 @@ def _interpreter(each: Seen, head: Seen) -> Finding:
 
 
 def rays(seen: Sequence[Seen]) -> list[Finding]:
-    """Each node's Ray: there, and of the head's version."""
+    """Return each node's Ray: there, and of the head's version."""
     head = _head(seen)
     return [_ray(each, head) for each in seen]
 
@@ -60,7 +60,7 @@ def _ray(each: Seen, head: Seen) -> Finding:
 
 
 def codes(seen: Sequence[Seen], own: str | None) -> list[Finding]:
-    """Whether the rlinf and the recipes that each node would import are the ones here.
+    """Return whether the rlinf and the recipes that each node would import are the ones here.
 
     Args:
         seen: the nodes.
@@ -90,7 +90,7 @@ def _code(each: Seen, own: str | None) -> Finding:
 
 
 def recipes(seen: Sequence[Seen], name: str | None, own: Mapping[str, Any] | None) -> list[Finding]:
-    """Whether each node has the recipe of the file as it is here, where it is none of rlinf's own.
+    """Return whether each node has the recipe of the file as it is here, where it is none of rlinf's own.
 
     Args:
         seen: the nodes.
@@ -118,7 +118,7 @@ def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
 
 
 def _head(seen: Sequence[Seen]) -> Seen:
-    """What the others are compared with: node 0, or where it did not answer what most of the others have."""
+    """Return what the others are compared with: node 0, or where it did not answer what most of the others have."""
     for each in seen:
         if each.node.is_head:
             return each

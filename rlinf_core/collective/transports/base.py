@@ -35,7 +35,7 @@ class Message:
 
     @classmethod
     def of(cls, encoded: Encoded, inline_limit: int, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:
-        """A message that carries an encoded object; a long pickle stream travels like a part."""
+        """Return a message that carries an encoded object; a long pickle stream travels like a part."""
         if len(encoded.head) <= inline_limit:
             return cls(encoded.head, encoded.parts, 0, tag, key, weight)
         parts = [HostPart(memoryview(encoded.head)), *encoded.parts]
@@ -50,13 +50,13 @@ class Message:
         return layout(self.sizes)[1]
 
     def gather(self, target: memoryview) -> None:
-        """Writes the body to `target`."""
+        """Write the body to `target`."""
         offsets, _ = layout(self.sizes)
         for part, offset in zip(self.parts, offsets, strict=True):
             part.copy_into(target[offset : offset + part.nbytes])
 
     def frame(self, kind: int, route: int, sequence: int, cargo: Cargo) -> Frame:
-        """The frame that announces this message, travelling as `cargo`."""
+        """Return the frame that announces this message, travelling as `cargo`."""
         return Frame(
             kind,
             self.flags | cargo.flags,
@@ -103,7 +103,7 @@ class HostTransport(ABC):
 
     @abstractmethod
     def load(self, message: Message, work: Work[object]) -> Cargo:
-        """Makes the body ready, waiting for room where there is none until `work`'s deadline.
+        """Make the body ready, waiting for room where there is none until `work`'s deadline.
 
         Raises:
             CommunicationTimeoutError: no room became free.
@@ -120,7 +120,7 @@ class Announced(HostPart):
 
 
 def inline(message: Message) -> Cargo:
-    """A small body, as bytes behind its frame."""
+    """Return a small body, as bytes behind its frame."""
     size = message.body_size
     body = bytearray(size)
     message.gather(memoryview(body))

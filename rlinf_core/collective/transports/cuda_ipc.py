@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def device_identity(tensor: torch.Tensor) -> str:
-    """Names the physical GPU, whatever number each process sees it under."""
+    """Name the physical GPU, whatever number each process sees it under."""
     import torch
 
     cuda: Any = torch.cuda

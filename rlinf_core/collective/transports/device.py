@@ -25,18 +25,18 @@ class DeviceTransport(ABC):
 
     @abstractmethod
     def serves(self, tensor: torch.Tensor, connection: Connection) -> bool:
-        """Whether `tensor` can go this way to the other side of `connection`."""
+        """Return whether `tensor` can go this way to the other side of `connection`."""
 
     @abstractmethod
     def export(self, tensor: torch.Tensor, connection: Connection) -> Part:
-        """A part of `kind` that stands for the tensor; the tensor itself may change as soon as this returns."""
+        """Return a part of `kind` that stands for the tensor; the tensor itself may change as soon as this returns."""
 
     def announce(self, handle: memoryview) -> None:  # noqa: B027 - most need not know
         """A part has arrived; called in the order of arrival, before it is adopted. Must not block."""
 
     @abstractmethod
     def adopt(self, handle: memoryview) -> torch.Tensor:
-        """The bytes that the part stands for, as a flat tensor on a device of this process."""
+        """Return the bytes that the part stands for, as a flat tensor on a device of this process."""
 
 
 class DeviceRouter:
@@ -46,7 +46,7 @@ class DeviceRouter:
         self._transports = tuple(transports)
 
     def export_to(self, connection: Connection | None) -> DeviceExport | None:
-        """How tensors on accelerators go to the other side of a connection; None: all through the host."""
+        """Return how tensors on accelerators go to the other side of a connection; None: all through the host."""
         if connection is None or not self._transports:
             return None
 
@@ -65,7 +65,7 @@ class DeviceRouter:
                 transport.announce(handle)
 
     def adopt(self, kind: int, handle: memoryview) -> torch.Tensor:
-        """The tensor of bytes that an arrived handle stands for.
+        """Return the tensor of bytes that an arrived handle stands for.
 
         Raises:
             PayloadError: this process knows no such way.
@@ -80,7 +80,7 @@ class DeviceRouter:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A private copy of a tensor as flat bytes, in C order, on its own device."""
+    """Return a private copy of a tensor as flat bytes, in C order, on its own device."""
     import torch
 
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -19,7 +19,7 @@ _GIVEN_UP = (1 << 64) - 1
 
 
 def growing_source(message: Message, piece: int) -> memoryview | None:
-    """The bytes of a message whose body is worth being sent as it grows, piece by piece; else None."""
+    """Return the bytes of a message whose body is worth being sent as it grows, piece by piece; else None."""
     if not message.flags & Flag.TENSOR or message.tag:
         return None
     (part,) = message.parts
@@ -29,7 +29,7 @@ def growing_source(message: Message, piece: int) -> memoryview | None:
 
 
 def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterator[int]:
-    """Copies piece by piece; yields how many bytes are there after each."""
+    """Copy piece by piece; yields how many bytes are there after each."""
     size = source.nbytes
     for start in range(0, size, piece):
         end = min(size, start + piece)
@@ -38,12 +38,12 @@ def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterat
 
 
 def grown_frame(route: int, sequence: int, filled: int | None) -> Frame:
-    """Says how many bytes of the message with this number are there; None: there will be no more."""
+    """Say how many bytes of the message with this number are there; None: there will be no more."""
     head = _FILLED.pack(_GIVEN_UP if filled is None else filled)
     return Frame(Kind.GROWN, route=route, sequence=sequence, head=head)
 
 
 def read_grown(frame: Frame) -> int | None:
-    """What `grown_frame` says."""
+    """Return what `grown_frame` says."""
     (filled,) = _FILLED.unpack(frame.head)
     return None if filled == _GIVEN_UP else filled

@@ -30,11 +30,11 @@ class PairCommunicator(ABC):
 
     @abstractmethod
     def send(self, data: torch.Tensor) -> None:
-        """Starts to send flat bytes; keeps them until they have left."""
+        """Start to send flat bytes; keep them until they have left."""
 
     @abstractmethod
     def receive(self, size: int) -> torch.Tensor:
-        """The next bytes, on a device of this process."""
+        """Return the next bytes, on a device of this process."""
 
 
 class NcclTransport(DeviceTransport):

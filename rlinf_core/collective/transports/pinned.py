@@ -25,11 +25,11 @@ class Staging(ABC):
 
     @abstractmethod
     def begin(self, slot: int, source: torch.Tensor) -> None:
-        """Starts to copy a flat tensor of bytes, at most `piece` long, into buffer `slot` (0 or 1)."""
+        """Start to copy a flat tensor of bytes, at most `piece` long, into buffer `slot` (0 or 1)."""
 
     @abstractmethod
     def finish(self, slot: int, size: int) -> memoryview:
-        """Waits for that copy, and returns its bytes: valid until the next `begin` for the slot."""
+        """Wait for that copy, and return its bytes: valid until the next `begin` for the slot."""
 
 
 class CudaStaging(Staging):
@@ -66,7 +66,7 @@ class PinnedStager:
         self._stagings: dict[str, tuple[Staging, threading.Lock]] = {}
 
     def copy_off(self, source: torch.Tensor, target: memoryview) -> None:
-        """Copies a flat tensor of bytes on a device to host memory of the same size."""
+        """Copy a flat tensor of bytes on a device to host memory of the same size."""
         with self._lock:
             entry = self._stagings.get(str(source.device))
             if entry is None:

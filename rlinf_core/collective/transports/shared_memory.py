@@ -30,7 +30,7 @@ class SharedMemoryTransport(HostTransport):
         return shared_cargo(block, 0, lambda: self._arena.cancel(block))
 
     def fill(self, message: Message, work: Work[object]) -> Block:
-        """The block that holds the message's body."""
+        """Return the block that holds the message's body."""
         block = self.room(message.body_size, work)
         try:
             message.gather(block.memory())
@@ -40,7 +40,7 @@ class SharedMemoryTransport(HostTransport):
         return block
 
     def room(self, size: int, work: Work[object]) -> Block:
-        """A block for a body, with a lease for each owner; waits for it.
+        """Return a block for a body, with a lease for each owner; waits for it.
 
         Raises:
             CommunicationTimeoutError: none became free.
@@ -82,7 +82,7 @@ class SharedMemoryTransport(HostTransport):
 
 
 def shared_cargo(block: Block, place: int, undo: Callable[[], None]) -> Cargo:
-    """The cargo of the holder number `place` of a block."""
+    """Return the cargo of the holder number `place` of a block."""
     segment = block.segment
     where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])
     flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
@@ -90,7 +90,7 @@ def shared_cargo(block: Block, place: int, undo: Callable[[], None]) -> Cargo:
 
 
 def descriptors(segment: Segment) -> tuple[int, ...]:
-    """What another process needs to use a segment: its memory, and how to tell its owner of a release."""
+    """Return what another process needs to use a segment: its memory, and how to tell its owner of a release."""
     if segment.release_event is None or segment.orphaned:
         return (segment.fd,)
     return (segment.fd, segment.release_event)

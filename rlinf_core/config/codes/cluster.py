@@ -19,26 +19,26 @@ def _warning(name: str, title: str, meaning: str, wrong: str, right: str) -> Cod
 
 
 def _groups(text: str, num_nodes: int = 4) -> str:
-    """A file with these node groups."""
+    """Return a file with these node groups."""
     lines = "".join(f"    {line}\n" for line in text.strip("\n").split("\n"))
     return f"cluster:\n  num_nodes: {num_nodes}\n  node_groups:\n{lines}"
 
 
 def _group(text: str) -> str:
-    """A file with one node group, of all four nodes, that holds this besides."""
+    """Return a file with one node group, of all four nodes, that holds this besides."""
     lines = "".join(f"\n  {line}" for line in text.strip("\n").split("\n"))
     return _groups(f"- label: a800\n  node_ranks: 0-3{lines}")
 
 
 def _env_vars(*variables: str) -> str:
-    """A file in which all nodes have these variables."""
+    """Return a file in which all nodes have these variables."""
     return _group(
         "env_configs:\n  - node_ranks: 0-3\n    env_vars:" + "".join(f"\n      - {each}" for each in variables)
     )
 
 
 def _two_interpreters(first: int, second: str) -> str:
-    """A file in which group `a` gives node `first` an interpreter, and group `b` gives node 2 its own."""
+    """Return a file in which group `a` gives node `first` an interpreter, and group `b` gives node 2 its own."""
     return _groups(
         f"""
 - label: a

@@ -7,7 +7,7 @@ from rlinf_core.config.diagnostics import Severity
 
 
 def _file(placement: str, groups: str = "", num_nodes: int = 2) -> Example:
-    """A file with these lines under `component_placement` and these under `node_groups`."""
+    """Return a file with these lines under `component_placement` and these under `node_groups`."""
     text = f"cluster:\n  num_nodes: {num_nodes}\n  component_placement:\n{_indented(placement, 4)}"
     return Example(text + (f"  node_groups:\n{_indented(groups, 4)}" if groups else ""))
 

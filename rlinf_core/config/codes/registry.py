@@ -13,13 +13,13 @@ _STAGES = ("reading", "composing", "shape", "cluster", "placement", "recipe", "j
 
 @cache
 def codes_by_stage() -> dict[str, tuple[Code, ...]]:
-    """The codes of every stage of loading, in the order of the stages."""
+    """Return the codes of every stage of loading, in the order of the stages."""
     return {stage: import_module(f"rlinf_core.config.codes.{stage}").CODES for stage in _STAGES}
 
 
 @cache
 def all_codes() -> dict[str, Code]:
-    """Every code, stage by stage. Imported only to explain or to test; a normal run never pays for it."""
+    """Return every code, stage by stage. Imported only to explain or to test; a normal run never pays for it."""
     found: dict[str, Code] = {}
     for codes in codes_by_stage().values():
         for code in codes:

@@ -112,5 +112,5 @@ class ActorConfig(ConfigModel):
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
 
     def micro_batch(self, world_size: int) -> int:
-        """Samples of one forward and backward pass on one of `world_size` ranks."""
+        """Sample of one forward and backward pass on one of `world_size` ranks."""
         return self.micro_batch_size or max(1, self.global_batch_size // world_size)

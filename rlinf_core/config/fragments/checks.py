@@ -34,12 +34,12 @@ class Report(Protocol):
 
 
 def blame(config: BaseModel, *paths: Path) -> Path:
-    """The first of `paths` that somebody wrote down; the last one when all values are defaults."""
+    """Return the first of `paths` that somebody wrote down; the last one when all values are defaults."""
     return next((path for path in paths if is_given(config, path)), paths[-1])
 
 
 def is_given(config: BaseModel, path: Path) -> bool:
-    """Whether the value at `path` was written down, rather than the model's default."""
+    """Return whether the value at `path` was written down, rather than the model's default."""
     value: object = config
     for segment in path:
         if not isinstance(value, BaseModel) or str(segment) not in value.model_fields_set:
@@ -152,13 +152,13 @@ def check_loggers(runner: RunnerConfig, report: Report) -> None:
 
 
 def near_multiples(value: int, step: int) -> str:
-    """The multiples of `step` on both sides of `value`: `96 or 128`."""
+    """Return the multiples of `step` on both sides of `value`: `96 or 128`."""
     below = value // step * step
     return f"{below} or {below + step}" if below else str(step)
 
 
 def near_divisors(value: int, wanted: int) -> str:
-    """The divisors of `value` on both sides of `wanted`: `640 or 800`.
+    """Return the divisors of `value` on both sides of `wanted`: `640 or 800`.
 
     Of a number that no job has they are some that divide it, not always the nearest.
     """

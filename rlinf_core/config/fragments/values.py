@@ -63,7 +63,7 @@ class KnownOrOwn:
     known: tuple[str, ...]
 
     def check(self, text: str) -> str:
-        """`text` when it is one of ours or has the form of an import.
+        """Return `text` when it is one of ours or has the form of an import.
 
         Raises:
             PydanticCustomError: `unknown-choice`.

@@ -99,7 +99,7 @@ def _overlaps(site: Site, label: str, pieces: Iterable[Claim[int, tuple[Path, No
 
 
 def variable_paths(site: Site, at: Path) -> list[Path]:
-    """The paths of the values of `env_vars` of the entry at `at`, in the order of the model's pairs."""
+    """Return the paths of the values of `env_vars` of the entry at `at`, in the order of the model's pairs."""
     path = (*at, "env_vars")
     node = find(site.view.tree, path)
     if isinstance(node, Mapping):

@@ -56,7 +56,7 @@ def _labels(site: Site) -> None:
 
 
 def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
-    """Whether all of `ranks` exist; reports those that don't."""
+    """Return whether all of `ranks` exist; reports those that don't."""
     count = site.num_nodes
     if count is None or ranks.ranges is None:
         return True
@@ -69,7 +69,7 @@ def bounds(site: Site, path: Path, ranks: NodeRanks) -> bool:
 
 
 def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
-    """Reports a range of node ranks that runs past the last node."""
+    """Report a range of node ranks that runs past the last node."""
     count = site.cluster.num_nodes
     beyond = range(max(piece.start, count), piece.stop)
     help_text = (
@@ -89,7 +89,7 @@ def out_of_range(site: Site, path: Path, piece: range, span: Span) -> None:
 
 
 def order(site: Site, path: Path, ranks: NodeRanks) -> None:
-    """Reports the first range that goes back or repeats a rank."""
+    """Report the first range that goes back or repeats a rank."""
     ranges = ranges_of(ranks)
     reach = -1
     for index, piece in enumerate(ranges):
@@ -136,7 +136,7 @@ def _accelerator_text(value: tuple[str | None, int]) -> str:
 
 
 def group_ranges(site: Site, ranks: NodeRanks) -> tuple[range, ...]:
-    """The node ranges of a group, ascending and joined; `all` is every node, however many there are."""
+    """Return the node ranges of a group, ascending and joined; `all` is every node, however many there are."""
     if ranks.ranges is None:
         return (range(site.num_nodes or MAX_NODES),)
     return merge_ranges(ranks.ranges)

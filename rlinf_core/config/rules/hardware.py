@@ -87,7 +87,7 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str
 
 
 def _folded(text: str) -> str:
-    """One spelling for each address; other texts as they are."""
+    """Return one spelling for each address; other texts as they are."""
     if ":" not in text:
         return text
     # Imported here: only IPv6 addresses have several spellings.

@@ -32,7 +32,7 @@ class Site(NamedTuple):
         return ((("cluster", "node_groups", index), group) for index, group in enumerate(self.cluster.node_groups))
 
     def damaged(self, path: Path) -> bool:
-        """Whether what the file holds at `path` was not sound, so that the model's value may be a stand-in."""
+        """Return whether what the file holds at `path` was not sound, so that the model's value may be a stand-in."""
         return self.view.damaged(self.view.original(path))
 
     def report(
@@ -46,7 +46,7 @@ class Site(NamedTuple):
         related: Iterable[tuple[Span, str]] = (),
         severity: Severity = Severity.ERROR,
     ) -> None:
-        """Adds a finding about the value at `path`, underlining `span` or else that value."""
+        """Add a finding about the value at `path`, underlining `span` or else that value."""
         where = span or self.place(path)
         self.diagnostics.add(Diagnostic(code, severity, message, where, self.view.original(path), help, tuple(related)))
 
@@ -57,7 +57,7 @@ class Site(NamedTuple):
         return naming(self.view.tree, path)
 
     def piece(self, path: Path, ranks: NodeRanks, index: int) -> Span:
-        """Where range `index` of the `node_ranks` at `path` was written."""
+        """Return where range `index` of the `node_ranks` at `path` was written."""
         if index >= len(ranks.places):
             return self.place(path)
         written = ranks.places[index]

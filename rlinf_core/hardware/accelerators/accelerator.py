@@ -43,10 +43,12 @@ class Accelerator(ABC):
 
     @abstractmethod
     def devices(self, host: Host) -> tuple[Device, ...]:
-        """The accelerators of `host` in ascending index; empty when it has none. Never raises for what is missing."""
+        """Return the accelerators of `host` in ascending index; empty when it has none. Never raises for what is
+        missing.
+        """
 
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
-        """The devices that a process with `environ` may use, in the order its visibility variable lists them.
+        """Return the devices that a process with `environ` may use, in the order its visibility variable lists them.
 
         An unset variable hides nothing, an empty one everything. As the vendors' runtimes do, the list ends at the
         first entry that names no device.

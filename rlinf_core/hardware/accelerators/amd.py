@@ -33,6 +33,6 @@ class Amd(Accelerator):
 
 
 def _properties(text: str) -> dict[str, str]:
-    """`name value` by line."""
+    """Return `name value` by line."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}

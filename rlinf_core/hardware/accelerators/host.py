@@ -12,7 +12,7 @@ TOOL_TIMEOUT_S = 10.0
 
 
 def run_tool(command: Sequence[str]) -> str | None:
-    """Standard output of a vendor's tool, or None when it is missing, fails or takes longer than 10 s."""
+    """Return standard output of a vendor's tool, or None when it is missing, fails or takes longer than 10 s."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S, check=True
@@ -33,18 +33,18 @@ class Host:
         return self._at(path).exists()
 
     def read(self, path: str) -> str | None:
-        """The text of a file without surrounding blanks, or None when it cannot be read."""
+        """Return the text of a file without surrounding blanks, or None when it cannot be read."""
         try:
             return self._at(path).read_text(errors="replace").strip()
         except OSError:
             return None
 
     def resolve(self, path: str) -> str:
-        """The last name of what a link leads to: `0000:3a:00.0` for a device in sysfs."""
+        """Return the last name of what a link leads to: `0000:3a:00.0` for a device in sysfs."""
         return self._at(path).resolve().name
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, numbers in them ascending; empty when it cannot be read."""
+        """Return the names in a folder, numbers in them ascending; empty when it cannot be read."""
         try:
             found = [path.name for path in self._at(folder).iterdir()]
         except OSError:

@@ -42,12 +42,12 @@ def register_accelerator(accelerator: Accelerator) -> None:
 
 
 def accelerator_names() -> list[str]:
-    """The known vendors, `none` last."""
+    """Return the known vendors, `none` last."""
     return list(_ACCELERATORS)
 
 
 def get_accelerator(name: str) -> Accelerator:
-    """The vendor called `name`.
+    """Return the vendor called `name`.
 
     Raises:
         ConfigError: there is none.
@@ -62,7 +62,7 @@ def get_accelerator(name: str) -> Accelerator:
 
 
 def accelerator_of_model(model: str | None) -> Accelerator:
-    """The vendor that makes a model, judged by its name; NVIDIA for a name that tells nothing.
+    """Return the vendor that makes a model, judged by its name; NVIDIA for a name that tells nothing.
 
     For a file checked away from its nodes: a live node is asked instead.
     """
@@ -74,7 +74,7 @@ def accelerator_of_model(model: str | None) -> Accelerator:
 
 
 def find_accelerators(host: Host | None = None, environ: Mapping[str, str] | None = None) -> Found:
-    """The accelerators that a process on this machine may use; `none` with no devices when there are none.
+    """Return the accelerators that a process on this machine may use; `none` with no devices when there are none.
 
     Args:
         host: the machine; default this one.

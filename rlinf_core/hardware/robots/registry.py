@@ -49,7 +49,7 @@ def register_hardware(name: str) -> Callable[[type[U]], type[U]]:
 
 
 def hardware_model(name: str) -> type[RobotUnit]:
-    """The model of one unit of hardware type `name`.
+    """Return the model of one unit of hardware type `name`.
 
     Raises:
         PydanticCustomError: `unknown-hardware-type`: nobody offers it, or the package that does cannot be loaded.
@@ -74,7 +74,7 @@ def hardware_model(name: str) -> type[RobotUnit]:
 
 
 def hardware_types() -> list[str]:
-    """Every name that `hardware.type` may take, installed packages' ones included, in alphabetical order."""
+    """Return every name that `hardware.type` may take, installed packages' ones included, in alphabetical order."""
     return sorted({*_registered, *_BUILT_IN, *_plugin_names()})
 
 

@@ -23,5 +23,7 @@ class RobotUnit(BaseModel):
     node_rank: Annotated[Int, Field(ge=0)] = Field(description="Rank of the node that the robot is attached to.")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where it must answer before a job starts: host and TCP port of each place. By default nowhere is looked."""
+        """Return where it must answer before a job starts: host and TCP port of each place. By default nowhere is
+        looked.
+        """
         return ()

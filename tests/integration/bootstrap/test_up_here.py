@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def free_ports() -> range:
-    """A range whose first ports nobody listens on; below those that Linux hands out."""
+    """Return a range whose first ports nobody listens on; below those that Linux hands out."""
     for first in range(24000, 32000, 200):
         try:
             for port in range(first, first + 16):

@@ -70,7 +70,7 @@ def players(cluster: Cluster) -> Iterator[Troupe]:
 
 
 def end(cluster: Cluster, name: str) -> None:
-    """Ends a channel's process: those of hundreds of tests would not fit."""
+    """End a channel's process: those of hundreds of tests would not fit."""
     ray = ray_api()
     # One that was closed may have ended by itself.
     with suppress(ValueError):

@@ -69,7 +69,7 @@ def check(got: dict[str, Any]) -> str:
 
 
 def note_signatures(channel: Channel, book: Book) -> None:
-    """Writes down when this process is about to sign for what it gets, through whichever channel."""
+    """Write down when this process is about to sign for what it gets, through whichever channel."""
     backend: Any = channel._backend
     pending = backend._pending
     take, sign = pending._taken, pending._sign
@@ -192,7 +192,7 @@ def channel_pids() -> list[int]:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process descends from this one."""
+    """Return whether a process descends from this one."""
     while pid > 1:
         if pid == os.getpid():
             return True
@@ -201,7 +201,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process, each page that it shares counted in part."""
+    """Return bytes of a process, each page that it shares counted in part."""
     return int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[0]) << 10
 
 
@@ -210,7 +210,7 @@ def descriptors(pid: int) -> int:
 
 
 def settle_books(folder: str, rest: list[str], statistics: list[KeyStatistics]) -> dict[str, Any]:
-    """Compares what was put with what was got, and both with what the channels counted."""
+    """Compare what was put with what was got, and both with what the channels counted."""
     accepted: set[str] = set()
     announced: set[str] = set()
     refused: set[str] = set()

@@ -31,7 +31,7 @@ def get_all(worker: Any, channel: Channel) -> list[Any]:
 
 
 def try_all(worker: Any, channel: Channel) -> list[str]:
-    """What each operation raises."""
+    """Return what each operation raises."""
     said: list[str] = []
     for operation in (
         lambda: channel.put(1),

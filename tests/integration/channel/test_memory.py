@@ -45,7 +45,8 @@ def get(worker: Any, channel: Channel, count: int) -> int:
 
 
 def memory(processes: Sequence[int]) -> int:
-    """Bytes of all processes: what is each one's own, and each piece of shared memory once, whoever has mapped it.
+    """Return bytes of all processes: what is each one's own, and each piece of shared memory once, whoever has mapped
+    it.
 
     Not the proportional sizes that the kernel gives: a page that one maps while another is looked at counts twice.
     """
@@ -55,7 +56,7 @@ def memory(processes: Sequence[int]) -> int:
 
 
 def shared(process: int) -> list[tuple[int, int]]:
-    """The identities and bytes of the shared memory that a process holds open."""
+    """Return the identities and bytes of the shared memory that a process holds open."""
     found: list[tuple[int, int]] = []
     for path in Path(f"/proc/{process}/fd").iterdir():
         # A descriptor may be closed while it is looked at.

@@ -52,7 +52,7 @@ def soak(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _processes_with(folder: str) -> list[str]:
-    """The processes that were given this temporary folder and still live."""
+    """Return the processes that were given this temporary folder and still live."""
     found: list[str] = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():

@@ -62,7 +62,7 @@ def wait_for(condition: Any, seconds: float = 10.0) -> None:
 
 
 def over_tcp(cast: Any) -> None:
-    """Makes this process believe that its peers are on other hosts."""
+    """Make this process believe that its peers are on other hosts."""
     cards = cast.here.connector.cards
     for address, card in cards.items():
         if address != cast.here.me:
@@ -305,7 +305,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     there = cast.add("there:0")
 
     def fork_and_report(side: Any) -> tuple[int, int]:
-        """The child tries, then lives on; its exit code tells what it saw."""
+        """Return the child tries, then lives on; its exit code tells what it saw."""
         import os
         import signal
 

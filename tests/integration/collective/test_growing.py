@@ -132,7 +132,7 @@ def test_a_mismatch_costs_one_tensor_and_no_memory(stage: Any) -> None:
 
 
 def send_and_stop_halfway(side: Any, count: int, how: str) -> None:
-    """Sends a tensor; something happens to the sender after the third piece."""
+    """Send a tensor; something happens to the sender after the third piece."""
     import os
     import signal
 

@@ -24,7 +24,7 @@ def connections(side: Any) -> int:
 
 
 def answer(side: Any, times: int) -> int:
-    """Takes what has come and answers as often; the sum of what came."""
+    """Take what has come and answer as often; the sum of what came."""
     group = side.group()
     here = WorkerAddress("here", 0)
     total = sum(group.recv(here) for _ in range(times))
@@ -136,7 +136,7 @@ def give(side: Any, kind: str, size: int) -> None:
 
 
 def take(side: Any, kind: str, size: int) -> int:
-    """How many bytes came as they were sent."""
+    """Return how many bytes came as they were sent."""
     import torch
 
     group = side.group()

@@ -43,7 +43,7 @@ def post_tensor(side: Any, target: Any, size: int, value: float) -> None:
 
 
 def collect(side: Any) -> None:
-    """Keeps what comes for the service, unopened."""
+    """Keep what comes for the service, unopened."""
     side.kept["parcels"] = []
     side.endpoint.serve(7, lambda delivery: side.kept["parcels"].append(delivery.parcel))
 

@@ -34,7 +34,7 @@ def receive(side: Any) -> Any:
 
 
 def send(side: Any, data: bytes, dtype: Any) -> bool:
-    """Sends one array, and waits until it is known whether it fitted."""
+    """Send one array, and wait until it is known whether it fitted."""
     import numpy as np
 
     group = side.group()

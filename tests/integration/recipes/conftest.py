@@ -53,7 +53,7 @@ class Run:
         return [event for event in self.events if isinstance(event, kind)]
 
     def weights(self) -> dict[str, Tensor]:
-        """Those of the newest checkpoint, whole."""
+        """Return those of the newest checkpoint, whole."""
         newest = self.folder.checkpoints.latest()
         assert newest is not None
         return read_weights(newest.path)

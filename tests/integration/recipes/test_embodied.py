@@ -34,7 +34,7 @@ NAMES = {
 
 
 def learned(run: Run) -> list[dict[str, float]]:
-    """What does not depend on the clock, step by step."""
+    """Return what does not depend on the clock, step by step."""
     return [{n: v for n, v in each.metrics.items() if not n.startswith("time/")} for each in run.metrics]
 
 

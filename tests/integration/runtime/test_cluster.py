@@ -29,7 +29,7 @@ class Actor:
         return self.given
 
     def place(self) -> tuple[str, dict[str, Any]]:
-        """The node that it runs on, and what of Ray's resources it holds."""
+        """Return the node that it runs on, and what of Ray's resources it holds."""
         context = ray.get_runtime_context()
         return context.get_node_id(), context.get_assigned_resources()
 
@@ -37,7 +37,7 @@ class Actor:
         return sys.executable, os.environ.get(SEEN)
 
     def meet(self) -> int:
-        """Returns when it is called twice at a time."""
+        """Return when it is called twice at a time."""
         return self.both_are_here.wait(30)
 
 
@@ -56,7 +56,7 @@ def allocate() -> Iterator[Callable[..., Any]]:
 
 
 def configured() -> Cluster:
-    """The cluster of the tests, whose only node has a group of its own and a variable."""
+    """Return the cluster of the tests, whose only node has a group of its own and a variable."""
     group = {
         "label": "workshop",
         "node_ranks": "0",

@@ -30,7 +30,7 @@ class Knot(Worker):
         self.send(value, "knot", rank)
 
     def patient(self, timeout: float) -> Any:
-        """Waits a while for the next one, and then gives it what it waits for."""
+        """Wait a while for the next one, and then give it what it waits for."""
         try:
             return self.recv("knot", (self._rank + 1) % self._world_size, timeout=timeout)
         except TimeoutError:

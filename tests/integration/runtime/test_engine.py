@@ -229,7 +229,7 @@ def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def _family(pid: int) -> set[int]:
-    """A process and all that it started, and what those did."""
+    """Return a process and all that it started, and what those did."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

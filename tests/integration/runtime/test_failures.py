@@ -58,7 +58,7 @@ class Peer(Worker):
         self.send(value, group, rank)
 
     def look_for(self, group: str) -> tuple[list[str], float, str]:
-        """What is logged while it looks for a group that is not there, how long it takes, and the error."""
+        """Return what is logged while it looks for a group that is not there, how long it takes, and the error."""
         memory = Memory()
         logging.getLogger("rlinf").addHandler(memory)
         began = time.monotonic()
@@ -103,7 +103,7 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
-    """Returns when the worker is in an operation."""
+    """Return when the worker is in an operation."""
     from rlinf_core.manager.messages import Inspect
 
     deadline = time.monotonic() + 20

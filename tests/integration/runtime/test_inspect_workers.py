@@ -46,7 +46,7 @@ def job(cluster: Cluster) -> Any:
 
 
 def ours() -> tuple[str, str]:
-    """Names this process's job: the youngest one of the machine, the default, may be somebody else's."""
+    """Name this process's job: the youngest one of the machine, the default, may be somebody else's."""
     session = current_session()
     assert session is not None
     return "--job", session.job
@@ -60,7 +60,7 @@ def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def when_it_waits(*arguments: str) -> dict[str, dict[str, Any]]:
-    """The workers by name, once the call has arrived. On a busy machine one may answer too late to be shown."""
+    """Return the workers by name, once the call has arrived. On a busy machine one may answer too late to be shown."""
     deadline = time.monotonic() + 20
     while True:
         done = inspect("--output", "json", *arguments)

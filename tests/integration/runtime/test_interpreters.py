@@ -19,7 +19,7 @@ from rlinf_core.worker.worker import Worker
 
 class Peer(Worker):
     def interpreter(self) -> tuple[str, bool]:
-        """The interpreter, and whether it has the package that only one of them has."""
+        """Return the interpreter, and whether it has the package that only one of them has."""
         import importlib.util
 
         return sys.executable, importlib.util.find_spec("stack_of_its_own") is not None
@@ -36,7 +36,7 @@ class Peer(Worker):
 
 
 def interpreter(folder: Path, *lines: str, ours: bool = True) -> str:
-    """An interpreter of its own, made offline.
+    """Return an interpreter of its own, made offline.
 
     Args:
         folder: where.
@@ -55,7 +55,7 @@ def interpreter(folder: Path, *lines: str, ours: bool = True) -> str:
 
 
 def under(path: str) -> Cluster:
-    """The cluster of the tests, whose only node is said to have this interpreter."""
+    """Return the cluster of the tests, whose only node is said to have this interpreter."""
     group = {"label": "other", "node_ranks": "0", "env_configs": [{"node_ranks": "0", "python_interpreter_path": path}]}
     return Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": [group]}))
 

@@ -96,7 +96,7 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """The processes that were started below a folder: their environment names it."""
+    """Return the processes that were started below a folder: their environment names it."""
     mark = f"TMPDIR={folder}".encode()
     found: list[str] = []
     for entry in Path("/proc").iterdir():

@@ -114,7 +114,7 @@ class Probe(Worker):
 
 
 def _met(folder: str, me: str, other: str) -> str:
-    """Returns once the other method of the same worker runs too."""
+    """Return once the other method of the same worker runs too."""
     Path(folder, me).touch()
     give_up = time.monotonic() + 30
     while not Path(folder, other).exists():

@@ -83,7 +83,7 @@ def sample(seed: int, steps: int = 7, batch: int = 6, end: float = 0.25) -> Traj
 
 
 def naive_gae(t: Trajectories, gamma: float, decay: float) -> Tensor:
-    """The sum of discounted differences up to the end of the episode, one step and trajectory at a time."""
+    """Return the sum of discounted differences up to the end of the episode, one step and trajectory at a time."""
     assert t.values is not None
     steps, batch = t.rewards.shape
     result = torch.zeros(steps, batch, dtype=torch.float64)

@@ -21,7 +21,7 @@ CODE = "c0de"
 
 
 def cluster_of(text: str) -> ClusterConfig:
-    """The `cluster` section of a file without mistakes."""
+    """Return the `cluster` section of a file without mistakes."""
     job = load_job("-", stdin=text.encode())
     job.raise_if_bad()
     assert job.cluster is not None
@@ -29,7 +29,7 @@ def cluster_of(text: str) -> ClusterConfig:
 
 
 def request_in(stdin: bytes) -> dict[str, Any]:
-    """The request behind the agent's source."""
+    """Return the request behind the agent's source."""
     size, _, rest = stdin.partition(b"\n")
     return json.loads(rest[int(size) :])
 

@@ -38,7 +38,7 @@ class Stage:
         return made
 
     def client(self, name: str, *, tcp: bool = False) -> Channel:
-        """`tcp`: as from another host."""
+        """Return `tcp`: as from another host."""
         card = self.endpoints["c:0"].card
         connector = FixedConnector({WorkerAddress("c", 0): replace(card, unix_path=None) if tcp else card})
         clients = ChannelClients(self.endpoint(name), WorkerAddress.from_name(name), connector)
@@ -70,7 +70,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def greeted(stage: Stage, name: str) -> Channel:
-    """A client that has put and got."""
+    """Return a client that has put and got."""
     made = stage.client(name)
     made.put("first", key="greeting")
     assert made.get("greeting") == "first"

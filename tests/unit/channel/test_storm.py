@@ -84,7 +84,7 @@ def blow(channel: Channel, books: Books, seed: int, end: float) -> None:
 
 
 def storm(stage: Stage, seconds: float, seed: int) -> dict[str, list[int]]:
-    """The items of which something else was said than what happened to them, by what is wrong."""
+    """Return the items of which something else was said than what happened to them, by what is wrong."""
     channels = [greeted(stage, "one:0"), greeted(stage, "two:0"), stage.client("far:0", tcp=True)]
     channels[2].put("first", key="greeting")
     assert channels[2].get("greeting") == "first"

@@ -19,7 +19,7 @@ RLINF = Path(sys.executable).with_name("rlinf")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Makes `rlinf recipes` raise."""
+    """Make `rlinf recipes` raise."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise error

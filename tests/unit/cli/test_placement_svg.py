@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def texts(svg: str) -> list[str]:
-    """The words of a picture, tooltips left out."""
+    """Return the words of a picture, tooltips left out."""
     root = ElementTree.fromstring(svg)
     return ["".join(node.itertext()) for node in root.iter(f"{SVG}text")]
 

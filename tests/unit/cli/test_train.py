@@ -34,7 +34,7 @@ def last_run() -> RunFolder:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """A run in a process of its own, as soon as its first step is done."""
+    """Return a run in a process of its own, as soon as its first step is done."""
     process = subprocess.Popen(
         [RLINF, "train", "recipe=fake", *arguments],
         stdout=subprocess.PIPE,

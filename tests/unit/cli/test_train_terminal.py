@@ -98,7 +98,7 @@ def test_a_terminal_that_wants_no_bars_gets_lines(start: Start, refusal: dict[st
 
 
 def settled(screen: str) -> bool:
-    """Whether a screen shows the block once, whole, and below what has happened."""
+    """Return whether a screen shows the block once, whole, and below what has happened."""
     lines = [line for line in screen.splitlines() if line]
     above, _, block = "\n".join(lines).partition("\nfake   ")
     names = [line.split()[0] for line in block.splitlines()[1:]]

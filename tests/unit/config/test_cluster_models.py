@@ -18,7 +18,7 @@ from rlinf_core.config.tree import to_data
 
 
 def load(text: str) -> ClusterConfig:
-    """The `cluster` section given as YAML, with numbers that remember how they were written."""
+    """Return the `cluster` section given as YAML, with numbers that remember how they were written."""
     diagnostics = Diagnostics()
     source = decode("test.yaml", text.encode(), diagnostics)
     assert source is not None

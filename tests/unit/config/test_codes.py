@@ -76,7 +76,7 @@ def nodes_with(accelerators: int) -> Probe:
 
 
 def without_markers(example: Example) -> tuple[Example, tuple[str, int, int, int, int] | None]:
-    """The example as it is loaded, and the place that was marked in it."""
+    """Return the example as it is loaded, and the place that was marked in it."""
     overrides, assume = "\n".join(example.overrides), "\n".join(example.assume)
     sources = {"job.yaml": example.text, "<overrides>": overrides, "--assume": assume, **dict(example.files)}
     marked: tuple[str, int, int, int, int] | None = None
@@ -143,7 +143,7 @@ def test_entry_is_complete(code: Code) -> None:
 
 
 def emitted_codes() -> Iterator[tuple[str, str]]:
-    """Every kebab-case literal that code hands to something which makes a finding, with where it stands."""
+    """Return every kebab-case literal that code hands to something which makes a finding, with where it stands."""
     makers = {"Diagnostic", "Problem", "problem", "report", "_report", "_error", "error", "warning", "Words"}
     for file in SOURCES:
         if "codes" in file.parts:

@@ -30,7 +30,7 @@ def findings(folder: Path, example: Example) -> tuple[Composed | None, Diagnosti
 
 
 def marked(example: Example) -> tuple[str, int, int]:
-    """The last part of the source's name, and the offsets, of what stands between the markers."""
+    """Return the last part of the source's name, and the offsets, of what stands between the markers."""
     texts = [("job.yaml", example.text), *example.files, ("<overrides>", "\n".join(example.overrides))]
     ((name, text),) = [(name, text) for name, text in texts if OPEN in text]
     return name, text.index(OPEN), text.index(CLOSE) - len(OPEN)

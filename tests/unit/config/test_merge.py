@@ -50,7 +50,7 @@ def node(value: Any) -> Node:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """What merging means, on plain data: the independent reference."""
+    """Return what merging means, on plain data: the independent reference."""
     if not (isinstance(base, dict) and isinstance(over, dict)):
         return over
     result = copy.copy(base)

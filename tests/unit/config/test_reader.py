@@ -22,7 +22,7 @@ def read_text(text: str, limits: Limits | None = None) -> tuple[Mapping | None, 
 
 
 def data(text: str) -> Value:
-    """The data of a text that must read without any finding."""
+    """Return the data of a text that must read without any finding."""
     tree, found = read_text(text)
     assert not found
     assert tree is not None

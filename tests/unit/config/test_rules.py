@@ -24,7 +24,7 @@ Found = list[tuple[str, int, str]]
 
 
 def check(text: str) -> list[Diagnostic]:
-    """What shape and rules find in a file."""
+    """Return what shape and rules find in a file."""
     found = Diagnostics()
     source = decode("job.yaml", text.encode(), found)
     assert source is not None

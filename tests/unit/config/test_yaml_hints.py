@@ -9,7 +9,7 @@ from rlinf_core.config.reader import decode, read
 
 
 def only_finding(marked: str) -> tuple[Diagnostic, str]:
-    """The single finding about a text whose «marked» part is expected to be underlined, and that part."""
+    """Return the single finding about a text whose «marked» part is expected to be underlined, and that part."""
     start, end = marked.index("«"), marked.index("»") - 1
     text = marked.replace("«", "").replace("»", "")
     found = Diagnostics()

@@ -31,7 +31,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def whole_files() -> list[tuple[str, str]]:
-    """The complete configuration files that are shown in pages written by hand."""
+    """Return the complete configuration files that are shown in pages written by hand."""
     made = {page.name for page in pages()}
     return [
         (f"{page.name}-{index}", text)

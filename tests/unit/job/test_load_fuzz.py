@@ -195,7 +195,9 @@ def test_any_bytes_never_raise(data: bytes) -> None:
 
 
 def single_values(model: type[BaseModel], path: str = "") -> Iterator[str]:
-    """The path of every value that a file of this model may hold outside lists and mappings of the user's keys."""
+    """Return the path of every value that a file of this model may hold outside lists and mappings of the user's
+    keys.
+    """
     for field in fields_below(model, path):
         if field.type == "section":
             yield from single_values(model, field.path)

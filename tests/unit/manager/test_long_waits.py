@@ -5,7 +5,7 @@ from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedO
 
 
 def waits_told(waits: LongWaits, serial: int, seconds: int, *, kind: OperationKind = OperationKind.RECV) -> list[int]:
-    """The seconds at which a word is said of an operation that lasts so long and is looked at every second."""
+    """Return the seconds at which a word is said of an operation that lasts so long and is looked at every second."""
     return [age for age in range(seconds + 1) if waits.due(in_(serial, age, kind=kind))]
 
 

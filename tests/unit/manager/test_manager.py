@@ -53,7 +53,7 @@ def join(manager: ManagerProcess) -> Iterator[Join]:
 
 
 def die(client: ManagerClient) -> None:
-    """Ends a client as a process ends: its connections break without a word."""
+    """End a client as a process ends: its connections break without a word."""
     for connection in client.endpoint._connections.all():
         connection.shut()
 

@@ -119,7 +119,7 @@ class Job:
 
 
 def can_ever_move(job: Job) -> set[str]:
-    """Who moves in some order of events from here, found by trying every order."""
+    """Return who moves in some order of events from here, found by trying every order."""
     moved: set[str] = set()
     seen: set[object] = set()
     todo = [job]

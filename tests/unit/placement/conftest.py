@@ -17,7 +17,7 @@ Groups = dict[str, tuple[str, int | None]]
 def _cluster(
     num_nodes: int, per_node: int | None = None, *, placement: dict[str, Any] | None = None, groups: Any = ()
 ) -> ClusterConfig:
-    """`num_nodes` nodes; without `groups` one group `all` declares `per_node` accelerators on every node."""
+    """Return `num_nodes` nodes; without `groups` one group `all` declares `per_node` accelerators on every node."""
     if not groups and per_node is not None:
         groups = [{"label": "everything", "node_ranks": "all", "accelerators": {"per_node": per_node}}]
     data = {"num_nodes": num_nodes, "node_groups": list(groups), "component_placement": placement or {}}

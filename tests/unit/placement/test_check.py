@@ -24,7 +24,7 @@ class File(ConfigModel):
 
 
 def findings(text: str, assume: tuple[str, ...] = ()) -> list[Diagnostic]:
-    """What `check_placement` says about a file; markers are taken out first."""
+    """Return what `check_placement` says about a file; markers are taken out first."""
     found, ours = Diagnostics(), Diagnostics()
     source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
     assert source is not None
@@ -38,7 +38,7 @@ def findings(text: str, assume: tuple[str, ...] = ()) -> list[Diagnostic]:
 
 
 def one(text: str, code: str, assume: tuple[str, ...] = ()) -> Diagnostic:
-    """The only finding, which has this code and underlines the marked text."""
+    """Return the only finding, which has this code and underlines the marked text."""
     found = findings(text, assume)
     assert [each.code for each in found] == [code], found
     start = text.index(OPEN)

@@ -31,7 +31,7 @@ def test_nested_tags_each_have_their_whole_time(clock: Clock) -> None:
     class Trainer:
         @timer("train")
         def train(self, batch: int) -> int:
-            """Trains."""
+            """Train."""
             clock.now += 1
             return self.step(batch) + 1
 

@@ -52,7 +52,7 @@ client.reset([float(each) for each in sys.argv[3:]])
 
 
 def hold(arm: Franka) -> subprocess.Popen[str]:
-    """A process that holds the arm, which is on its way."""
+    """Return a process that holds the arm, which is on its way."""
     words = [sys.executable, "-c", HOLDER, arm.robot_ip, str(arm.robot_port), *map(str, FAR)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     with FrankaClient(arm) as watcher:

@@ -34,7 +34,7 @@ class Disk:
         monkeypatch.setattr(folder, "update", slow)
 
     def tell(self, event: events.Event) -> int:
-        """The step that the state has after `event`."""
+        """Return the step that the state has after `event`."""
         self.progress.take(event)
         self.view.show(event)
         return RunFolder.open(self.folder.path).state.step

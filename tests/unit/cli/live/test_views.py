@@ -191,7 +191,7 @@ def test_an_end_that_takes_its_time_is_said_once(lines: Lines) -> None:
 
 
 def shown(progress: Progress) -> list[str]:
-    """The live view as it stands on a terminal of 80 columns."""
+    """Return the live view as it stands on a terminal of 80 columns."""
     from rich.console import Console
 
     from rlinf_cli.live.terminal import block

@@ -112,7 +112,7 @@ def _fail(how: str, folder: Any) -> None:
 
 
 def _raised(where: str) -> Exception:
-    """An exception as it arrives from a worker."""
+    """Return an exception as it arrives from a worker."""
     try:
         raise ValueError("bad action: nan")
     except ValueError as error:

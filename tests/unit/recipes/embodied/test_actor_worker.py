@@ -24,7 +24,7 @@ SAMPLES, STATES, ACTIONS = 24, 5, 3
 
 
 def actor(*overrides: str) -> Any:
-    """One that was not launched, with what learning from a batch needs."""
+    """Return one that was not launched, with what learning from a batch needs."""
     job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)

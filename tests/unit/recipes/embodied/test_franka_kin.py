@@ -27,7 +27,9 @@ def make(num_envs: int = 2, **settings: Any) -> FrankaKinEnv:
 
 
 def move_to(env: FrankaKinEnv, where: np.ndarray, gripper: np.ndarray | float) -> StepResult:
-    """One step toward a point [3, B], the hand pointing down: damped least squares on differences of the kinematics."""
+    """Return one step toward a point [3, B], the hand pointing down: damped least squares on differences of the
+    kinematics.
+    """
     pose = np.concatenate(hand_pose(env._joints))
     jacobian = np.empty((6, 7, env.num_envs))
     for joint in range(7):

@@ -50,7 +50,7 @@ BODIES = (
 
 
 def mjcf() -> str:
-    """The arm as a MuJoCo model."""
+    """Return the arm as a MuJoCo model."""
     opening = "".join(
         f'<body pos="{position}" quat="{turn}"><joint axis="0 0 1"/><geom size="0.01" mass="1"/>'
         for position, turn in BODIES

@@ -47,7 +47,9 @@ def toward(env: FrankaMujocoEnv, where: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def push_point(env: FrankaMujocoEnv) -> NDArray[Any]:
-    """Where a hand goes that pushes: above the far side of the puck, down behind it, then through it to the mark."""
+    """Return where a hand goes that pushes: above the far side of the puck, down behind it, then through it to the
+    mark.
+    """
     way, length = env._way()
     direction = way / np.maximum(length, 1e-6)
     beside = env._hand[:2] - env._puck[:2]

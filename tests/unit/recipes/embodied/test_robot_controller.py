@@ -60,7 +60,7 @@ def b(controller: Controller) -> Client:
 
 
 def ready(client: Client, now: float = 0.0) -> float:
-    """Holds the arm, at home; returns a moment after that."""
+    """Hold the arm, at home; return a moment after that."""
     assert client.acquire(now)["ok"]
     motion = client.go(now, "reset", joints=HOME.tolist())
     assert client.controller.finish(motion, motion.end)["ok"]
