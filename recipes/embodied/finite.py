@@ -1,0 +1,47 @@
+"""Detection of NaN and infinite values, with one wording for rewards, observations, losses and gradients.
+
+numpy only: interpreters of environments need no torch. A tensor is tested with `torch.isfinite` by its owner, who then
+raises `NonFiniteError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_core.errors import RLinfError
+
+# Values of `runner.on_nonfinite`: end the run with an error, or leave the affected data out and go on.
+OnNonFinite: TypeAlias = Literal["stop", "skip"]
+
+
+class NonFiniteError(RLinfError):
+    """A tensor of the training data or of the optimization holds a NaN or an infinity.
+
+    Args:
+        tensor: what it is, as in `reward`, `observation states`, `train/actor/policy_loss`.
+        value: one of its values that are not finite.
+        where: the step and the place, as in `step 12, environment 3` or `step 12, ActorGroup:0`.
+        help: what the reader can do.
+    """
+
+    def __init__(self, tensor: str, value: float, where: str, help: str | None = None) -> None:
+        super().__init__(f"`{tensor}` is {value:g}, not a finite number", where=where, help=help)
+        self.tensor = tensor
+
+
+def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows of an array hold a NaN or an infinity.
+
+    Args:
+        values: [B, ...]; integers and booleans are always finite.
+
+    Returns:
+        bool [B].
+    """
+    if values.dtype.kind != "f":
+        return np.zeros(len(values), np.bool_)
+    finite = np.isfinite(values)
+    return ~finite.reshape(len(values), -1).all(axis=1) if not finite.all() else np.zeros(len(values), np.bool_)
