@@ -117,7 +117,9 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or one of its own.
-    folder = RunFolder.create(runner if isinstance(runner, RunnerConfig) else RunnerConfig(), recipe.name, save_path)
+    runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
+    facts = recipe.facts_function()
+    folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None)
     folder.write_config(job)
     return folder
 

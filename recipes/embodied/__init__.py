@@ -11,4 +11,5 @@ recipe = Recipe(
     default_config="laptop",
     program="recipes.embodied.program:program",
     check="recipes.embodied.config:check",
+    facts="recipes.embodied.config:facts",
 )

@@ -141,6 +141,15 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
             check_kind(config, section, environments, world_sizes.get("env"), report)
 
 
+def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model.model_dump()
+    shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
+    found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
+    train = config.env.train
+    return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
+
+
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
     """Return how many environments share each start."""
     return environments.group_size or config.algorithm.group_size

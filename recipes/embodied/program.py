@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.embodied.actor_worker import EmbodiedFSDPActor
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config import EmbodiedConfig, facts
 from recipes.embodied.env_worker import EnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from rlinf_core import Cluster, HybridComponentPlacement, PlacementStrategy
@@ -61,12 +61,3 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
     runner = EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
     runner.init_workers()
     return runner
-
-
-def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
-    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
-    model = config.actor.model.model_dump()
-    shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
-    found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
-    train = config.env.train
-    return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.live.view import View
-from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRestarted, StepFinished
+from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRestarted, RunStarted, StepFinished
 
 if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
@@ -26,6 +26,8 @@ class StateWriter(View):
         self._next = progress.clock()
 
     def show(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self._folder.started()
         lasting = isinstance(event, CheckpointSaved | RunRestarted | RunFinished)
         began = self.progress.clock()
         if lasting or (isinstance(event, StepFinished) and began >= self._next):

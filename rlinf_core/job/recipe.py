@@ -29,6 +29,9 @@ class Recipe(NamedTuple):
         check: `check(config, world_sizes, report)`, the rules that relate sections, as `module:function`; None when
             there are none. `world_sizes` has the number of processes of each placed component, None where that cannot
             be known yet; `report(path, code, message, help)` adds a finding (see `rlinf_core.job.report.Report`).
+        facts: `facts(config)`, as `module:function`: what a run must agree in to continue from a checkpoint, by the
+            path of the key (`rlinf_core.runners.checkpoint.Manifest.facts`). A resume that does not fit is refused
+            before anything is written; None: the program checks.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Recipe(NamedTuple):
     default_config: str
     program: str | None = None
     check: str | None = None
+    facts: str | None = None
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.
@@ -53,6 +57,14 @@ class Recipe(NamedTuple):
             ConfigError: they cannot be imported.
         """
         return None if self.check is None else self._load(self.check)
+
+    def facts_function(self) -> Callable[[Any], dict[str, Any]] | None:
+        """Return the function that gives a configuration's facts, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.facts is None else self._load(self.facts)
 
     def program_function(self) -> Callable[..., Any] | None:
         """Return the recipe's program, or None. This is what imports torch and ray.

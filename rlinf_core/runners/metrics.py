@@ -71,12 +71,12 @@ class MetricsWriter:
     ) -> None:
         self.close()
 
-    @property
-    def newest(self) -> Mapping[str, float]:
-        """The newest value of every metric, of this and of earlier processes."""
+    def newest_up_to(self, step: int) -> Mapping[str, float]:
+        """Return the newest value that every metric had after `step`, of this and of earlier processes."""
         newest: dict[str, float] = {}
         for line in read_metrics(self.path):
-            newest.update(line.metrics)
+            if line.step <= step:
+                newest.update(line.metrics)
         return newest
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -72,7 +72,7 @@ class RunRecord:
             self.source = open_checkpoint(folder.resumed_from)
             self.source.check(self._facts)
         self.step = 0
-        self._go_to(self.source)
+        self._begin_after(self.source)
 
     @classmethod
     def open(
@@ -132,12 +132,16 @@ class RunRecord:
         if self._trace is not None:
             self._trace.collect(groups, last=last)
 
-    def _go_to(self, source: Checkpoint | None) -> None:
-        """The run is where it was when `source` was written."""
+    def _begin_after(self, source: Checkpoint | None) -> None:
+        """Continue from the step of `source`, or from the start.
+
+        The metrics that are there of later steps stay until the run has its workers.
+        """
         self.source = source
         self.step = source.step if source else 0
-        self._metrics.rewind(self.step)
-        self.newest = dict(self._metrics.newest)
+        if self._began is not None:
+            self._metrics.rewind(self.step)
+        self.newest = dict(self._metrics.newest_up_to(self.step))
 
     def go_back(self) -> int:
         """Return something died: goes back to the newest checkpoint, or to where the run began.
@@ -147,13 +151,19 @@ class RunRecord:
         """
         if self._trace is not None:
             self._trace.forget()
-        self._go_to(self.folder.checkpoints.latest() or self.source)
+        self._begin_after(self.folder.checkpoints.latest() or self.source)
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
-        """The workers are there. Only the first attempt is told of: what follows is a restart."""
+        """Tell that the workers are there. Only the first attempt is told of: what follows is a restart.
+
+        From here on the folder of a resumed run changes: what came after the checkpoint is dropped.
+        """
         if self._began is None:
             self._began = time.monotonic()
+            self.folder.started()
+            self.folder.checkpoints.recover()
+            self._metrics.rewind(self.step)
             resumed = self.source.path if self.source else None
             self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
 

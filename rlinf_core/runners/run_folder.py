@@ -19,7 +19,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
@@ -29,7 +29,7 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.manager.folders import identity
 from rlinf_core.runners import durable
-from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, config_hash, open_checkpoint
+from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash, open_checkpoint
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
@@ -44,6 +44,8 @@ FAILED: Final = "failed"
 INTERRUPTED: Final = "interrupted"
 
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
+# Fields of the state that belong to one attempt to run, and that a failed attempt to resume gives back.
+_OF_AN_ATTEMPT: Final = ("status", "step", "reason", "pid", "host", "start", "address", "ended", "resumed_from")
 # The process is gone and wrote no end.
 _VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
 
@@ -66,6 +68,8 @@ class RunState(NamedTuple):
         ended: when the run ended, or None.
         resumed_from: the checkpoint that it continued from last, or None.
         checkpoints: the folder of its checkpoints.
+        earlier: while the run is being resumed and has no workers yet, the fields of how it had ended before; else
+            None.
     """
 
     recipe: str
@@ -82,6 +86,7 @@ class RunState(NamedTuple):
     ended: float | None = None
     resumed_from: str | None = None
     checkpoints: str = "checkpoints"
+    earlier: Mapping[str, Any] | None = None
 
     @property
     def here(self) -> bool:
@@ -107,9 +112,17 @@ class RunFolder:
         self.resumed_from = resumed_from
         self._state = state
         self._keep = keep
+        # The resolved configuration of a resumed run, which is written when the run has its workers.
+        self._pending_config: str | None = None
 
     @classmethod
-    def create(cls, runner: RunnerConfig, recipe: str, checkpoint_save_path: str | None = None) -> Self:
+    def create(
+        cls,
+        runner: RunnerConfig,
+        recipe: str,
+        checkpoint_save_path: str | None = None,
+        facts: Mapping[str, Fact] | None = None,
+    ) -> Self:
         """Return the folder of a run that starts now, in this process.
 
         Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
@@ -120,14 +133,18 @@ class RunFolder:
             runner: the run's own section.
             recipe: what is trained.
             checkpoint_save_path: `actor.checkpoint_save_path`: checkpoints go to a folder of the run's name in there.
+            facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `resume_dir` says.
+            CheckpointError: there is no complete checkpoint where `resume_dir` says, or it does not fit. No folder was
+                changed.
             RunError: the folder cannot be written, or the run to continue is still going on.
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
         source = _find_source(runner.resume_dir, log_path, experiment)
+        if source is not None and facts is not None:
+            source.check(facts)
         home = None if source is None else _home(source.path, log_path)
         try:
             if home is None or source is None:
@@ -141,7 +158,6 @@ class RunFolder:
                 newest = home.checkpoints.latest()
                 if newest is not None and newest.step == source.step:
                     folder = cls(home.path, home.state)
-                    folder.checkpoints.recover()
                 else:
                     folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
                     _copy_metrics(home.metrics_file, folder.metrics_file, source.step)
@@ -189,10 +205,16 @@ class RunFolder:
         return folder
 
     def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
-        """Write that this process drives the run from now on."""
+        """Write that this process drives the run from now on.
+
+        The end that a resumed run had is kept until `started`: an attempt that fails before gives it back.
+        """
         self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
+        before = self._state
+        earlier = before.earlier or {name: getattr(before, name) for name in _OF_AN_ATTEMPT}
         self.update(
+            earlier=earlier if before.pid else None,
             status=RUNNING,
             step=source.step if source else 0,
             reason="",
@@ -264,8 +286,23 @@ class RunFolder:
             raise _unwritable(self.path, error) from error
         self._state = state
 
+    def started(self) -> None:
+        """Write that the run has its workers: from now on it is this attempt that the folder tells of.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        text, self._pending_config = self._pending_config, None
+        if text is not None:
+            self._keep_config(text)
+        if self._state.earlier is not None:
+            self.update(earlier=None)
+
     def end(self, status: str, reason: str = "") -> None:
         """Write how the run ended.
+
+        A resumed run that did not get as far as `started` is again what it was, with the end that it had: the failed
+        attempt has changed nothing of it.
 
         Args:
             status: finished, failed or interrupted.
@@ -274,12 +311,16 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time())
+        earlier = self._state.earlier
+        if earlier is not None and status != FINISHED:
+            self.update(**earlier, earlier=None)
+        else:
+            self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time(), earlier=None)
 
     def write_config(self, job: Job) -> str:
         """Keep the resolved configuration, defaults included and secrets masked.
 
-        An earlier one that says something else gets a number.
+        An earlier one that says something else gets a number. That of a resumed run is written by `started`.
 
         Returns:
             Its `config_hash`, for manifests.
@@ -290,6 +331,13 @@ class RunFolder:
         if job.tree is None:
             raise ValueError("a job that could not be read has no configuration to keep")
         text = resolved_text(mask(job.tree, job.secret), job.config)
+        if self._state.earlier is not None:
+            self._pending_config = text
+        else:
+            self._keep_config(text)
+        return config_hash(text)
+
+    def _keep_config(self, text: str) -> None:
         try:
             if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
                 number = 1
@@ -299,12 +347,13 @@ class RunFolder:
             durable.write_whole(self.config_file, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error
-        return config_hash(text)
 
 
 def outcome(state: RunState) -> tuple[str, str]:
     """Return the status of a run and the reason, also where its process could not write them any more."""
     if state.status == RUNNING and not state.alive:
+        if state.earlier is not None:
+            return outcome(state._replace(**state.earlier, earlier=None))
         return FAILED, _VANISHED
     return state.status, state.reason
 

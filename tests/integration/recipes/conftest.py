@@ -12,8 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.program import facts, launch
+from recipes.embodied.config import EmbodiedConfig, facts
+from recipes.embodied.program import launch
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.embodied_runner import EmbodiedRunner

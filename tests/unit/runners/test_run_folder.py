@@ -15,9 +15,10 @@ from rlinf_core.config.fragments.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners import durable, run_folder
+from rlinf_core.runners import durable, events, run_folder
 from rlinf_core.runners.checkpoint import Manifest, config_hash
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_folder import RunFolder, outcome
 
 
@@ -117,7 +118,6 @@ def test_auto_goes_on_in_the_folder_of_the_newest_checkpoint(tmp_path: Path) -> 
     assert again.resumed_from == first.path / "checkpoints" / "global_step_10"
     assert (again.state.status, again.state.step, again.state.ended) == ("running", 10, None)
     assert again.state.created == first.state.created
-    assert not list(again.checkpoints.folder.glob(".writing*"))
 
 
 def test_auto_begins_anew_where_there_is_no_checkpoint(tmp_path: Path) -> None:
@@ -237,6 +237,77 @@ def test_checkpoints_elsewhere(tmp_path: Path) -> None:
     assert [each.step for each in store.complete()] == [5]
     named = settings(tmp_path, resume_dir=str(elsewhere / first.path.name / "global_step_5"))
     assert RunFolder.create(named, "embodied", str(elsewhere)).path == first.path
+
+
+FACTS = {"actor.model.hidden_dim": 128}
+
+
+def contents(folder: RunFolder) -> dict[str, bytes]:
+    """Return every file of a run, by its path."""
+    return {str(path.relative_to(folder.path)): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+
+
+class TestARefusedResume:
+    @pytest.fixture
+    def good(self, tmp_path: Path) -> RunFolder:
+        """Return a run that finished after step 12, with a checkpoint of step 10."""
+        run = RunFolder.create(settings(tmp_path), "embodied")
+        run.write_config(load_job("laptop", ["runner.max_steps=12"]))
+        with MetricsWriter(run.metrics_file) as writer:
+            for step in (10, 12):
+                writer.log(step, {"env/return": step})
+        run.checkpoints.begin(10)
+        run.checkpoints.commit(10, Manifest(10, facts=FACTS))
+        run.update(step=12)
+        run.end("finished")
+        return run
+
+    def resumed(self, tmp_path: Path, size: int = 128) -> RunFolder:
+        return RunFolder.create(
+            settings(tmp_path, resume_dir="auto"), "embodied", facts={"actor.model.hidden_dim": size}
+        )
+
+    def test_a_checkpoint_that_does_not_fit_changes_nothing(self, tmp_path: Path, good: RunFolder) -> None:
+        before = contents(good)
+        with pytest.raises(CheckpointError, match="hidden_dim"):
+            self.resumed(tmp_path, size=64)
+        assert contents(good) == before
+        assert list((tmp_path / "runs").iterdir()) == [good.path]
+
+    @pytest.mark.parametrize("status", ["failed", "interrupted"])
+    def test_one_that_never_gets_its_workers_changes_nothing(
+        self, tmp_path: Path, good: RunFolder, status: str
+    ) -> None:
+        before, state = contents(good), good.state
+        attempt = self.resumed(tmp_path)
+        job = load_job("laptop", ["runner.max_steps=20"])
+        with RunRecord.open(job, attempt, events.nobody, RunnerConfig(), FACTS) as opened:
+            assert attempt.refresh().status == "running"
+            assert (opened.step, opened.newest) == (10, {"env/return": 10.0})
+        attempt.end(status, "the machines cannot be had")
+        after = contents(good)
+        # The learning curve is drawn anew from the same metrics; the state says when it was written.
+        unlike = {name for name in before if after[name] != before[name]} - {"run.json"}
+        assert unlike == set()
+        assert good.refresh()._replace(updated=0) == state._replace(updated=0)
+
+    def test_one_whose_process_dies_leaves_the_end_that_there_was(self, tmp_path: Path, good: RunFolder) -> None:
+        self.resumed(tmp_path).update(start="1:1")
+        assert outcome(good.refresh()) == ("finished", "")
+        self.resumed(tmp_path).end("failed", "the machines cannot be had")
+        assert outcome(good.refresh()) == ("finished", "")
+        assert good.state.step == 12
+
+    def test_once_it_has_workers_the_folder_tells_of_it(self, tmp_path: Path, good: RunFolder) -> None:
+        attempt = self.resumed(tmp_path)
+        job = load_job("laptop", ["runner.max_steps=20"])
+        with RunRecord.open(job, attempt, events.nobody, RunnerConfig(), FACTS) as opened:
+            opened.started(20, {})
+            assert [line.step for line in read_metrics(attempt.metrics_file)] == [10]
+            assert "max_steps: 20" in attempt.config_file.read_text()
+            assert "max_steps: 12" in (attempt.path / "config.1.yaml").read_text()
+        attempt.end("failed", "it diverged")
+        assert outcome(good.refresh()) == ("failed", "it diverged")
 
 
 def test_keep_checkpoints(tmp_path: Path) -> None:
