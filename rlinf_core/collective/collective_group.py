@@ -78,7 +78,6 @@ class CollectiveGroup:
         With `async_op`, returns a handle at once; what was sent must not change before its `wait`.
         """
         link = self._link(dst)
-        link.outgoing.raise_refusal()
         # First of all: making the message may begin to move tensors between accelerators.
         seconds = self._endpoint.seconds(timeout)
         message = self._endpoint.message(obj, link=link)
@@ -101,14 +100,13 @@ class CollectiveGroup:
     ) -> Work[None] | None:
         """Send one tensor or array to a `recv_tensor` that has a buffer of its size and dtype.
 
-        Returns when the tensor may be changed, which is before it is received; if it turns out that it did not fit,
-        the next operation to `dst` raises `MismatchError`, as does `settle`. With `async_op`, the handle finishes
-        when the receiver has taken it, and carries a mismatch.
+        Returns when the tensor may be changed, which is before it is received. If it turns out that it did not fit,
+        the receiver raises `MismatchError`, and so does `settle` here; operations after it are not affected. With
+        `async_op`, the handle finishes when the receiver has taken it, and raises the mismatch itself.
 
         What is not just its bytes, as it is sparse, quantized or of objects, is a `PayloadError`: `send` takes it.
         """
         link = self._link(dst)
-        link.outgoing.raise_refusal()
         seconds = self._endpoint.seconds(timeout)
         words, part = tensor_parts(tensor, self._endpoint.device_export(link))
         message = Message(words, [part], Flag.TENSOR)
@@ -178,7 +176,8 @@ class CollectiveGroup:
             for work in list(link.outgoing.unacknowledged.values()):
                 if not work.wait_until(deadline):
                     return False
-            link.outgoing.raise_refusal()
+            for error in link.outgoing.take_mismatches():
+                raise error
         return True
 
     # Parts

@@ -315,7 +315,8 @@ def _settle(link: Link, sequence: int, sent: str | None, expected: str | None) -
     error = None
     if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{link.me} -> {link.peer}")
-        _log.warning("%s", error)
+        # Its text only: a kept record would keep the error's traceback, and with that whatever was received.
+        _log.warning("%s", str(error))
     link.outgoing.acknowledged(sequence, error)
 
 

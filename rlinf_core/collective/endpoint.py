@@ -284,9 +284,9 @@ class Endpoint:
         """Return what its addresses have talked to, and wanted to."""
         return self._links.all()
 
-    def refusals(self) -> list[MismatchError]:
-        """Mismatches that peers reported and that no operation has raised."""
-        return [error for link in self._links.all() for error in link.outgoing.take_refusals()]
+    def take_mismatches(self) -> list[MismatchError]:
+        """Return the mismatches that peers reported and that no operation raised, and forget them."""
+        return [error for link in self._links.all() for error in link.outgoing.take_mismatches()]
 
     def shared_memory(self) -> ArenaUse:
         """Return what this process's shared memory holds."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rlinf_core.collective.connector import Connector
 
 _DRAIN_SLICE = 0.005
+# Unraised mismatches kept for each peer. Each is logged as well.
+_MISMATCHES_KEPT = 64
 AnyReceipt = Receipt[object]
 
 
@@ -176,7 +178,7 @@ class Outgoing:
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], None], Work[object]]] = deque()
         self._busy = False
-        self._refusals: deque[MismatchError] = deque()
+        self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
         self.unacknowledged: dict[int, Work[None]] = {}
         self.sequence = 0
         self.route = 0
@@ -227,26 +229,26 @@ class Outgoing:
         return not self._busy
 
     def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
-        """The peer took a message, or it did not fit there: for its operation, or where that is over for the next."""
+        """Record the peer's answer to a message: that a receive took it, or why it fitted none.
+
+        A mismatch fails the operation that sent the message. Where that has returned it is kept for `take_mismatches`:
+        an operation that comes after it is sound and must not fail in its place.
+        """
         work = self.unacknowledged.get(sequence)
         if error is None:
             if work is not None:
                 work.finish(None)
         elif work is None or work.serial is None or not work.fail(error):
-            self._refusals.append(error)
+            self._mismatches.append(error)
             if work is not None:
                 work.fail(error)
-        # Last: who finds nothing unacknowledged finds all refusals.
+        # Last: once nothing is unacknowledged, every mismatch has been recorded.
         self.unacknowledged.pop(sequence, None)
 
-    def raise_refusal(self) -> None:
-        """Raise the first mismatch that the peer reported and that no operation has raised yet."""
-        if self._refusals:
-            raise self._refusals.popleft()
-
-    def take_refusals(self) -> list[MismatchError]:
-        taken = list(self._refusals)
-        self._refusals.clear()
+    def take_mismatches(self) -> list[MismatchError]:
+        """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""
+        taken = list(self._mismatches)
+        self._mismatches.clear()
         return taken
 
     def _work_off(self) -> None:

@@ -116,7 +116,8 @@ class Communication:
     ) -> Work[None] | None:
         """Send one tensor to a `recv_tensor` that has a buffer of its size and dtype, without saying what it is.
 
-        A mismatch is an error on both sides: here it is raised by the next operation to this peer, or by the handle.
+        A mismatch is an error on both sides: here the handle raises it, or the call in which it was reported once its
+        method has returned. Operations after it are not affected.
         """
         peer = peer_address(dst_group_name, dst_rank)
         return self._rlinf_pair(peer).send_tensor(tensor, peer, async_op=async_op, timeout=timeout)

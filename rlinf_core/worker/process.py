@@ -174,13 +174,20 @@ class WorkerProcess:
         if client is None:
             raise RuntimeError("called before construct()")
         call = Call(self._ray.get_task_id(), threading.get_ident())
+        if not self._calls:
+            # Mismatches that were reported between two calls are not the next one's: they are in the log.
+            client.endpoint.take_mismatches()
         self._calls[call.serial] = call
         token = enter_call(call)
         call.operation = client.board.begin(OperationKind.METHOD, method)
         try:
             if self._dismissed is not None:
                 raise self._dismissed
-            return run(call)
+            result = run(call)
+            for mismatch in client.endpoint.take_mismatches():
+                # A peer could not use what this call sent, after the operation that sent it had returned.
+                raise mismatch
+            return result
         except BaseException as error:  # noqa: BLE001 - users' code can raise anything
             raise self._failure(error) from None
         finally:

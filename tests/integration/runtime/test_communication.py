@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +68,32 @@ class Talker(Worker):
 
         if self._rank == 0:
             self.send_tensor(torch.ones(4), group, 1)
+            # It comes after the peer's answer, so that this call knows of the mismatch when it ends.
             self.recv(group, 1)
-            self.send(0, group, 1)
         else:
             try:
                 self.recv_tensor(torch.ones(3), group, 0)
             finally:
                 self.send("done", group, 0)
+
+    def late_mismatch(self, group: str) -> str | None:
+        """Send what does not fit; the peer finds out when this call may be over."""
+        import torch
+
+        if self._rank == 0:
+            self.send_tensor(torch.ones(4), group, 1)
+            return None
+        try:
+            self.recv_tensor(torch.ones(3), group, 0)
+        except MismatchError as error:
+            return type(error).__name__
+        return "nothing"
+
+    def objects(self, group: str) -> str | None:
+        if self._rank == 0:
+            self.send("sound", group, 1)
+            return None
+        return self.recv(group, 0)
 
     def weights(self, group: str) -> int:
         return self.broadcast([1, 2, 3] if self._rank == 1 else None, [group], (group, 1))[2] + self._rank
@@ -107,6 +127,7 @@ def test_handles_of_operations(group: WorkerGroup[Talker]) -> None:
 
 
 def test_asynchronous_methods(group: WorkerGroup[Talker]) -> None:
+    assert asyncio.iscoroutinefunction(Talker.asyncio_ring)
     assert group.asyncio_ring("talk").wait(timeout=20) == [2, 0, 1]
 
 
@@ -145,4 +166,10 @@ def test_a_mismatch_is_an_error_on_both_sides(group: WorkerGroup[Talker]) -> Non
         group.execute_on(0, 1).mismatch("talk").wait(timeout=60)
     assert caught.value.ranks == (0, 1)
     assert all(isinstance(error, MismatchError) for error in caught.value.exceptions)
-    assert asyncio.iscoroutinefunction(Talker.asyncio_ring)
+
+
+def test_a_mismatch_does_not_spoil_the_calls_after_it(group: WorkerGroup[Talker]) -> None:
+    # The sender's call may be over when its mismatch is reported.
+    with suppress(WorkerGroupError):
+        assert group.execute_on(0, 1).late_mismatch("talk").wait(timeout=60)[1] == "MismatchError"
+    assert group.execute_on(0, 1).objects("talk").wait(timeout=60)[1] == "sound"

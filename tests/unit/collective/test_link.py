@@ -130,21 +130,29 @@ def test_a_job_that_fails_fails_its_work_only() -> None:
         bad.wait()
 
 
-def test_a_refusal_is_raised_once() -> None:
+def test_a_mismatch_is_taken_once() -> None:
+    outgoing, error = Outgoing("peer:0"), MismatchError("a", "b")
+    outgoing.acknowledged(1, error)
+    assert outgoing.take_mismatches() == [error]
+    assert outgoing.take_mismatches() == []
+
+
+def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
     outgoing = Outgoing("peer:0")
-    outgoing.acknowledged(1, MismatchError("a", "b"))
-    with pytest.raises(MismatchError):
-        outgoing.raise_refusal()
-    outgoing.raise_refusal()
+    for number in range(1000):
+        outgoing.acknowledged(number, MismatchError(str(number), "b"))
+    kept = outgoing.take_mismatches()
+    assert len(kept) < 100
+    assert kept[-1].sent == "999"
 
 
-def test_who_finds_nothing_unacknowledged_finds_every_refusal() -> None:
+def test_every_mismatch_is_recorded_before_its_message_counts_as_acknowledged() -> None:
     outgoing, error = Outgoing("me -> peer"), MismatchError("float32[1]", "float32[2]")
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
     outgoing.unacknowledged[7] = work
     found: list[tuple[list[MismatchError], list[int]]] = []
-    work.add_done_callback(lambda: found.append((outgoing.take_refusals(), list(outgoing.unacknowledged))))
+    work.add_done_callback(lambda: found.append((outgoing.take_mismatches(), list(outgoing.unacknowledged))))
     outgoing.acknowledged(7, error)
     assert found == [([error], [7])]
     assert outgoing.unacknowledged == {}
