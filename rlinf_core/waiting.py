@@ -81,12 +81,16 @@ class OperationKind(StrEnum):
     PUT = "put"
     GET = "get"
     GET_BATCH = "get_batch"
+    QUERY = "query"
+    CLOSE = "close"
     CONNECT = "connect"
     CALL = "call"
     LAUNCH = "launch"
 
 
-_ON_A_CHANNEL = frozenset({OperationKind.PUT, OperationKind.GET, OperationKind.GET_BATCH})
+_ON_A_CHANNEL = frozenset(
+    {OperationKind.PUT, OperationKind.GET, OperationKind.GET_BATCH, OperationKind.QUERY, OperationKind.CLOSE}
+)
 _TOWARDS = frozenset({OperationKind.SEND, OperationKind.SEND_TENSOR, OperationKind.BROADCAST, OperationKind.CONNECT})
 _DEFAULT_KEY = "default"
 # What a process does that is in an operation, where "waits in" and the title would not say it.
@@ -96,6 +100,8 @@ _WORDS = {
     OperationKind.GET: "waits on {channel}",
     OperationKind.GET_BATCH: "waits for a batch on {channel}",
     OperationKind.PUT: "waits for room on {channel}",
+    OperationKind.QUERY: "waits for the state of {channel}",
+    OperationKind.CLOSE: "waits until {channel} is closed",
     OperationKind.CALL: "waits for `{target}`",
 }
 

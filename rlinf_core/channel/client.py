@@ -141,7 +141,7 @@ class ChannelClient(Backend):
     def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
         self.connect(timeout)
         shape = Shape.LIST if question is Question.PEEK else Shape.ANSWER
-        request = self._request(OperationKind.GET, key, timeout, shape, detached=False)
+        request = self._request(OperationKind.QUERY, key, timeout, shape, detached=False)
         self._ask(Ask.QUESTION, request, question)
         try:
             return request.wait()
@@ -150,7 +150,7 @@ class ChannelClient(Backend):
 
     def close(self, timeout: float | None = None) -> None:
         self.connect(timeout)
-        request = self._request(OperationKind.PUT, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
+        request = self._request(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
         self._ask(Ask.CLOSE, request)
         # It was closed before, and has ended since.
         with suppress(ChannelClosed):

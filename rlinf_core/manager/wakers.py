@@ -10,6 +10,7 @@ from rlinf_core.waiting import Operation, OperationKind, Publication
 
 _PUTS = frozenset({OperationKind.PUT})
 _GETS = frozenset({OperationKind.GET, OperationKind.GET_BATCH})
+_ANSWERED_BY_CHANNELS = frozenset({OperationKind.QUERY, OperationKind.CLOSE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,9 @@ class JobView:
         if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
             peers = operation.peers
             return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
-        peers = operation.peers or (operation.target,)
+        # A question to a channel is answered by its process, whatever other processes do.
+        target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
+        peers = operation.peers or (target,)
         wakes = frozenset(peers) if operation.detached else frozenset[str]()
         return Wait(operation, age, peers, wakes=wakes, failing=operation.bounded)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.launch import ChannelConnector
 from rlinf_core.channel.request import _GRACE
@@ -18,7 +20,8 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
 from rlinf_core.manager.messages import GroupLife
-from tests.unit.channel.conftest import SETTINGS
+from rlinf_core.waiting import OperationKind
+from tests.unit.channel.conftest import SETTINGS, Stage, greeted, until
 
 
 class Register:
@@ -79,3 +82,26 @@ def test_a_channel_that_does_not_answer_is_not_waited_for_as_an_item_is(deaf: An
     assert time.monotonic() - begun < _GRACE
     assert not deaf._pending._open
     assert not deaf._pending._withdrawn
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        (Channel.qsize, OperationKind.QUERY),
+        (Channel.statistics, OperationKind.QUERY),
+        (Channel.peek_all, OperationKind.QUERY),
+        (Channel.close, OperationKind.CLOSE),
+    ],
+)
+def test_what_asks_or_closes_a_channel_is_not_published_as_a_put_or_a_get(
+    stage: Stage, operation: Callable[[Channel], object], kind: OperationKind
+) -> None:
+    channel = greeted(stage, "p:0")
+    board = stage.endpoints["p:0"].board.operations
+    thread = threading.Thread(target=operation, args=(channel,))
+    with stage.broker._lock:
+        thread.start()
+        until(lambda: board.publication().operations)
+        published = [each.operation for each in board.publication().operations]
+    thread.join(10)
+    assert [(each.kind, each.target) for each in published] == [(kind, "c")]

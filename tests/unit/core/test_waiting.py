@@ -49,6 +49,14 @@ def test_a_step_of_a_wait_ends_with_it(clock: Clock) -> None:
     [
         (OperationKind.RECV, "actor:0", None, "recv from actor:0", "waits in recv from actor:0 for 12 s"),
         (OperationKind.SEND_TENSOR, "env:1", None, "send_tensor to env:1", "waits in send_tensor to env:1 for 12 s"),
+        (
+            OperationKind.QUERY,
+            "a",
+            "k",
+            "query on channel `a`, key `k`",
+            "waits for the state of channel `a`, key `k` for 12 s",
+        ),
+        (OperationKind.CLOSE, "a", "default", "close on channel `a`", "waits until channel `a` is closed for 12 s"),
         (OperationKind.GET, "a", "default", "get on channel `a`", "waits on channel `a` for 12 s"),
         (
             OperationKind.GET_BATCH,
