@@ -171,7 +171,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.Report:
     from rlinf_core.bootstrap.routes import Routes
 
     address = env_vars.ADDRESS.get() if name is None else None
-    if address is not None:
+    if address is not None and address != attach.LOCAL:
         return _ask_ray(address)
     # The record is on the head's machine, where each node was started by itself.
     here = attach.known() if name is None and state.recorded() is None else None

@@ -1,7 +1,8 @@
-"""A job whose machines are others than this one: its driver runs on the head of their cluster."""
+"""The cluster that a job's driver joins: one of this machine, or one whose head it has to run on."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from rlinf_cli import console
@@ -23,7 +24,7 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     from rlinf_core.bootstrap import attach, state
     from rlinf_core.errors import ClusterError
 
-    if env_vars.ADDRESS.get() or not _names_hosts(job):
+    if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
         return None
     name = env_vars.CLUSTER.get() or state.cluster_name(file)
     record = state.load(name)
@@ -59,5 +60,34 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     return run_on_head(record, arguments, stdin=to_yaml(job.tree).encode())
 
 
-def _names_hosts(job: SoundJob) -> bool:
-    return bool(job.cluster.hosts) or any(group.hosts for group in job.cluster.node_groups)
+def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
+    """Choose the cluster that the driver of this process will join, and say which in one line.
+
+    It is the one that the environment names, else the one that `rlinf up` made of the same file, else any on this
+    machine with as many nodes.
+
+    Args:
+        job: what is to be trained.
+        file: as it was named.
+        told: whether the person knows it already.
+
+    Raises:
+        ClusterError: none runs here and one is needed, or several fit.
+    """
+    from rlinf_core import env_vars
+    from rlinf_core.bootstrap import attach, state
+
+    num_nodes = job.cluster.num_nodes
+    name = state.cluster_name(file)
+    if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None and attach.is_known(name):
+        os.environ[env_vars.CLUSTER.name] = name
+    may_start = attach.may_be_embedded(num_nodes, job.cluster)
+    found = attach.destination(None, num_nodes, may_start=may_start)
+    if found is None:
+        text = "a Ray of its own on this machine"
+    elif isinstance(found, attach.Known):
+        text = f"cluster {found.name}, head {found.address}"
+    else:
+        text = f"the cluster at {found}"
+    if not told:
+        console.message(f"runs on {text}")

@@ -118,8 +118,9 @@ CONNECT_TIMEOUT = EnvVar(
 ADDRESS: EnvVar[str | None] = EnvVar(
     "RLINF_ADDRESS",
     None,
-    "The address of the head of the cluster to join, as in `10.0.0.1:6379`; by default this machine alone.",
-    "HOST:PORT",
+    "The address of the head of the cluster to join, as in `10.0.0.1:6379`, or `local` for a Ray of the job's own on"
+    " this machine; by default the cluster that `rlinf up` made this machine a node of, else a Ray of its own.",
+    "HOST:PORT, or `local`",
     str,
 )
 CLUSTER: EnvVar[str | None] = EnvVar(

@@ -58,11 +58,12 @@ def train(
     _check_runnable(recipe)
     if not told:
         _show_plan(parts, file)
-    from rlinf_cli.remote import cluster_elsewhere, train_there
+    from rlinf_cli.remote import choose_cluster, cluster_elsewhere, train_there
 
     cluster = cluster_elsewhere(parts, file)
     if cluster is not None:
         raise typer.Exit(train_there(cluster, parts, output, detached=detach))
+    choose_cluster(parts, file, told=told)
     from rlinf_cli.training import run, run_detached
 
     raise typer.Exit((run_detached if detach else run)(job, recipe, output))

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlinf_core import env_vars, spans
+from rlinf_core.bootstrap import attach
 from rlinf_core.bootstrap.inventory import environment_digest
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import check_interpreter, runtime_env
@@ -37,15 +38,16 @@ _JOIN_POLL_SECONDS = 0.25
 class Cluster:
     """The nodes that a job runs on.
 
-    `Cluster()` and `Cluster(num_nodes=1)` start an embedded Ray on this machine when none is known; for more nodes, or
-    where an address is known, they join, and never start a second one. Within a worker it is the worker's own cluster.
+    `Cluster()` and `Cluster(num_nodes=1)` start an embedded Ray here unless a cluster of `rlinf up` with that
+    many nodes runs there; for more nodes, or where an address is known, they join, and never start a second one. Within
+    a worker it is the worker's own cluster.
 
     Args:
         num_nodes: how many nodes the job needs; by default what the configuration says, else all that are there.
         cluster_cfg: the `cluster` section (a `ClusterConfig`, or anything with one as `.cluster`); node groups, robots
             and the environment of the nodes come from it.
-        address: the head to join, `HOST:PORT`; by default `RLINF_ADDRESS`, else, for more nodes than one or where the
-            configuration gives hosts, the cluster that `rlinf up` made this machine a node of.
+        address: the head to join, `HOST:PORT`, or `local` for an embedded Ray whatever else runs here; by default
+            `RLINF_ADDRESS`, else the cluster of `rlinf up` that `RLINF_CLUSTER` names or that this machine belongs to.
 
     Raises:
         ClusterError: no cluster can be joined, or nodes are still missing at `RLINF_CONNECT_TIMEOUT`.
@@ -66,7 +68,10 @@ class Cluster:
         _check_environment()
         self.session = current_session() or Session(f"rlinf-{secrets.token_hex(6)}", secrets.token_bytes(32))
         self._engine = engine.connect(
-            address, self.session.job, may_start=wanted in (None, 1) and not _names_hosts(self.config)
+            address,
+            self.session.job,
+            may_start=attach.may_be_embedded(wanted, self.config),
+            num_nodes=wanted,
         )
         if self._engine.embedded and self.session.folder is None:
             self.session = replace(self.session, folder=str(self._engine.folder))
@@ -346,11 +351,6 @@ def _check_environment() -> None:
 def _warn_of_unknown() -> None:
     for each in env_vars.unknown():
         _log.warning("%s", each)
-
-
-def _names_hosts(config: ClusterConfig | None) -> bool:
-    """Return whether the machines are said to be others than this one."""
-    return config is not None and bool(config.hosts or any(group.hosts for group in config.node_groups))
 
 
 def _cluster_config(given: Any) -> ClusterConfig | None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_core import env_vars
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, forked, ray_output, reachable
 from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
@@ -59,17 +58,19 @@ _own_token: str | None = None
 _forked = False
 
 
-def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
+def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> Engine:
     """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
 
     Args:
-        address: where Ray's head listens; None means `RLINF_ADDRESS`, else, where none may be started, the cluster
-            that `rlinf up` brought up.
+        address: where Ray's head listens; None means `RLINF_ADDRESS`, else the cluster that `rlinf up` brought up;
+            `local` means an embedded Ray, whatever else runs.
         namespace: the Ray namespace of this process's actors.
-        may_start: whether an embedded Ray may be started where no address is known.
+        may_start: whether an embedded Ray may be started where no cluster to join is known.
+        num_nodes: how many nodes the job asks for; where an embedded Ray may be started, a cluster of `rlinf up` with
+            another number of nodes is not joined.
 
     Raises:
-        ClusterError: no cluster is known and none may be started, or the one at `address` does not answer.
+        ClusterError: no cluster is known and none may be started, several are, or the one at `address` does not answer.
     """
     global _engine
     if _forked:
@@ -89,13 +90,13 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Engine:
         if _engine is None:
             _engine = Engine(str(ray.get_runtime_context().gcs_address), embedded=False)
         return _engine
-    address = address or env_vars.ADDRESS.get()
-    if address:
-        _engine = _join(address, namespace, on_loopback=reachable.check(address) == LOOPBACK)
-    elif may_start:
+    found = attach.destination(address, num_nodes, may_start=may_start)
+    if found is None:
         _engine = _start(namespace)
     else:
-        _engine = _join_known(namespace)
+        known, other = (found, found.address) if isinstance(found, attach.Known) else (None, found)
+        _authenticate(known)
+        _engine = _join(other, namespace, on_loopback=reachable.check(other) == LOOPBACK)
     return _engine
 
 
@@ -181,19 +182,13 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
     return Engine(address, embedded=False, folder=new_folder())
 
 
-def _join_known(namespace: str) -> Engine:
-    """Join the cluster that `rlinf up` made this machine a node of."""
-    cluster = attach.known()
-    if cluster is None:
-        raise ClusterError(
-            "no cluster is running that could be joined",
-            why="more nodes or other hosts than this machine are asked for, `rlinf up` has brought none up here, and"
-            " neither an address nor `RLINF_ADDRESS` is given",
-            help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
-            " `RLINF_ADDRESS`",
-        )
+def _authenticate(cluster: attach.Known | None) -> None:
+    """Have this process's Ray prove the token of the cluster that it joins."""
+    global _own_token
     attach.authenticate(cluster)
-    return _join(cluster.address, namespace)
+    if cluster is not None and cluster.token_path:
+        # Ray keeps it: an embedded Ray that this process starts later has the same.
+        _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
 
 
 def _start(namespace: str) -> Engine:
@@ -228,11 +223,12 @@ def _start(namespace: str) -> Engine:
 
 
 def _set_up_authentication(folder: Path) -> None:
-    """A token of our own. Ray reads the mode once, when it is imported: later it makes a token of its own, unless
-    whoever imported it has chosen otherwise."""
+    """Give an embedded Ray a token of our own, unless the environment switches authentication off or Ray has been
+    imported already: it reads the mode once, when it is imported."""
     global _own_token
     if _own_token is None:
-        if "ray" in sys.modules or "RAY_AUTH_MODE" in os.environ:
+        if "ray" in sys.modules or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+            attach.authenticate(None)
             return
         _own_token = secrets.token_hex(32)
     # A second cluster of this process has another folder, and the token that Ray knows from the first.

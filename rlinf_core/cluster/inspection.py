@@ -28,7 +28,7 @@ def find_job(name: str | None = None) -> JobRecord:
     """
     jobs = running_jobs()
     if name is None or name not in [job.job for job in jobs]:
-        known = bool(env_vars.ADDRESS.get()) or attach.known() is not None
+        known = env_vars.ADDRESS.get() not in (None, attach.LOCAL) or attach.known() is not None
         if known and (name is not None or not jobs):
             jobs += _jobs_of_cluster()
     if not jobs:

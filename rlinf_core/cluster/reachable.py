@@ -100,7 +100,19 @@ def _until_here(address: str) -> tuple[str | None, list[str]]:
                 return address_of_own, sorted(node.node_manager_address for node in alive)
             time.sleep(_PAUSE)
     except ray.exceptions.RayError as error:
+        if "InvalidAuthToken" in str(error):
+            raise _unauthenticated(address) from None
         raise _silent(address, str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+
+
+def _unauthenticated(address: str) -> ClusterError:
+    has_one = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    return ClusterError(
+        f"the cluster at {address} does not let this process in",
+        why="it has another token than the one here" if has_one else "it asks for a token, and none is known here",
+        help="`rlinf up` keeps a cluster's token in `~/.local/state/rlinf/clusters/NAME.token` of the machine where it"
+        " ran: copy that file (mode 0600) and name it by `RAY_AUTH_TOKEN_PATH`",
+    )
 
 
 def _silent(address: str, why: str) -> ClusterError:

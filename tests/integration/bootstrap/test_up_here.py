@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,14 +35,44 @@ def free_ports() -> range:
     pytest.skip("no free ports")
 
 
+JOIN = """\
+from rlinf_core import Cluster
+from rlinf_core.cluster import engine
+with Cluster(num_nodes=1):
+    running = engine.current()
+    print(running.embedded, running.address)
+"""
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def base() -> Iterator[str]:
+    """A short folder for temporary files of the test alone: no driver beside it sees the cluster."""
+    with tempfile.TemporaryDirectory(prefix="up", dir="/tmp") as folder:
+        yield folder
+
+
+@pytest.fixture
+def env(tmp_path: Path, base: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RLINF_", "RAY_"))}
+    return {**own, "XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": base}
+
+
+def joined(env: dict[str, str], **more: str) -> list[str]:
+    """Return what a driver on this machine says of its Ray: whether it is embedded, and its address."""
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN], env={**env, **more}, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def run(tmp_path: Path, env: dict[str, str]) -> Iterator[Run]:
     """Runs `rlinf`: `run("up", "--quiet")`; the cluster is down at the end."""
     ports = free_ports()
     name = f"here-{os.getpid()}"
     file = tmp_path / f"{name}.yaml"
     file.write_text(f"cluster: {{num_nodes: 1, ports: {ports.start}-{ports.stop - 1}}}\n")
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def call(command: str, *arguments: str) -> Any:
         argv = [sys.executable, "-m", "rlinf_cli", command, str(file), "--output", "json", *arguments]
@@ -52,6 +83,14 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield call
     call("down", "--force")
     assert not node_processes.marked(state.cluster_id(name))
+
+
+def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:
+    address = run("up", "--timeout", "120")["address"]
+    assert joined(env) == ["False", address]
+    assert joined(env, RLINF_ADDRESS=address) == ["False", address]
+    assert joined(env, RLINF_ADDRESS="local")[0] == "True"
+    assert run("down")["ok"]
 
 
 def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:

@@ -131,5 +131,7 @@ def fake_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The recipe `fake`, for `cli` and `rlinf` alike, in an empty working folder, which is returned."""
     monkeypatch.syspath_prepend(str(PACKAGES))
     monkeypatch.setenv("PYTHONPATH", str(PACKAGES))
+    # Whatever cluster runs on the machine of the test.
+    monkeypatch.setenv("RLINF_ADDRESS", "local")
     monkeypatch.chdir(tmp_path)
     return tmp_path

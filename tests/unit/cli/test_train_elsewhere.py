@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     monkeypatch.setattr("rlinf_core.bootstrap.driver.run_on_head", made)
     monkeypatch.setattr(attach, "known", lambda: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(fake_recipe / "state"))
+    monkeypatch.setattr(attach, "_running_here", lambda: iter(()))
     for name in ("RLINF_ADDRESS", "RLINF_CLUSTER"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
     (fake_recipe / "farm.yaml").write_text(FILE)
     return made
 
@@ -80,16 +82,41 @@ def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> No
     assert "run folder: runs/" in there.err
 
 
-def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head) -> None:
+def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     record("farm", machine=node_facts.machine())
-    assert cli("train", "farm.yaml", "runner.max_steps=2", "-q").code == 0
+    monkeypatch.setattr(attach, "known", lambda: attach.Known("farm", "10.0.0.1:6379", None, 1))
+    ended = cli("train", "farm.yaml", "runner.max_steps=2")
+    assert ended.code == 0
+    assert "runs on cluster farm, head 10.0.0.1:6379\n" in ended.err
+    assert os.environ["RLINF_CLUSTER"] == "farm"
     assert head.asked == []
+
+
+def test_a_machine_without_a_cluster_runs_its_own(cli: Cli, head: Head) -> None:
+    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+    assert ended.code == 0
+    assert "runs on a Ray of its own on this machine\n" in ended.err
+
+
+def test_the_cluster_of_another_file_is_joined_where_it_fits(
+    cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = [attach.Known("laptop", "127.0.0.1:20000", None, 1), attach.Known("lab", "10.0.0.1:20000", None, 5)]
+    monkeypatch.setattr(attach, "_running_here", lambda: iter(running))
+    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+    assert (ended.code, "runs on cluster laptop, head 127.0.0.1:20000\n" in ended.err) == (0, True)
+    running.append(running[0]._replace(name="desktop"))
+    ended = cli("train", "farm.yaml", "cluster.hosts=[]", "runner.max_steps=2")
+    assert ended.code == 3
+    assert "several clusters: `desktop`, `laptop`" in ended.err
+    assert "`RLINF_CLUSTER`" in ended.err
 
 
 def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLINF_ADDRESS", "10.0.0.1:6379")
-    assert cli("train", "farm.yaml", "runner.max_steps=2", "-q").code == 0
-    assert head.asked == []
+    ended = cli("train", "farm.yaml", "runner.max_steps=2")
+    assert (ended.code, head.asked) == (0, [])
+    assert "runs on the cluster at 10.0.0.1:6379\n" in ended.err
 
 
 def test_hosts_that_nobody_brought_up(cli: Cli, head: Head, fake_recipe: Path) -> None:
