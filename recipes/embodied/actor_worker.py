@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,16 @@ from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import rollouts_of, routes_of
+from recipes.embodied.learner import Learner
 from recipes.embodied.learning import Samples, samples_of
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.optimizer import make_optimizer, move_state
-from recipes.embodied.precision import computing, weight_type, widened_judgement
+from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
+from recipes.embodied.precision import weight_type
 from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.sharding import Holding, Sharded, hold
 from recipes.embodied.trajectory import Trajectories, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
-from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.levels import sum_to_level
-from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
-from rlinf_core.algorithms.registry import get_policy_loss
 from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 
 
@@ -50,8 +46,7 @@ class EmbodiedFSDPActor(Worker):
         self._holding = hold(policy, self._rank, self._world_size, config.fsdp_config, self.torch_device)
         self._policy = policy
         self._optimizer = make_optimizer(policy, config.optim)
-        self._loss = get_policy_loss(self._config.algorithm.loss_type)
-        self._settings = LossSettings.of(self._config.algorithm)
+        self._learner = Learner(self._config, self._holding, self._optimizer, self.torch_device, self._rank)
         self._routes = routes_of(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
 
@@ -128,28 +123,36 @@ class EmbodiedFSDPActor(Worker):
         del self._trajectories
         if self._world_size > 1:
             samples = _equally_masked(samples, holding)
+        self._learner.check_samples(samples, step)
         self._samples = samples.to(self.torch_device)
         return metrics
 
     def run_training(self, step: int) -> dict[str, float]:
-        """Several passes over the samples in random batches.
+        """Learn from the samples, in several passes of random batches.
 
         Returns:
             Figures of the training, means over all parts of its batches, by their full names.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
         config, samples = self._config.actor, self._samples
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
         self._move(self.torch_device)
         share, micro = config.global_batch_size // self._world_size, config.micro_batch(self._world_size)
-        seen: list[dict[str, Tensor]] = []
-        for _ in range(self._config.algorithm.update_epoch):
-            for batch in samples.batches(share):
-                seen += self._update(batch, micro)
+        factor = learning_rate_factor(config.optim, step, self._config.runner.last_step)
+        apply_settings(self._optimizer, config.optim, factor)
+        found = self._learner.learn(samples, share, micro, step)
         self._version += 1
         del self._samples
         if config.enable_offload:
             self._move(torch.device("cpu"))
-        figures = {f"train/{name}": value for name, value in _means(seen).items()}
+        figures = {f"train/{name}": value for name, value in found.means().items()}
+        if self._config.runner.on_nonfinite == "skip":
+            figures["train/actor/skipped_updates"] = float(found.skipped)
+        if found.skipped:
+            skipped = "step %d: %d optimizer steps left out, for a loss or gradient that is NaN or infinite"
+            self.log_warning(skipped, step, found.skipped)
         return {**figures, "train/actor/lr": self._optimizer.param_groups[0]["lr"]}
 
     def _move(self, device: torch.device) -> None:
@@ -157,66 +160,6 @@ class EmbodiedFSDPActor(Worker):
         if not isinstance(self._holding, Sharded):
             self._outgoing.move(device)
             move_state(self._optimizer, device)
-
-    def _update(self, batch: Samples, micro: int) -> list[dict[str, Tensor]]:
-        """Return one optimizer step on this rank's share of a batch, in parts of `micro` samples; figures of each
-        part.
-        """
-        holding, totals = self._holding, self._totals(batch)
-        parts = list(batch.parts(micro))
-        # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
-        totals = {name: total / len(parts) for name, total in totals.items()}
-        self._optimizer.zero_grad()
-        figures: list[dict[str, Tensor]] = []
-        for number, part in enumerate(parts):
-            holding.accumulate(last=number == len(parts) - 1)
-            found = self._judge(part, totals)
-            (found.loss / len(parts)).backward()
-            figures.append(found.metrics)
-        holding.finish_gradients()
-        norm = holding.clip_gradients(self._config.actor.optim.clip_grad)
-        self._optimizer.step()
-        return [{**each, "actor/grad_norm": norm.detach()} for each in figures]
-
-    def _totals(self, batch: Samples) -> dict[str, Tensor]:
-        """Return what counts in the whole batch, by rank on average; empty where everything does."""
-        mask = batch.tensors.get("mask")
-        if mask is None:
-            return {}
-        algorithm, tensors = self._config.algorithm, batch.tensors
-        how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
-        totals = {"total": denominator(mask, shape, how)}
-        if algorithm.entropy_bonus:
-            entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
-            totals["entropy_total"] = denominator(_leading(mask, len(entropies)), entropies, how)
-        if "returns" in tensors:
-            totals["value_total"] = denominator(tensors["value_mask"], tensors["returns"].shape, "token-mean")
-        summed = self._holding.reduce_sum(torch.stack(list(totals.values()))) / self._world_size
-        return dict(zip(totals, summed.unbind(), strict=True))
-
-    def _judge(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
-        algorithm, tensors = self._config.algorithm, part.tensors
-        with computing(self._config.actor, self.torch_device):
-            judged = widened_judgement(self._holding.module(part.inputs, tensors["actions"]))
-        values = judged.values if "returns" in tensors else None
-        if values is not None:
-            values = values[:, : tensors["returns"].shape[1]]
-        entropy = sum_to_level(judged.entropy, algorithm.entropy_type) if algorithm.entropy_bonus else None
-        return self._loss(
-            LossInputs(
-                logprobs=sum_to_level(judged.logprobs, algorithm.logprob_type),
-                old_logprobs=tensors["old_logprobs"],
-                advantages=tensors["advantages"],
-                entropy=entropy,
-                mask=tensors.get("mask"),
-                values=values,
-                old_values=tensors.get("old_values"),
-                returns=tensors.get("returns"),
-                value_mask=tensors.get("value_mask"),
-                **totals,
-            ),
-            self._settings,
-        )
 
     # Checkpoints
 
@@ -232,14 +175,14 @@ class EmbodiedFSDPActor(Worker):
 
         Returns:
             The version of the weights.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+            NonFiniteError: a weight in it is NaN or infinite.
         """
         self._version = load(Path(folder), self._policy, self._optimizer)
+        self._learner.check_weights(folder)
         return self._version
-
-
-def _leading(mask: Tensor, dimensions: int) -> Tensor:
-    """Return `mask` with at most so many dimensions: a chunk counts when any of its actions does."""
-    return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
 
 
 def _equally_masked(samples: Samples, holding: Holding) -> Samples:
@@ -253,11 +196,3 @@ def _equally_masked(samples: Samples, holding: Holding) -> Samples:
     if "returns" in tensors:
         tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
     return Samples(samples.inputs, tensors)
-
-
-def _means(seen: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-    """Return the mean of every figure over all batches."""
-    if not seen:
-        return {}
-    table = torch.stack([torch.stack([figures[name].float() for name in seen[0]]) for figures in seen])
-    return dict(zip(seen[0], table.mean(dim=0).tolist(), strict=True))

@@ -131,6 +131,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_samples(config, report)
     _check_actors(config, world_sizes, report)
     _check_staleness(config, report)
+    _check_schedule(config, report)
     for section in ("train", "eval"):
         # What an evaluation takes from training is judged there.
         own = section == "train" or is_given(config, ("env", section))
@@ -285,6 +286,26 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
             "conflicting-settings",
             f"`cpu_offload` keeps shards in the host's memory, and {why} has none",
             "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
+        )
+
+
+def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
+    """A learning rate that falls has an end to fall to, after its warmup."""
+    optim, at = config.actor.optim, ("actor", "optim")
+    total = optim.total_training_steps or config.runner.last_step
+    if optim.lr_scheduler != "constant" and total is None:
+        report(
+            (*at, "lr_scheduler"),
+            "conflicting-settings",
+            f"`lr_scheduler: {optim.lr_scheduler}` falls until the last step, and this run has none",
+            "write `runner.max_steps` or `actor.optim.total_training_steps`",
+        )
+    if total is not None and optim.lr_warmup_steps >= total:
+        report(
+            blame(config, (*at, "lr_warmup_steps"), (*at, "total_training_steps")),
+            "conflicting-settings",
+            f"`lr_warmup_steps: {optim.lr_warmup_steps}` is not over before the last of {total} steps",
+            f"write less than {total}",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -31,6 +32,45 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+def learning_rate_factor(config: OptimConfig, step: int, last_step: int | None) -> float:
+    """Return the factor of all learning rates in a training step, as `optim.lr_scheduler` says.
+
+    Warmup rises in a line, step / (`lr_warmup_steps` + 1). What follows falls to `min_lr_ratio` by the end, in a line
+    or in half a cosine (Loshchilov & Hutter, "SGDR", arXiv 1608.03983, eq. 5). A pure function of the step, so that a
+    resumed run needs no state.
+
+    Args:
+        config: the section `actor.optim`.
+        step: the training step, from 1.
+        last_step: after which the run ends, where `total_training_steps` does not say.
+    """
+    warmup = config.lr_warmup_steps
+    if step <= warmup:
+        return step / (warmup + 1)
+    total = config.total_training_steps or last_step
+    if config.lr_scheduler == "constant" or total is None:
+        return 1.0
+    progress = min(1.0, (step - 1 - warmup) / max(1, total - warmup))
+    left = (1 + math.cos(math.pi * progress)) / 2 if config.lr_scheduler == "cosine" else 1 - progress
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * left
+
+
+def apply_settings(optimizer: torch.optim.Optimizer, config: OptimConfig, factor: float) -> None:
+    """Give an optimizer of `make_optimizer` the settings of the file, whatever a loaded checkpoint said.
+
+    Args:
+        optimizer: is changed in place.
+        config: the section `actor.optim`.
+        factor: of the learning rates.
+    """
+    rates = (config.lr, config.value_lr or config.lr)
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        group["lr"] = rate * factor
+        group["betas"] = (config.adam_beta1, config.adam_beta2)
+        group["eps"] = config.adam_eps
+        group["weight_decay"] = config.weight_decay
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

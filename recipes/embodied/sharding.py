@@ -39,10 +39,15 @@ class Holding(ABC):
     def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
         """Say whether the next backward pass is the last one before `finish_gradients`."""
 
-    def clip_gradients(self, largest: float) -> Tensor:
-        """Scale gradients to a norm of at most `largest` (0: any); return the norm that they had, a scalar."""
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), largest or float("inf"))
+    def gradient_norm(self) -> Tensor:
+        """Return the 2-norm of the gradients of all ranks together, a scalar."""
+        norm = nn.utils.get_total_norm([each.grad for each in self.module.parameters() if each.grad is not None])
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def clip_gradients(self, largest: float, norm: Tensor) -> None:
+        """Scale gradients of the given norm to one of at most `largest`; 0: any."""
+        if largest:
+            nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
     @abstractmethod
     def whole(self, tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from rlinf_core.config.fragments.values import (
     FilePath,
     Fraction,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     Precision,
     Seed,
@@ -37,6 +38,19 @@ class OptimConfig(ConfigModel):
     value_lr: PositiveFloat | None = Field(
         default=None, description="Learning rate of the value head. Default: the same as `lr`."
     )
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="What learning rates do after the warmup: constant, linear or cosine, which fall to"
+        " `min_lr_ratio` of `lr`.",
+    )
+    lr_warmup_steps: NonNegativeInt = Field(
+        default=0, description="Training steps in which learning rates rise to their full value."
+    )
+    total_training_steps: Count | None = Field(
+        default=None,
+        description="Training step at which `lr_scheduler` has fallen to its lowest. Default: the run's last.",
+    )
+    min_lr_ratio: Fraction = Field(default=0.0, description="Lowest learning rate of `lr_scheduler`, by `lr`.")
     adam_beta1: Fraction = Field(default=0.9, description="Decay of the mean of gradients.")
     adam_beta2: Fraction = Field(default=0.999, description="Decay of the mean of squared gradients.")
     adam_eps: PositiveFloat = Field(default=1e-8, description="Added to the denominator.")

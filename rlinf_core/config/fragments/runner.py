@@ -71,9 +71,19 @@ class RunnerConfig(ConfigModel):
     max_restarts: NonNegativeInt = Field(
         default=3, description="How often a run goes back to its last checkpoint after a worker or node died."
     )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="A NaN or infinity in a loss, a gradient, a reward or an observation: stop ends the run with an"
+        " error; skip leaves that update or step out and counts it in the metrics. Neither reaches a checkpoint.",
+    )
     trace: Bool = Field(
         default=False, description="Write timers, sends and waits to `trace.json` (Chrome and Perfetto read it)."
     )
     logger: LoggerConfig = Field(
         default_factory=LoggerConfig, description="Where metrics and logs go: log_path, names, logger_backends."
     )
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the run ends; None: it has no end."""
+        return min((each for each in (self.max_epochs, self.max_steps) if each != -1), default=None)

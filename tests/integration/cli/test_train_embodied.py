@@ -126,3 +126,20 @@ def _job_of(pid: int) -> str:
     from rlinf_core.cluster.job_record import running_jobs
 
     return next(record.job for record in running_jobs() if record.pid == pid)
+
+
+def test_a_run_that_diverges_fails_and_keeps_its_good_checkpoints(folder: Path) -> None:
+    quiet = ("runner.val_check_interval=-1", "runner.keep_checkpoints=1")
+    assert rlinf("train", *SMALL, *quiet, "runner.max_steps=2").returncode == 0
+    good = last_run()
+    refused = rlinf("train", *SMALL, *quiet, "runner.resume_dir=auto", "actor.model.hidden_dim=8")
+    assert (refused.returncode, good.refresh().status, good.state.step) == (1, "finished", 2)
+    assert "`actor.model.hidden_dim` is `16` there and `8` now" in refused.stderr
+    ended = rlinf("train", *SMALL, *quiet, "runner.resume_dir=auto", "runner.max_steps=9", "actor.optim.lr=1e30")
+    assert ended.returncode == 1, ended.stderr
+    state = good.refresh()
+    assert (state.status, state.step) == ("failed", 2)
+    assert "is nan, not a finite number" in state.reason
+    assert "step 3" in ended.stderr
+    assert "actor.optim.lr" in ended.stderr
+    assert [each.step for each in good.checkpoints.complete()] == [2]

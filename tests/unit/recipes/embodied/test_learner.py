@@ -1,0 +1,150 @@
+"""Optimizer steps on batches of samples, without the processes around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.finite import NonFiniteError
+from recipes.embodied.learner import Figures, Learner
+from recipes.embodied.learning import Samples
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.optimizer import make_optimizer
+from recipes.embodied.sharding import Alone
+from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+from rlinf_core.job.load import load_job
+
+SAMPLES, STATES, ACTIONS = 24, 5, 3
+
+
+def made(*overrides: str, holding: type[Alone] = Alone) -> tuple[Learner, nn.Module]:
+    """Return a learner on one rank, and its policy."""
+    job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
+    job.raise_if_bad()
+    config = cast("EmbodiedConfig", job.config)
+    torch.manual_seed(0)
+    policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
+    optimizer = make_optimizer(policy, config.actor.optim)
+    return Learner(config, holding(policy, 2 if holding is OfTwo else 1), optimizer, torch.device("cpu")), policy
+
+
+class OfTwo(Alone):
+    """One of two ranks; the losses of the other are not finite."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value + torch.tensor([0.0, 1.0]) if value.shape == (2,) else value * 2
+
+
+def root_of_zero(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """A loss that is 0, with gradients that are not finite."""
+    return Loss((inputs.logprobs * 0).sqrt().sum(), {})
+
+
+def batch(*, masked: bool) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    tensors = {
+        "actions": numbers(SAMPLES, 1, ACTIONS),
+        "old_logprobs": numbers(SAMPLES, 1) - 4,
+        "advantages": numbers(SAMPLES, 1),
+        "old_values": numbers(SAMPLES, 1),
+        "returns": numbers(SAMPLES, 1),
+    }
+    if masked:
+        # Unequally many in the parts, and none in the first.
+        counted = torch.arange(SAMPLES)[:, None] >= 10
+        tensors |= {"mask": counted, "value_mask": counted}
+    return Samples({"states": numbers(SAMPLES, STATES)}, tensors)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) -> None:
+    (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
+    told, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, told)
+    parted.update(batch(masked=masked), SAMPLES // 3, 1, figures)
+    assert (len(told.parts), len(figures.parts)) == (1, 3)
+    means, wanted = figures.means(), told.means()
+    for name in ("actor/policy_loss", "actor/entropy", "critic/value_loss", "actor/grad_norm"):
+        assert means[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
+    for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+class TestValuesThatAreNotFinite:
+    @pytest.fixture
+    def poisoned(self) -> Samples:
+        samples = batch(masked=False)
+        samples.tensors["advantages"][3] = float("nan")
+        return samples
+
+    @pytest.fixture
+    def threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+    def test_a_loss_ends_the_run_before_it_changes_a_weight(self, poisoned: Samples) -> None:
+        learner, policy = made()
+        before = [each.clone() for each in policy.parameters()]
+        with pytest.raises(NonFiniteError, match="policy_loss") as raised:
+            learner.update(poisoned, SAMPLES, 7, Figures())
+        assert raised.value.tensor == "train/actor/policy_loss"
+        assert raised.value.where == "step 7"
+        assert "actor.optim.lr" in str(raised.value.help)
+        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+
+    def test_a_gradient_is_named_by_its_weight(self) -> None:
+        learner, _ = made("algorithm.loss_type=tests.unit.recipes.embodied.test_learner:root_of_zero")
+        with pytest.raises(NonFiniteError) as raised:
+            learner.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert raised.value.tensor == "gradient of actor.0.weight"
+
+    def test_skip_leaves_the_update_out_and_counts_it(self, poisoned: Samples, threads: None) -> None:
+        learner, policy = made("runner.on_nonfinite=skip")
+        other, untouched = made("runner.on_nonfinite=skip")
+        figures = Figures()
+        learner.update(poisoned, SAMPLES, 7, figures)
+        assert (figures.skipped, figures.means()) == (1, {})
+        learner.update(batch(masked=False), SAMPLES, 7, figures)
+        other.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert (figures.skipped, len(figures.parts)) == (1, 1)
+        assert all(torch.equal(*pair) for pair in zip(policy.parameters(), untouched.parameters(), strict=True))
+
+    def test_ranks_agree_where_the_loss_of_one_is_not_finite(self) -> None:
+        learner, policy = made(holding=OfTwo)
+        before = [each.clone() for each in policy.parameters()]
+        with pytest.raises(NonFiniteError) as raised:
+            learner.update(batch(masked=False), SAMPLES, 7, Figures())
+        assert (raised.value.tensor, raised.value.where) == ("loss", "step 7, rank 1 of the actor")
+        assert all(torch.equal(*pair) for pair in zip(before, policy.parameters(), strict=True))
+
+    def test_samples_are_refused_by_name_before_anything_is_learned(self, poisoned: Samples) -> None:
+        learner, _ = made()
+        with pytest.raises(NonFiniteError, match="advantages") as raised:
+            learner.check_samples(poisoned, 3)
+        assert raised.value.where == "step 3"
+        poisoned.tensors["advantages"][3] = 0
+        poisoned.inputs["states"][0, 1] = float("inf")
+        with pytest.raises(NonFiniteError, match="observation states"):
+            learner.check_samples(poisoned, 3)
+        made("runner.on_nonfinite=skip")[0].check_samples(poisoned, 3)
+
+    @pytest.mark.parametrize("choice", ["stop", "skip"])
+    def test_weights_are_never_let_through(self, choice: str) -> None:
+        learner, policy = made(f"runner.on_nonfinite={choice}")
+        learner.check_weights("step 3")
+        with torch.no_grad():
+            policy.get_parameter("head.log_std")[0, 1] = float("inf")
+        with pytest.raises(NonFiniteError, match=r"weight head.log_std. is inf"):
+            learner.check_weights("step 3")
