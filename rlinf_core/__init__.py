@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStrategy
     from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
+    from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
     from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
     from rlinf_core.worker.worker import Worker as Worker
     from rlinf_core.worker.worker import WorkerInfo as WorkerInfo
@@ -65,6 +66,7 @@ _PUBLIC: dict[str, str] = {
     "ComponentPlacement": "rlinf_core.placement.component",
     "ConfigError": "rlinf_core.errors",
     "DeadlockError": "rlinf_core.errors",
+    "EmbodiedRunner": "rlinf_core.runners.embodied_runner",
     "FlexiblePlacementStrategy": "rlinf_core.placement.flexible",
     "HybridComponentPlacement": "rlinf_core.placement.hybrid",
     "LeastLoaded": "rlinf_core.channel.load_balancing",

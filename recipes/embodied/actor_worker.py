@@ -28,6 +28,8 @@ from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 class EmbodiedFSDPActor(Worker):
     """Learns from trajectories. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
 
+    config_section = "actor"
+
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__()
         self._config = config
@@ -40,6 +42,7 @@ class EmbodiedFSDPActor(Worker):
         torch.set_num_threads(1)
         config = self._config.actor
         self._layout = layout
+        self._step = layout.step
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
         self._outgoing = FlatWeights.adopt(policy)
@@ -94,20 +97,24 @@ class EmbodiedFSDPActor(Worker):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int) -> int:
+    def recv_rollout_batch(self, step: int | None = None) -> int:
         """Take this actor's share of a rollout out of the channel: all passes of all its environments.
+
+        Args:
+            step: the training step; by default the one after the last.
 
         Returns:
             How many versions older than the weights here those are that acted.
         """
         config = self._config
+        self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._world_size
         key = trajectory_key(self._rank, step, config.runner.max_staleness)
         pieces: list[Trajectories] = self._channel.get_batch(expected, key=key)
         self._trajectories = joined(pieces)
         return self._version - self._trajectories.version
 
-    def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
+    def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Make samples of the trajectories.
 
         Returns:
@@ -127,8 +134,11 @@ class EmbodiedFSDPActor(Worker):
         self._samples = samples.to(self.torch_device)
         return metrics
 
-    def run_training(self, step: int) -> dict[str, float]:
-        """Learn from the samples, in several passes of random batches.
+    def run_training(self, step: int | None = None) -> dict[str, float]:
+        """Learn from the samples in random batches, several times over.
+
+        Args:
+            step: the training step, which the random numbers depend on; by default that of the last batch received.
 
         Returns:
             Figures of the training, means over all parts of its batches, by their full names.
@@ -137,6 +147,7 @@ class EmbodiedFSDPActor(Worker):
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
         config, samples = self._config.actor, self._samples
+        step = self._step if step is None else step
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
         self._move(self.torch_device)
         share, micro = config.global_batch_size // self._world_size, config.micro_batch(self._world_size)

@@ -75,6 +75,8 @@ class EnvWorker(Worker):
     and one comes back. With two stages the one steps while the actions of the other are on their way.
     """
 
+    config_section = "env"
+
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__()
         self._config = config
@@ -88,15 +90,16 @@ class EnvWorker(Worker):
             What a policy must know of them.
         """
         self._layout = layout
+        self._step = layout.step
         self._rollout = self._config.rollout.group_name
         self._train = Stages(self._config, self._config.env.train, self, layout, training=True)
         return self._train.batches[0].spec
 
-    def interact(self, step: int) -> Sums:
-        """Return one rollout of all environments: `rollout_epoch` passes, each from new episodes.
+    def interact(self, step: int | None = None) -> Sums:
+        """Step all environments for one rollout: `rollout_epoch` passes, each from new episodes.
 
         Args:
-            step: the training step; starts depend on it.
+            step: the training step, which the starts depend on; by default the one after the last.
 
         Returns:
             Sums over the episodes that ended.
@@ -104,6 +107,7 @@ class EnvWorker(Worker):
         stages = self._train
         if stages is None:
             raise RuntimeError("called before init_worker()")
+        self._step = step = self._step + 1 if step is None else step
         return self._passes(stages, step * stages.passes)
 
     def evaluate(self) -> Sums:

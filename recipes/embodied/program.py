@@ -49,15 +49,9 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
         record.tell(Waiting(f"{component}: {count} process{'es' if count > 1 else ''}"))
         return placement.get_strategy(component)
 
-    actor = EmbodiedFSDPActor.create_group(config).launch(
-        cluster, placement_strategy=next_group("actor"), name=config.actor.group_name
-    )
-    rollout = MultiStepRolloutWorker.create_group(config).launch(
-        cluster, placement_strategy=next_group("rollout"), name=config.rollout.group_name
-    )
-    env = EnvWorker.create_group(config).launch(
-        cluster, placement_strategy=next_group("env"), name=config.env.group_name
-    )
+    actor = EmbodiedFSDPActor.create_group(config).launch(cluster, placement_strategy=next_group("actor"))
+    rollout = MultiStepRolloutWorker.create_group(config).launch(cluster, placement_strategy=next_group("rollout"))
+    env = EnvWorker.create_group(config).launch(cluster, placement_strategy=next_group("env"))
     runner = EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
     runner.init_workers()
     return runner

@@ -30,6 +30,8 @@ class MultiStepRolloutWorker(Worker):
     policy. The steps of a pass stay here until it is over and then go, whole, through the channel to the actors.
     """
 
+    config_section = "rollout"
+
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__()
         self._config = config
@@ -40,6 +42,7 @@ class MultiStepRolloutWorker(Worker):
         """Make the policy, whose weights come with the first `sync_model_from_actor`."""
         torch.set_num_threads(1)
         self._layout = layout
+        self._step = layout.step
         self._actor, self._env = self._config.actor.group_name, self._config.env.group_name
         policy = make_model(self._config.actor.model, spec).to(self.torch_device, weight_type(self._config.actor))
         self._rests = torch.device("cpu") if self._config.rollout.enable_offload else self.torch_device
@@ -62,12 +65,13 @@ class MultiStepRolloutWorker(Worker):
         self._version = version
         return self._version
 
-    def generate(self, step: int) -> None:
-        """Act for one rollout, `EnvWorker.interact`, and puts its trajectories into the channel.
+    def generate(self, step: int | None = None) -> None:
+        """Act for one rollout, `EnvWorker.interact`, and put its trajectories into the channel.
 
         Args:
-            step: the training step; what is drawn depends on it.
+            step: the training step, which the actions drawn depend on; by default the one after the last.
         """
+        self._step = step = self._step + 1 if step is None else step
         train = self._config.env.train
         routes = routes_of(self._layout, self._config, training=True)
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))

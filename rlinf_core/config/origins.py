@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping as MappingABC
 from collections.abc import Sequence as SequenceABC
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -48,6 +48,29 @@ def origins(tree: Mapping, model: BaseModel | None = None) -> Iterator[Origin]:
     Give a tree that went through `secrets.mask`: nothing written is masked here, defaults are.
     """
     return _walk(tree, model, ())
+
+
+def default_origins(data: Plain) -> Iterator[Origin]:
+    """Return every single value of plain data as a default; values under keys that look secret are masked."""
+    return _default_leaves(data, ())
+
+
+def plain_data(value: object) -> Any:
+    """Return a model as the plain data that a file of it would hold."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields.items()
+        return {field.alias or name: plain_data(getattr(value, name)) for name, field in fields}
+    if isinstance(value, MappingABC):
+        return {str(key): plain_data(item) for key, item in cast("MappingABC[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        items = cast("SequenceABC[object]", value)
+        # Environment variables are pairs of a name and a value; a file may write them as a map.
+        if items and all(isinstance(item, tuple) for item in items):
+            return {str(name): plain_data(item) for name, item in cast("SequenceABC[tuple[object, object]]", items)}
+        return [plain_data(item) for item in cast("SequenceABC[object]", value)]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return _as_written(value)
 
 
 def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
@@ -100,7 +123,7 @@ def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
 
 
 def _as_written(value: object) -> str:
-    """Return what a file would hold for a default that is no plain data."""
+    """Return what a file would hold for a value of a model that is no plain data."""
     return format_range(value) if isinstance(value, range) else str(value)
 
 

@@ -6,12 +6,12 @@ import itertools
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.config.fragments.runner import RunnerConfig
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.standalone import RunConfig, StandaloneRecord
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
@@ -28,24 +28,19 @@ class Layout(NamedTuple):
         rollouts: processes of the rollout.
         envs: processes of the env.
         trajectories: name of the channel from rollout to actor; its keys are those of `trajectory_key`.
+        step: the last training step that is done: 0, or more where the run continues from a checkpoint.
     """
 
     actors: int
     rollouts: int
     envs: int
     trajectories: str
+    step: int = 0
 
 
 def trajectory_key(actor: int, step: int, max_staleness: int) -> str:
     """Under which key of the channel an actor finds the rollout of a step, while at most k others are on their way."""
     return f"{actor}:{step % (max_staleness + 1)}"
-
-
-class HasRunner(Protocol):
-    """A job's configuration, as far as the runner is concerned."""
-
-    @property
-    def runner(self) -> RunnerConfig: ...
 
 
 class EmbodiedRunner:
@@ -64,22 +59,24 @@ class EmbodiedRunner:
         actor: the workers that learn.
         rollout: the workers that run the policy.
         env: the workers that step environments.
-        record: keeps what happens; training begins after its step.
+        record: keeps what happens; training begins after its step. Without one the runner makes a run folder with a
+            record of its own, and closes it when the run is over or has failed.
     """
 
     def __init__(
         self,
-        cfg: HasRunner,
+        cfg: RunConfig,
         actor: WorkerGroup[Any],
         rollout: WorkerGroup[Any],
         env: WorkerGroup[Any],
-        record: RunRecord,
+        record: RunRecord | None = None,
     ) -> None:
         self.config = cfg.runner
         self.actor = actor
         self.rollout = rollout
         self.env = env
-        self.record = record
+        self._own_record = StandaloneRecord.create(cfg) if record is None else None
+        self.record: RunRecord = record or cast("RunRecord", self._own_record)
         self._times: dict[str, float] = {}
         # How often the weights have changed, and which of them the rollout has.
         self._version = 0
@@ -109,10 +106,14 @@ class EmbodiedRunner:
 
     def init_workers(self) -> None:
         """Make environments and models, and load the checkpoint that the run continues from."""
+        with self._closing_after_failure():
+            self._init_workers()
+
+    def _init_workers(self) -> None:
         name = f"{self.actor.worker_group_name}-trajectories-{next(_numbers)}"
         self._channel = Channel.create(name)
         sizes = self.world_sizes
-        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], name)
+        layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], name, self.record.step)
         spec = self.env.init_worker(layout).wait()[0]
         wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
         source = self.record.source
@@ -120,7 +121,12 @@ class EmbodiedRunner:
             self._version = self.actor.load_checkpoint(str(source.path)).wait()[0]
 
     def run(self) -> None:
-        """Train to the end, or evaluates once with `only_eval`."""
+        """Train to the end, or evaluate once with `only_eval`."""
+        with self._closing_after_failure():
+            self._run()
+        self._close_record()
+
+    def _run(self) -> None:
         record, last = self.record, self.last_step
         if self.config.only_eval:
             record.started(record.step, self.world_sizes)
@@ -137,11 +143,29 @@ class EmbodiedRunner:
                 self.save_checkpoint(step)
             record.collect_trace(*self._groups, last=step == last)
 
+    @property
+    def _next_step(self) -> int:
+        return self.record.step + 1
+
+    @contextmanager
+    def _closing_after_failure(self) -> Generator[None, None, None]:
+        """Close a record of the runner's own when the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._close_record(error)
+            raise
+
+    def _close_record(self, error: BaseException | None = None) -> None:
+        if self._own_record is not None:
+            self._own_record.close(error)
+
     def _is_due(self, interval: int, step: int) -> bool:
         return interval != NEVER and (step % interval == 0 or step == self.last_step)
 
-    def train(self, step: int) -> None:
-        """One training step."""
+    def train(self, step: int | None = None) -> None:
+        """Train for one step; by default for the one after the last."""
+        step = self._next_step if step is None else step
         self._times = {}
         began = time.perf_counter()
         if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
@@ -155,13 +179,14 @@ class EmbodiedRunner:
         self._times["time/step"] = time.perf_counter() - began
         self.record.step_finished(step, {**metrics, **self._times})
 
-    def update_rollout_weights(self, step: int) -> None:
+    def update_rollout_weights(self, step: int | None = None) -> None:
         """Give the rollout workers the weights of the actor, unless they have them.
 
         They take them between two rollouts. Where rollouts go on while the actor trains nobody waits for that.
         """
         if self._synced == self._version:
             return
+        step = self._next_step if step is None else step
         with self._phase(step, events.SYNC_WEIGHTS):
             self._finish_sync()
             self._syncing = (self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
@@ -173,11 +198,15 @@ class EmbodiedRunner:
         wait_together(*self._syncing)
         self._syncing = ()
 
-    def generate_rollouts(self, step: int) -> dict[str, float]:
-        """Return the policy acts in the environments while the actors receive what happens.
+    def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
+        """Have the policy act in the environments while the actors receive what happens.
 
         Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
+
+        Returns:
+            Means over the episodes that ended, and how old the acting weights were, by their full names.
         """
+        step = self._next_step if step is None else step
         with self._phase(step, events.GENERATE_ROLLOUTS):
             newest = step + self.config.max_staleness
             for ahead in range(max(self._rollouts, default=step - 1) + 1, newest + 1):
@@ -188,8 +217,9 @@ class EmbodiedRunner:
         self._spent(env, rollout)
         return {**_episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
 
-    def evaluate(self, step: int) -> None:
-        """The policy acts greedily in environments that it is not trained in."""
+    def evaluate(self, step: int | None = None) -> None:
+        """Have the policy act greedily in environments that it is not trained in; by default after the last step."""
+        step = self.record.step if step is None else step
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         began = time.perf_counter()
@@ -197,8 +227,9 @@ class EmbodiedRunner:
         metrics = _episode_means("eval", episodes)
         self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
 
-    def save_checkpoint(self, step: int) -> None:
-        """Keep everything that training after `step` depends on."""
+    def save_checkpoint(self, step: int | None = None) -> None:
+        """Keep everything that training after `step`, by default the last one, depends on."""
+        step = self.record.step if step is None else step
         self.record.save(
             step,
             lambda path: self.actor.save_checkpoint(str(path)).wait(),
@@ -221,6 +252,7 @@ class EmbodiedRunner:
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""
+        self._close_record()
         for group in self._groups:
             group.shutdown()
         self._channel.close()

@@ -89,6 +89,19 @@ class RunRecord:
         if job.tree is not None:
             digest = folder.write_config(job)
             plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
+        return cls._opened(folder, listener, runner, facts, digest, plain)
+
+    @classmethod
+    def _opened(
+        cls,
+        folder: RunFolder,
+        listener: Listener,
+        runner: RunnerConfig,
+        facts: Mapping[str, Fact],
+        digest: str,
+        plain: Mapping[str, Any],
+    ) -> Self:
+        """Return a record with the services that `runner.logger` names, which are told the configuration `plain`."""
         resumed = folder.resumed_from is not None
         # What came after the checkpoint is still there: it is cut off below, once the services know of it.
         known = max((each.step for each in read_metrics(folder.metrics_file)), default=-1)

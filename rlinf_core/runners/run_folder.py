@@ -320,8 +320,6 @@ class RunFolder:
     def write_config(self, job: Job) -> str:
         """Keep the resolved configuration, defaults included and secrets masked.
 
-        An earlier one that says something else gets a number. That of a resumed run is written by `started`.
-
         Returns:
             Its `config_hash`, for manifests.
 
@@ -330,7 +328,19 @@ class RunFolder:
         """
         if job.tree is None:
             raise ValueError("a job that could not be read has no configuration to keep")
-        text = resolved_text(mask(job.tree, job.secret), job.config)
+        return self.write_config_text(resolved_text(mask(job.tree, job.secret), job.config))
+
+    def write_config_text(self, text: str) -> str:
+        """Keep YAML as the run's configuration.
+
+        An earlier one that says something else gets a number. That of a resumed run is written by `started`.
+
+        Returns:
+            Its `config_hash`, for manifests.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         if self._state.earlier is not None:
             self._pending_config = text
         else:

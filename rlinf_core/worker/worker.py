@@ -7,7 +7,7 @@ import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
@@ -63,6 +63,10 @@ class Worker(Communication):
     A subclass is an ordinary class. Its public methods become methods of the group that `create_group` makes of it; in
     its own process `self` has a rank, peers and a device from before its constructor runs.
     """
+
+    config_section: ClassVar[str | None] = None
+    """The section of the configuration that is this class's own, as in `actor`. A group whose constructor is given the
+    configuration takes its name from `group_name` of that section, unless `launch` names it."""
 
     # What is named `_rlinf...` is the runtime's; all other names, but for those below, are free for subclasses.
     _rlinf_bound: WorkerContext | None = None

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
@@ -144,7 +144,8 @@ class WorkerGroup(Generic[W]):
         Args:
             cluster: where.
             placement_strategy: which process runs where; by default one for each accelerator, else one for each node.
-            name: what peers send to; by default the address of the worker that launches the group, of which its
+            name: what peers send to; by default `group_name` of the section of the configuration that the class calls
+                its own (`Worker.config_section`), else the address of the worker that launches the group, of which its
                 workers become children, and in the driver `Worker_group_` and the class's name.
             isolate_accelerator: whether a worker sees only the accelerators assigned to it.
             max_concurrency: how many methods of one worker may run at a time, then on threads of their own; by default
@@ -178,15 +179,28 @@ class WorkerGroup(Generic[W]):
         return self
 
     def _base_address(self, name: str | None) -> WorkerAddress:
-        """Return what the workers' addresses begin with: the name; without one the worker that launches them, if
-        one does.
+        """Return what the workers' addresses begin with: the name; without one that of the configuration, or the
+        worker that launches them, if one does.
         """
+        name = name if name is not None else self._configured_name()
         if name is not None:
             return WorkerAddress(name)
         session = current_session()
         if session is not None and session.member is not None:
             return session.member
         return WorkerAddress(f"Worker_group_{self.worker_class.__name__}")
+
+    def _configured_name(self) -> str | None:
+        """Return `group_name` of the class's own section, from the first argument that has such a section."""
+        section = self.worker_class.config_section
+        if section is None:
+            return None
+        args, kwargs = self._arguments
+        for argument in (*args, *kwargs.values()):
+            name = _entry(_entry(argument, section), "group_name")
+            if isinstance(name, str):
+                return name
+        return None
 
     @classmethod
     def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
@@ -369,6 +383,13 @@ def _unpicklable(what: str, error: Exception) -> PayloadError:
         why=f"it does not pickle: {type(cause).__name__}: {cause}",
         help="send plain data, and let workers open and make the rest themselves: files, locks, connections",
     )
+
+
+def _entry(config: Any, name: str) -> Any:
+    """Return an entry of a mapping or an attribute of anything else; None where there is none."""
+    if isinstance(config, Mapping):
+        return cast("Mapping[str, Any]", config).get(name)
+    return getattr(config, name, None)
 
 
 def _items(share: Any) -> int | None:

@@ -1,0 +1,165 @@
+"""The record of a run that a program starts by itself, without `rlinf train`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, cast
+
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.origins import default_origins, plain_data
+from rlinf_core.config.resolved import lines_of, nested_of, says_something
+from rlinf_core.config.secrets import MASK, is_secret
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.job.registry import find_recipe
+from rlinf_core.runners import events
+from rlinf_core.runners.checkpoint import Fact
+from rlinf_core.runners.events import Event
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_folder import FAILED, FINISHED, INTERRUPTED, RunFolder
+
+# Seconds between two lines, and between two writes of the step to the folder.
+_EVERY: Final = 5.0
+# A shorter value of a variable is likely to stand in a file by chance.
+_SHORTEST_SECRET: Final = 6
+
+
+class RunConfig(Protocol):
+    """The configuration of a job, as far as the record of its run is concerned."""
+
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def runner(self) -> RunnerConfig: ...
+
+
+class StandaloneRecord(RunRecord):
+    """A record with a new run folder of its own, whose state it keeps up to date until it is closed.
+
+    Progress goes to standard error, a line every few seconds.
+    """
+
+    _closed = False
+
+    @classmethod
+    def create(cls, config: RunConfig) -> Self:
+        """Return the record of a run that starts now.
+
+        The folder's `config.yaml` hides values under keys that look secret, and those of secret environment variables.
+
+        Raises:
+            CheckpointError: there is no complete checkpoint where `runner.resume_dir` says, or it does not fit.
+            RunError: the folder cannot be written, or the run to continue is still going on.
+            ConfigError: a metrics service needs a package that is not installed.
+        """
+        save_path = getattr(getattr(config, "actor", None), "checkpoint_save_path", None)
+        facts = _facts(config)
+        folder = RunFolder.create(config.runner, config.recipe, save_path, facts)
+        reporter = _Reporter(folder)
+        try:
+            plain = _masked(plain_data(config))
+            digest = folder.write_config_text(_yaml(plain))
+            record = cls._opened(folder, reporter.tell, config.runner, facts, digest, plain)
+        except BaseException as error:
+            _end(folder, error)
+            raise
+        reporter.say(f"run folder: {folder.path}")
+        return record
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write how the run ended: finished, or why not. Does nothing when called again."""
+        if self._closed:
+            return
+        self._closed = True
+        if error is None:
+            self.finished()
+        super().__exit__(None, None, None)
+        self.folder.update(step=self.step)
+        _end(self.folder, error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+
+class _Reporter:
+    """Tells of a run on standard error, and keeps the step in its folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._next = 0.0
+        self._last_step: int | None = None
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def tell(self, event: Event) -> None:
+        match event:
+            case events.RunStarted():
+                self._last_step = event.last_step
+            case events.StepFinished():
+                now = time.monotonic()
+                if now >= self._next or event.step == self._last_step:
+                    self._next = now + _EVERY
+                    self._folder.update(step=event.step)
+                    of = f" of {self._last_step}" if self._last_step is not None else ""
+                    self.say(f"step {event.step}{of}{_headlines(event.metrics, 'env/')}")
+            case events.Evaluated():
+                self.say(f"evaluated at step {event.step}{_headlines(event.metrics, 'eval/')}")
+            case events.CheckpointSaved():
+                self._folder.update(step=event.step)
+                self.say(f"saved {event.path.name}")
+            case events.RunFinished():
+                self.say(f"finished after step {event.step}: {self._folder.path}")
+            case _:
+                pass
+
+
+def _facts(config: RunConfig) -> Mapping[str, Fact]:
+    """Return the facts of a configuration by the recipe that it names; none where no such recipe is installed."""
+    try:
+        facts = find_recipe(config.recipe).facts_function()
+    except ConfigError:
+        return {}
+    return facts(config) if facts is not None else {}
+
+
+def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
+    found = [f"{name} {value:.3g}" for name, value in metrics.items() if name.startswith(prefix)]
+    return f": {', '.join(found)}" if found else ""
+
+
+def _masked(data: Any) -> Any:
+    """Return plain data with stars for values under secret keys, and for those of secret environment variables."""
+    secrets = {text for key, text in os.environ.items() if is_secret(key) and len(text) >= _SHORTEST_SECRET}
+
+    def masked(value: Any, *, hidden: bool) -> Any:
+        if isinstance(value, dict):
+            entries = cast("dict[str, Any]", value)
+            return {key: masked(item, hidden=hidden or is_secret(key)) for key, item in entries.items()}
+        if isinstance(value, list):
+            return [masked(item, hidden=hidden) for item in cast("list[Any]", value)]
+        if hidden and value not in (None, ""):
+            return MASK
+        return MASK if isinstance(value, str) and any(secret in value for secret in secrets) else value
+
+    return masked(data, hidden=False)
+
+
+def _yaml(data: Any) -> str:
+    found = (origin for origin in default_origins(data) if says_something(origin))
+    return "".join(f"{text}\n" for text, _ in lines_of(nested_of(found)))
+
+
+def _end(folder: RunFolder, error: BaseException | None) -> None:
+    if error is None:
+        folder.end(FINISHED)
+    elif isinstance(error, KeyboardInterrupt):
+        folder.end(INTERRUPTED, "interrupted")
+    else:
+        reason = error.message if isinstance(error, RLinfError) else f"{type(error).__name__}: {error}"
+        folder.end(FAILED, reason)
