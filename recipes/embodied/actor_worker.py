@@ -130,7 +130,7 @@ class EmbodiedFSDPActor(Worker):
         del self._trajectories
         if self._world_size > 1:
             samples = _equally_masked(samples, holding)
-        self._learner.check_samples(samples, step)
+        self._learner.check_samples(samples, self._step if step is None else step)
         self._samples = samples.to(self.torch_device)
         return metrics
 
