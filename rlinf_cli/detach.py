@@ -37,9 +37,10 @@ def start(work: Callable[[Settle], int]) -> tuple[Any, int]:
     with os.fdopen(reading, encoding="utf-8") as pipe:
         try:
             text = pipe.read()
-        except KeyboardInterrupt:
-            # The child is no longer in this terminal's session.
-            os.kill(child, signal.SIGINT)
+        except (KeyboardInterrupt, SystemExit) as end:
+            # The child is no longer in this terminal's session. What it says as it ends is still read here.
+            os.kill(child, signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM)
+            os.waitpid(child, 0)
             raise
     if text:
         return json.loads(text), 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 _INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, before anything is imported that Ctrl-C could cut short
@@ -14,15 +16,14 @@ _COLLECT_EVERY = 200_000
 
 
 def launch() -> int:
-    """Run the command line; return its exit code, or ends the process with it."""
+    """Run the command line; return its exit code, or end the process with it."""
     gc.set_threshold(_COLLECT_EVERY)
     _open_closed_streams()
-    try:
-        from rlinf_cli.main import main
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end_at_once)
+    from rlinf_cli.main import main
 
-        code = main()
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
+    code = main()
     # Taking the interpreter apart takes longer than many a command. What needs an orderly end is Ray's, while it is on.
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
@@ -30,6 +31,11 @@ def launch() -> int:
             stream.flush()
         os._exit(code)
     return code
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C while nothing is done yet; an exception might be lost in an import."""
+    os._exit(_INTERRUPTED)
 
 
 def _open_closed_streams() -> None:

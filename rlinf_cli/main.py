@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.interrupts import command_signals, ending_commands
 from rlinf_cli.lazy import LazyGroup
 from rlinf_cli.options import Quiet, Verbose
 from rlinf_core.errors import RLinfError
@@ -73,19 +73,16 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the console script: runs the app on `arguments` (by default the command line's) and returns the exit
-    code.
-    """
-    signal.signal(signal.SIGTERM, _terminated)
+    """Run the app on `arguments`, by default the command line's, and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets an escape instead of a crash.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(arguments)
+        with ending_commands():
+            return _run(arguments)
     finally:
         console.close()
-    return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -101,22 +98,21 @@ def guarded(work: Callable[[], int | None]) -> int:
         return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except RLinfError as error:
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
+        # What a signal raised may have become another exception on its way.
+        return command_signals.code or _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    """Tell the person why the command failed, and return its exit code."""
+    if isinstance(error, RLinfError):
         _show(error)
         return code_of(error)
-    except OSError as error:
-        if error.errno not in _OUTPUT_LOST or error.filename is not None:
-            _show_bug(error)
-        else:
-            console.error_block("the output cannot be written", why=error.strerror)
-        return ExitCode.FAILED
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours is said, not dumped
+    if isinstance(error, OSError) and error.errno in _OUTPUT_LOST and error.filename is None:
+        console.error_block("the output cannot be written", why=error.strerror)
+    else:
         _show_bug(error)
-        return ExitCode.FAILED
-
-
-def _terminated(number: int, frame: Any) -> NoReturn:
-    raise SystemExit(ExitCode.TERMINATED)
+    return ExitCode.FAILED
 
 
 def _show(error: RLinfError) -> None:

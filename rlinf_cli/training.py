@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.interrupts import Interrupts
+from rlinf_cli.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
 from rlinf_cli.options import Output
 from rlinf_core.errors import RLinfError
+from rlinf_core.runners.events import (
+    EVALUATE,
+    SAVE_CHECKPOINT,
+    CheckpointSaved,
+    CurveDrawn,
+    Event,
+    PhaseStarted,
+    RunFinished,
+)
 
 if TYPE_CHECKING:
     import logging
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
     from rlinf_cli.live.view import View
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.runners.events import Event
     from rlinf_core.runners.run_folder import RunFolder
 
 
@@ -83,13 +91,17 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     From its folder's first moment a run can be found and told to end (`rlinf stop`). Before it has handlers it would
     just die, and its folder would say for ever that it runs.
     """
+    command_signals.check()
     came: list[int] = []
+    released = False
     earlier: dict[signal.Signals, Any] = {}
 
     def hold(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
     def release() -> None:
+        nonlocal released
+        released = True
         if came:
             signal.raise_signal(came.pop(0))
 
@@ -102,7 +114,9 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-        release()
+        # One that came when the run had ended changes nothing any more.
+        if not released:
+            release()
 
 
 def make_folder(job: Job, recipe: Recipe) -> RunFolder:
@@ -136,7 +150,14 @@ class Training:
 
         self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
         self._progress = Progress()
-        self._interrupts = Interrupts(self._progress.end, self._before_hard_end)
+        self._interrupts = Interrupts(
+            within=Training._run_program.__code__,
+            on_first=self._progress.end,
+            patience=self._patience,
+            # What a launch has started is ended by the guardian of its cluster.
+            holds_nothing=lambda: self._progress.started is None,
+            before_hard=self._before_hard_end,
+        )
 
     def run(self, ready: Callable[[], None]) -> ExitCode:
         """Run the program to its end, and tell how it ended: on the streams, in the run's state, by the code.
@@ -149,20 +170,27 @@ class Training:
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
+            # From here on a signal raises within the program alone.
+            ready()
             try:
-                ready()
                 self._run_program(log)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
                 failure = error
             unseen = _leave_cluster()
             failure = failure or unseen
-            if self._interrupts.code is not None or isinstance(failure, KeyboardInterrupt):
+            if self._is_interrupted(failure):
                 return self._interrupted(log)
             if failure is None:
                 failure = self._end(FINISHED)
             if failure is not None:
                 return self._failed(failure, log)
             return self._finished(log)
+
+    def _is_interrupted(self, failure: BaseException | None) -> bool:
+        """Return whether a signal ended the run. One that came when it had come to its end did not."""
+        if self._interrupts.code is None:
+            return isinstance(failure, KeyboardInterrupt)
+        return failure is not None or self._progress.finished is None
 
     def _run_program(self, log: logging.Logger) -> None:
         with ExitStack() as stack:
@@ -174,7 +202,9 @@ class Training:
                 self._progress.take(event)
                 for view in views:
                     view.show(event)
+                self._end_where_told(event)
 
+            self._interrupts.check()
             if not console.colored(sys.stderr):
                 # Ray colours the names before what workers print, and how often they printed it, wherever that goes.
                 os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -183,6 +213,26 @@ class Training:
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")
             program(self._job, self._folder, listen)
+
+    def _patience(self) -> float:
+        """Return the seconds that a signal leaves the run to finish a step, so that a checkpoint keeps it."""
+        runner = getattr(self._job.config, "runner", None)
+        progress = self._progress
+        if not getattr(runner, "save_on_interrupt", False) or not progress.has_unsaved_steps:
+            return 0.0
+        if progress.phase == SAVE_CHECKPOINT:
+            return SAVING_SECONDS
+        if progress.phase == EVALUATE or progress.seconds_of_step_left > STEP_SECONDS:
+            return 0.0
+        return STEP_SECONDS
+
+    def _end_where_told(self, event: Event) -> None:
+        """End the run at an event where nothing is half done, once a signal has told it to end."""
+        if isinstance(event, PhaseStarted):
+            if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
+                self._interrupts.extend()
+        elif not isinstance(event, RunFinished | CurveDrawn):
+            self._interrupts.check(again=not isinstance(event, CheckpointSaved))
 
     def _views(self, log: logging.Logger) -> list[View]:
         from rlinf_cli.live.plain import PlainView
@@ -216,8 +266,9 @@ class Training:
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
         self._end_as_can_be(INTERRUPTED, reason)
-        log.info("%s after step %d", reason, self._progress.step)
+        log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
+        console.message(self._kept())
         self._say_how_to_go_on()
         return self._told(INTERRUPTED, code, reason)
 
@@ -239,6 +290,15 @@ class Training:
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
         self._say_how_to_go_on()
         return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
+
+    def _kept(self) -> str:
+        """Return which of the steps that were done a checkpoint keeps."""
+        done, latest = self._progress.step, self._folder.checkpoints.latest()
+        if latest is None:
+            return "nothing is kept: no checkpoint was written"
+        first = latest.step + 1
+        lost = f"step {first} is" if first == done else f"steps {first} to {done} are"
+        return f"kept: checkpoint {latest.path.name}" + (f"; {lost} lost" if first <= done else "")
 
     def _say_how_to_go_on(self) -> None:
         if self._folder.checkpoints.latest() is not None:
@@ -269,13 +329,16 @@ class Training:
         return code
 
     def _before_hard_end(self, code: ExitCode) -> None:
-        """The state tells the truth also where nothing else is waited for."""
+        """Write how the run ends, and tell it past the streams, which may be in use at this moment."""
         from rlinf_core.runners.run_folder import INTERRUPTED
 
         if sys.stderr.isatty():
             # The live view hides the cursor.
             os.write(2, b"\x1b[?25h")
-        self._end_as_can_be(INTERRUPTED, _reason_of_end(code))
+        reason = _reason_of_end(code)
+        self._end_as_can_be(INTERRUPTED, reason)
+        if not console.verbosity.quiet:
+            os.write(2, f"{reason} after step {self._progress.step}; the run folder is {self._folder.path}\n".encode())
 
 
 def _components(job: Job) -> dict[str, str]:

@@ -162,6 +162,20 @@ class Progress:
         speed, total = self.steps_per_second, self.total
         return None if speed is None or total is None else max(0, total - self.step) / speed
 
+    @property
+    def seconds_of_step_left(self) -> float:
+        """Until the end of the step under way at the present speed; 0 where that cannot be told, or it is overdue."""
+        speed = self.steps_per_second
+        return 0.0 if speed is None else max(0.0, 1 / speed - (self.clock() - self._moments[-1]))
+
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """Whether training has come further than the last checkpoint, and than where it began."""
+        if self.started is None:
+            return False
+        saved = self.checkpoint.step if self.checkpoint is not None else 0
+        return self.step > max(saved, self.started.first_step - 1)
+
     def shares(self) -> tuple[float | None, list[tuple[str, float]]]:
         """Return where the time of the last steps went.
 

@@ -127,7 +127,8 @@ def disconnect() -> list[Exception]:
     unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
     if engine and engine.embedded and engine.folder:
         ray_output.show_the_rest(engine.folder)
-    ray_api().shutdown()
+    with exit_status.kept_handler() if engine is not None else nullcontext():
+        ray_api().shutdown()
     if engine is not None:
         set_absence("the cluster was shut down")
     if engine and engine.guardian:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import signal
@@ -10,10 +11,13 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
+from typing import Any
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
+_KEEP_SECONDS = 0.001
 _failed = False
 _terminated = False
 
@@ -26,18 +30,56 @@ def end_with_failure() -> None:
 
 @contextmanager
 def own_signals() -> Generator[None, None, None]:
-    """Within the block Ray is started: what this process does at SIGTERM stays its own.
+    """Within the block Ray is started: what this process does at SIGTERM stays its own, at any moment.
 
     Ray ends the process with a crash report and the status 15. Where nobody had another wish, it ends as after
     `sys.exit`: groups are shut down, and the status is 143.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread():
+        # Only the main thread may set handlers; in another one Ray leaves the signal alone, too.
+        yield
+        return
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+    utils: Any = import_module("ray._private.utils")
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = _leave_handler
+    try:
+        with kept_handler():
+            yield
+    finally:
+        utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def kept_handler() -> Generator[None, None, None]:
+    """Within the block SIGTERM stays handled as it is.
+
+    Ray's C++ code sets a handler of its own some time while it connects, and the default one when it disconnects. Until
+    Python's is set again a SIGTERM would end the process unheard, so a thread does that each millisecond.
+    """
+    sigaction = ctypes.CDLL(None, use_errno=True).sigaction
+    # Larger than any platform's `struct sigaction`, whose fields are of no interest here.
+    kept = ctypes.create_string_buffer(1024)
+    sigaction(signal.SIGTERM, None, kept)
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(_KEEP_SECONDS):
+            sigaction(signal.SIGTERM, kept, None)
+
+    keeper = threading.Thread(target=keep, name="rlinf-signals", daemon=True)
+    keeper.start()
     try:
         yield
     finally:
-        # Only the main thread may; in another one Ray leaves the signal alone, too.
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGTERM, _end if before == signal.SIG_DFL else before)
+        ended.set()
+        keeper.join()
+        sigaction(signal.SIGTERM, kept, None)
+
+
+def _leave_handler(handler: object) -> None:
+    """Stand for Ray's function that sets a SIGTERM handler in Python, and set none."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -72,6 +72,7 @@ class RunRecord:
             self.source = open_checkpoint(folder.resumed_from)
             self.source.check(self._facts)
         self.step = 0
+        self._saved: int | None = None
         self._begin_after(self.source)
 
     @classmethod
@@ -220,8 +221,13 @@ class RunRecord:
         except Exception:
             store.abandon(step)
             raise
+        self._saved = step
         self._worked()
         self.tell(events.CheckpointSaved(step, path))
+
+    def has_unsaved(self, step: int) -> bool:
+        """Return whether `step` is the last one that is done, and no checkpoint keeps it."""
+        return self.step == step != self._saved
 
     def finished(self) -> None:
         """The run is over, as it was meant to be."""

@@ -53,6 +53,11 @@ class RunnerConfig(ConfigModel):
     save_interval: StepsOrNever = Field(
         default=100, description="Training steps between checkpoints, besides the one at the end; -1: never."
     )
+    save_on_interrupt: Bool = Field(
+        default=True,
+        description="Write a checkpoint of the last finished step when the run is interrupted (Ctrl-C, SIGTERM,"
+        " `rlinf stop`).",
+    )
     keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
     resume_dir: FilePath | None = Field(
         default=None,

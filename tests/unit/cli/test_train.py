@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.manager.folders import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder, outcome
 
@@ -345,9 +346,10 @@ class TestDetached:
         assert f"  rlinf logs {shown} --follow\n  rlinf stop {shown}\n" in ended.err
         run = RunFolder.open(shown)
         deadline = time.monotonic() + 30
-        while run.refresh().alive and time.monotonic() < deadline:
+        # It says that it is finished, and then prints its summary.
+        while identity(int(pid)) == run.state.start and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert (run.state.status, run.state.pid) == ("finished", int(pid))
+        assert (run.refresh().status, run.state.pid) == ("finished", int(pid))
         printed = run.log_file("output", 0).read_text()
         assert "a worker prints\n" in printed
         assert "  run folder  " in printed

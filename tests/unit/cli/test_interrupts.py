@@ -1,0 +1,201 @@
+"""Signals during a run: raised where they end it cleanly, remembered elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.interrupts import Interrupts, is_importing
+
+Work = Callable[["Job"], None]
+# Far beyond what a signal takes to be raised.
+LONG = 30.0
+
+
+class Job:
+    """A run that does what a test wants, and notes how it was ended."""
+
+    def __init__(self, work: Work, patience: float = 0.0, holds_nothing: bool = False) -> None:
+        self.work = work
+        self.told = 0
+        self.hard: list[ExitCode] = []
+        self.interrupts = Interrupts(
+            within=Job.run.__code__,
+            on_first=self.tell,
+            patience=lambda: patience,
+            holds_nothing=lambda: holds_nothing,
+            before_hard=self.hard.append,
+        )
+
+    def tell(self) -> None:
+        self.told += 1
+
+    def run(self) -> None:
+        self.work(self)
+
+
+def wait(_: Job) -> None:
+    time.sleep(LONG)
+
+
+def test_a_signal_ends_what_waits() -> None:
+    def interrupted(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        wait(job)
+
+    job = Job(interrupted)
+    with job.interrupts, pytest.raises(KeyboardInterrupt):
+        job.run()
+    assert (job.interrupts.code, job.told) == (ExitCode.INTERRUPTED, 1)
+
+
+def test_outside_of_the_run_it_is_remembered() -> None:
+    job = Job(wait)
+    with job.interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        assert (job.interrupts.code, job.told) == (ExitCode.TERMINATED, 1)
+        with pytest.raises(SystemExit, match="143"):
+            job.interrupts.check()
+        job.interrupts.check()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module, and returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text: str) -> str:
+        name = f"imported_by_{tmp_path.name}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return write
+
+
+def test_an_import_is_ended_first(module: Callable[[str], str]) -> None:
+    """An exception in `__set_name__` comes out of an import as a `RuntimeError`."""
+    name = module("""
+        import signal
+        class Field:
+            def __set_name__(self, owner, name):
+                signal.raise_signal(signal.SIGTERM)
+        class Owner:
+            field = Field()
+        done = True
+    """)
+    seen: list[Any] = []
+
+    def importing(job: Job) -> None:
+        seen.append(__import__(name).done)
+        wait(job)
+
+    job = Job(importing)
+    with job.interrupts, pytest.raises(SystemExit):
+        job.run()
+    assert seen == [True]
+
+
+def test_a_finalizer_is_ended_first(capfd: pytest.CaptureFixture[str]) -> None:
+    """Python prints and drops what is raised in a finalizer."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def finalizing(job: Job) -> None:
+        Finalized()
+        wait(job)
+
+    job = Job(finalizing)
+    with job.interrupts, pytest.raises(SystemExit):
+        job.run()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_lost_is_raised_again_where_it_suits() -> None:
+    def losing(job: Job) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            job.interrupts.check()
+        job.interrupts.check(again=True)
+
+    job = Job(losing)
+    with job.interrupts, pytest.raises(KeyboardInterrupt):
+        job.run()
+
+
+def test_a_step_is_waited_for_until_it_is_done() -> None:
+    steps: list[int] = []
+
+    def stepping(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        steps.append(1)
+        job.interrupts.check()
+
+    job = Job(stepping, patience=LONG)
+    with job.interrupts, pytest.raises(KeyboardInterrupt):
+        job.run()
+    assert steps == [1]
+
+
+def test_a_step_that_takes_too_long_is_cut_short() -> None:
+    def stepping(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        wait(job)
+
+    job = Job(stepping, patience=0.2)
+    with job.interrupts, pytest.raises(KeyboardInterrupt):
+        job.run()
+
+
+def test_a_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+
+    def twice(_: Job) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    job = Job(twice, patience=LONG)
+    with job.interrupts:
+        job.run()
+    assert (ended, job.hard) == ([143], [ExitCode.TERMINATED])
+
+
+def test_a_long_import_of_a_run_that_holds_nothing_is_not_waited_for(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = module("""
+        import signal, time
+        signal.raise_signal(signal.SIGINT)
+        deadline = time.monotonic() + 30
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+    """)
+    ended: list[int] = []
+    monkeypatch.setattr("builtins.ended", ended, raising=False)
+    monkeypatch.setattr("os._exit", ended.append)
+
+    def importing(job: Job) -> None:
+        __import__(name)
+        # Here the process would have ended.
+        wait(job)
+
+    job = Job(importing, holds_nothing=True)
+    with job.interrupts, pytest.raises(KeyboardInterrupt):
+        job.run()
+    assert (ended[0], job.hard[0]) == (130, ExitCode.INTERRUPTED)
+
+
+def test_importing_is_seen_from_within() -> None:
+    assert not is_importing(sys._getframe())

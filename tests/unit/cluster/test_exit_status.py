@@ -1,0 +1,60 @@
+"""How this process ends at a signal while Ray is at work."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rlinf_core.cluster.exit_status import kept_handler, own_signals
+
+
+@pytest.fixture
+def came() -> Iterator[threading.Event]:
+    """Set by a SIGTERM."""
+    event = threading.Event()
+    earlier = signal.signal(signal.SIGTERM, lambda number, frame: event.set())
+    yield event
+    signal.signal(signal.SIGTERM, earlier)
+
+
+def reset_in_c() -> None:
+    """Have SIGTERM end the process, as Ray's C++ code does, past Python."""
+    ctypes.CDLL(None).signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def is_default_in_c() -> bool:
+    """Return whether SIGTERM would end the process, whatever Python knows of it."""
+    with open("/proc/self/status") as file:
+        caught = next(int(line.split()[1], 16) for line in file if line.startswith("SigCgt"))
+    return not caught >> (signal.SIGTERM - 1) & 1
+
+
+def test_a_handler_that_c_code_takes_away_is_back_at_once(came: threading.Event) -> None:
+    with kept_handler():
+        reset_in_c()
+        deadline = time.monotonic() + 30
+        while is_default_in_c():
+            assert time.monotonic() < deadline
+        signal.raise_signal(signal.SIGTERM)
+        assert came.is_set()
+        reset_in_c()
+    assert not is_default_in_c()
+
+
+def test_ray_sets_no_handler_of_its_own_while_it_starts(came: threading.Event) -> None:
+    import ray._private.utils as utils
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(number)
+
+    before = utils.set_sigterm_handler
+    with own_signals():
+        utils.set_sigterm_handler(end)
+        signal.raise_signal(signal.SIGTERM)
+    assert came.is_set()
+    assert utils.set_sigterm_handler is before
