@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import rollouts_of, routes_of
 from recipes.embodied.learner import Learner
-from recipes.embodied.learning import Samples, samples_of
+from recipes.embodied.learning import samples_of
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.embodied.precision import weight_type
 from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.sharding import Holding, Sharded, hold
+from recipes.embodied.sharding import Sharded, hold
 from recipes.embodied.trajectory import Trajectories, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
@@ -108,7 +109,7 @@ class EmbodiedFSDPActor(Worker):
         """
         config = self._config
         self._step = step = self._step + 1 if step is None else step
-        expected = config.env.train.rollout_epoch * self._routes.total // self._world_size
+        expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
         key = trajectory_key(self._rank, step, config.runner.max_staleness)
         pieces: list[Trajectories] = self._channel.get_batch(expected, key=key)
         self._trajectories = joined(pieces)
@@ -121,15 +122,19 @@ class EmbodiedFSDPActor(Worker):
             Figures of them, by their full names.
         """
         holding = self._holding
+        # Every actor of a team has the same trajectories.
+        members = self._world_size // self._routes.actors
         samples, metrics = samples_of(
             self._trajectories,
             self._config.algorithm,
             group_size(self._config, self._config.env.train),
-            holding.reduce_sum if self._world_size > 1 else None,
+            (lambda value: holding.reduce_sum(value) / members) if self._world_size > 1 else None,
         )
         del self._trajectories
-        if self._world_size > 1:
-            samples = _equally_masked(samples, holding)
+        samples = samples.part(self._rank // self._routes.actors, members)
+        if self._world_size > 1 and holding.reduce_sum(torch.tensor(float("mask" in samples.tensors))):
+            # All ranks compute alike.
+            samples = samples.masked()
         self._learner.check_samples(samples, self._step if step is None else step)
         self._samples = samples.to(self.torch_device)
         return metrics
@@ -150,7 +155,7 @@ class EmbodiedFSDPActor(Worker):
         step = self._step if step is None else step
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
         self._move(self.torch_device)
-        share, micro = config.global_batch_size // self._world_size, config.micro_batch(self._world_size)
+        share, micro = batch_sizes(self._config, self._world_size)
         factor = learning_rate_factor(config.optim, step, self._config.runner.last_step)
         apply_settings(self._optimizer, config.optim, factor)
         found = self._learner.learn(samples, share, micro, step)
@@ -194,16 +199,3 @@ class EmbodiedFSDPActor(Worker):
         self._version = load(Path(folder), self._policy, self._optimizer)
         self._learner.check_weights(folder)
         return self._version
-
-
-def _equally_masked(samples: Samples, holding: Holding) -> Samples:
-    """Return the samples with masks if any rank has some, so that all ranks compute alike."""
-    tensors, masked = samples.tensors, "mask" in samples.tensors
-    if not holding.reduce_sum(torch.tensor(float(masked))) or masked:
-        return samples
-    # What is of the level of actions or chunks: all of `old_logprobs` but the tokens.
-    shape = tensors["old_logprobs"].shape[:2]
-    tensors = {**tensors, "mask": torch.ones(shape, dtype=torch.bool)}
-    if "returns" in tensors:
-        tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
-    return Samples(samples.inputs, tensors)

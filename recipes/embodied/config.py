@@ -9,19 +9,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from recipes.embodied.env_kinds import check_kind
+from recipes.embodied.batch_sizes import check_batches
+from recipes.embodied.env_kinds import ROBOTS, check_kind
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
 from rlinf_core.config.fragments.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from rlinf_core.config.fragments.checks import (
     Report,
     WorldSizes,
     blame,
-    check_batches,
     check_components,
     check_fsdp,
     check_group_names,
     check_loggers,
-    check_samples,
     is_given,
     near_multiples,
 )
@@ -69,7 +69,10 @@ class EmbodiedOptimConfig(OptimConfig):
 class EmbodiedActorConfig(ActorConfig):
     """The workers that train."""
 
-    global_batch_size: Count = 800
+    global_batch_size: Count | None = Field(
+        default=None,
+        description="Samples of one optimizer step, over all ranks. Default: about a quarter of a step's samples.",
+    )
     model: EmbodiedModelConfig = Field(
         default_factory=EmbodiedModelConfig, description="The policy: model_type, hidden_dim, precision."
     )
@@ -124,12 +127,11 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
-    check_batches(config, config.actor, world_sizes.get("actor"), report)
+    check_batches(config, world_sizes.get("actor") or 1, report)
+    _check_robots_used(config, report)
     _check_offload(config, world_sizes, report)
     _check_available(config, report)
     _check_algorithm(config, report)
-    _check_samples(config, report)
-    _check_actors(config, world_sizes, report)
     _check_staleness(config, report)
     _check_schedule(config, report)
     for section in ("train", "eval"):
@@ -243,39 +245,6 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
         )
 
 
-def _check_samples(config: EmbodiedConfig, report: Report) -> None:
-    train, chunks = config.env.train, config.actor.model.num_action_chunks
-    steps = train.max_steps_per_rollout_epoch
-    if steps % chunks:
-        return  # reported with the steps
-    arithmetic = f"total_num_envs {train.total_num_envs} x max_steps_per_rollout_epoch {steps}"
-    if chunks > 1:
-        arithmetic += f" / num_action_chunks {chunks}"
-    if train.rollout_epoch > 1:
-        arithmetic += f" x rollout_epoch {train.rollout_epoch}"
-    samples = train.total_num_envs * (steps // chunks) * train.rollout_epoch
-    names = ("max_steps_per_rollout_epoch", "total_num_envs", "rollout_epoch")
-    sources: tuple[Path, ...] = (*(("env", "train", name) for name in names), ("actor", "model", "num_action_chunks"))
-    check_samples(config, config.actor, samples, arithmetic, sources, report)
-
-
-def _check_actors(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Every actor learns from as many whole groups of environments."""
-    total, size = config.env.train.total_num_envs, group_size(config, config.env.train)
-    actors, shares = world_sizes.get("actor") or 1, (world_sizes.get("env") or 1) * config.rollout.pipeline_stage_num
-    if config.actor.global_batch_size % actors or total % (shares * size):
-        return  # reported with the batches, or with the shares of env workers
-    if total % (actors * size) == 0:
-        return
-    groups = f" / group_size {size}" if size > 1 else ""
-    report(
-        blame(config, ("env", "train", "total_num_envs"), ("algorithm", "group_size"), ("env",)),
-        "groups-not-divisible" if size > 1 else "envs-not-divisible",
-        f"`env.train.total_num_envs` does not divide: {total} / {actors} actors{groups} = {total / actors / size:g}",
-        f"`env.train.total_num_envs` could be {near_multiples(total, actors * size)}",
-    )
-
-
 def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
     """There are shards where they are to be kept in the host's memory."""
     fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
@@ -306,6 +275,30 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`lr_warmup_steps: {optim.lr_warmup_steps}` is not over before the last of {total} steps",
             f"write less than {total}",
+        )
+
+
+def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
+    """Robots that the file declares for its environments are used by one of them."""
+    kinds = {config.env.train.env_type, config.env.eval.env_type}
+    place = config.cluster.component_placement.get("env")
+    used = {ROBOTS[kind] for kind in kinds if kind in ROBOTS}
+    own = any(":" in kind for kind in kinds)
+    if place is None or own:
+        return  # an environment of the user's own may do with robots what it likes
+    for index, group in enumerate(config.cluster.node_groups):
+        if group.hardware is None or group.hardware.type in used or group.label not in (place.node_group or ()):
+            continue
+        robot = next((name for name, type_ in ROBOTS.items() if type_ == group.hardware.type), None)
+        kind = config.env.train.env_type
+        report(
+            ("cluster", "node_groups", index, "hardware"),
+            "unused-robots",
+            f"`env` is placed on the robots of `{group.label}`, and `env_type: {kind}` uses none",
+            f"write `env.train.env_type: {robot}`, or place `env` on other nodes"
+            if robot
+            else "name an environment of your own by `env_type: package.module:Class`, or place `env` on other nodes",
+            severity=Severity.WARNING,
         )
 
 

@@ -21,7 +21,7 @@ PACKAGES = {
 }
 # Names that users of this field know and for which there is no adapter: nobody could try one here.
 NO_ADAPTER = {"maniskill": "pip install mani_skill", "libero": "pip install libero"}
-_ROBOTS = {"franka_robot": "Franka"}
+ROBOTS = {"franka_robot": "Franka"}
 
 
 def no_adapter(kind: str) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def check_kind(
                 f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
                 f"run `{command}`, or give the env's nodes an interpreter that has it",
             )
-    if kind in _ROBOTS:
+    if kind in ROBOTS:
         _check_robots(config, section, environments, workers, report)
 
 
@@ -94,7 +94,7 @@ def _check_robots(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Every env worker owns one robot, and has one environment on it."""
-    kind, robot = environments.env_type, _ROBOTS[environments.env_type]
+    kind, robot = environments.env_type, ROBOTS[environments.env_type]
     place = config.cluster.component_placement.get("env")
     if place is None:
         return  # reported as a missing component

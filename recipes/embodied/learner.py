@@ -101,8 +101,8 @@ class Learner:
 
         A step with a loss or gradient that is not finite is an error or is skipped, on all ranks alike.
         """
-        holding, totals = self._holding, self._totals(batch)
-        parts = list(batch.parts(micro))
+        holding, parts = self._holding, list(batch.parts(micro))
+        totals = self._totals(batch, uneven=len(batch) > micro and len(batch) % micro > 0)
         # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
         totals = {name: total / len(parts) for name, total in totals.items()}
         self._optimizer.zero_grad()
@@ -176,19 +176,21 @@ class Learner:
             if not bool(mine.isfinite().all()):
                 raise NonFiniteError(f"weight {name}", _first_bad(mine), where, REMEDY)
 
-    def _totals(self, batch: Samples) -> dict[str, Tensor]:
-        """Return what counts in the whole batch, by rank on average; empty where everything does."""
-        mask = batch.tensors.get("mask")
-        if mask is None:
+    def _totals(self, batch: Samples, *, uneven: bool) -> dict[str, Tensor]:
+        """Return what counts in the whole batch, by rank on average; empty where everything does in equal parts."""
+        if "mask" not in batch.tensors and not uneven:
             return {}
+        mask = batch.tensors.get("mask")
         algorithm, tensors = self._config.algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
         totals = {"total": denominator(mask, shape, how)}
         if algorithm.entropy_bonus:
             entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
-            totals["entropy_total"] = denominator(_leading(mask, len(entropies)), entropies, how)
+            totals["entropy_total"] = denominator(
+                mask if mask is None else _leading(mask, len(entropies)), entropies, how
+            )
         if "returns" in tensors:
-            totals["value_total"] = denominator(tensors["value_mask"], tensors["returns"].shape, "token-mean")
+            totals["value_total"] = denominator(tensors.get("value_mask"), tensors["returns"].shape, "token-mean")
         holding = self._holding
         summed = holding.reduce_sum(torch.stack(list(totals.values()))) / holding.world_size
         return dict(zip(totals, summed.unbind(), strict=True))

@@ -48,13 +48,44 @@ class Samples:
             {name: each.to(device) for name, each in self.tensors.items()},
         )
 
+    def part(self, member: int, members: int) -> Samples:
+        """Return every `members`-th sample from `member` on: equally many for all members.
+
+        Where the samples do not divide, those that lack one get one that does not count.
+        """
+        if members == 1:
+            return self
+        mine = torch.arange(len(self))[member::members]
+        padded = -(-len(self) // members) > len(mine)
+        rows = torch.cat((mine, torch.zeros(1, dtype=torch.int64))) if padded else mine
+        found = self._rows(rows)
+        if padded:
+            found = found.masked()
+            for name in ("mask", "value_mask"):
+                if name in found.tensors:
+                    found.tensors[name][-1] = False
+        return found
+
+    def masked(self) -> Samples:
+        """Return the samples with masks, where they have none: everything counts."""
+        tensors = dict(self.tensors)
+        if "mask" not in tensors:
+            # Of the level of actions or chunks: all of `old_logprobs` but the tokens.
+            tensors["mask"] = torch.ones(tensors["old_logprobs"].shape[:2], dtype=torch.bool)
+            if "returns" in tensors:
+                tensors["value_mask"] = torch.ones(tensors["returns"].shape[:1], dtype=torch.bool)
+        return Samples(self.inputs, tensors)
+
+    def _rows(self, rows: Tensor | slice) -> Samples:
+        return Samples(
+            {name: each[rows] for name, each in self.inputs.items()},
+            {name: each[rows] for name, each in self.tensors.items()},
+        )
+
     def batches(self, size: int) -> Iterator[Samples]:
         """Return all samples in random batches of `size`, drawn from torch's own generator."""
         for rows in torch.randperm(len(self)).split(size):
-            yield Samples(
-                {name: each[rows] for name, each in self.inputs.items()},
-                {name: each[rows] for name, each in self.tensors.items()},
-            )
+            yield self._rows(rows)
 
     def parts(self, size: int) -> Iterator[Samples]:
         """Return the samples in order, in parts of `size`."""
@@ -62,11 +93,7 @@ class Samples:
             yield self
             return
         for start in range(0, len(self), size):
-            rows = slice(start, start + size)
-            yield Samples(
-                {name: each[rows] for name, each in self.inputs.items()},
-                {name: each[rows] for name, each in self.tensors.items()},
-            )
+            yield self._rows(slice(start, start + size))
 
 
 def samples_of(

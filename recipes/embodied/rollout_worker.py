@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import chunks_of, rollouts_of, routes_of
+from recipes.embodied.layout import actors_of, chunks_of, rollouts_of, routes_of
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, weight_type, widened
@@ -81,8 +81,9 @@ class MultiStepRolloutWorker(Worker):
                 for piece in routes.pieces(self._rank, stage):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
-                    key = trajectory_key(piece.actor, step, self._config.runner.max_staleness)
-                    self._channel.put(part, weight=part.batch, key=key)
+                    for actor in actors_of(piece.actor, self._layout.actors, routes.actors):
+                        key = trajectory_key(actor, step, self._config.runner.max_staleness)
+                        self._channel.put(part, weight=part.batch, key=key)
         self._weights.move(self._rests)
 
     def evaluate(self) -> None:

@@ -9,6 +9,11 @@ _EMBODIED = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\
 _NODE = "{node_group: node, placement: 0}\n"
 _WHOLE = f"{_EMBODIED}actor,rollout,env: {_NODE}"
 _FOUR_ENVS = f"{_EMBODIED}actor,rollout: {_NODE}    env: {{node_group: node, placement: '0:0-3'}}\n"
+_ROBOTS = (
+    "recipe: embodied\ncluster:\n  num_nodes: 1\n  node_groups:\n    - label: arms\n      node_ranks: 0\n"
+    "      hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: 10.0.0.1}]}\n  component_placement:\n"
+    f"    actor,rollout: {_NODE}    env: {{node_group: arms, placement: 0}}\n"
+)
 
 
 def _error(name: str, title: str, meaning: str, wrong: str, right: str) -> Code:
@@ -32,6 +37,15 @@ _COMPONENTS = (
         Example(f"{_EMBODIED}actor,rollout,env: {_NODE}    «agent»: {_NODE}"),
         Example(_WHOLE),
     ),
+    Code(
+        "unused-robots",
+        Severity.WARNING,
+        "environments are placed on robots and use none",
+        "The processes of `env` are placed on a group that declares robots, and the kind of environment is a "
+        "simulation: the robots stand still. `env.train.env_type` names the kind.",
+        Example(_ROBOTS.replace("hardware:", "«hardware»:") + "env:\n  train:\n    env_type: franka_kin\n"),
+        Example(_ROBOTS + "env:\n  train:\n    env_type: franka_robot\n    total_num_envs: 1\n"),
+    ),
 )
 
 _SIZES = (
@@ -40,7 +54,8 @@ _SIZES = (
         "batch sizes do not divide",
         "An optimizer step learns from `actor.global_batch_size` samples. They are split evenly over the actor's "
         "ranks, and on each rank into whole passes of `actor.micro_batch_size`; and the samples of a training step "
-        "make whole batches. The message shows the arithmetic, the help the nearest sizes that fit.",
+        "make whole batches. The message shows the arithmetic, the help the nearest sizes that fit all of that at "
+        "once. Without the key a batch is about a quarter of the samples, whatever their number.",
         f"{_WHOLE}actor:\n  global_batch_size: 800\n  micro_batch_size: «300»\n",
         f"{_WHOLE}actor:\n  global_batch_size: 800\n  micro_batch_size: 200\n",
     ),

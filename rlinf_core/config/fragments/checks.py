@@ -162,8 +162,12 @@ def near_divisors(value: int, wanted: int) -> str:
 
     Of a number that no job has they are some that divide it, not always the nearest.
     """
-    small = [number for number in range(1, min(isqrt(value), _TRIED_DIVISORS) + 1) if value % number == 0]
-    divisors = sorted({*small, *(value // number for number in small)})
-    below = [number for number in divisors if number < wanted]
-    above = [number for number in divisors if number > wanted]
+    below = [number for number in divisors(value) if number < wanted]
+    above = [number for number in divisors(value) if number > wanted]
     return " or ".join(str(number) for number in (*below[-1:], *above[:1]))
+
+
+def divisors(value: int) -> list[int]:
+    """Return the divisors of a number in rising order; of one above ten thousand million, some of them."""
+    small = [number for number in range(1, min(isqrt(value), _TRIED_DIVISORS) + 1) if value % number == 0]
+    return sorted({*small, *(value // number for number in small)})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from ruamel import yaml
 
 from rlinf_core.runners.events import RunStarted
 from tests.integration.recipes.conftest import Run, Train
@@ -44,3 +47,24 @@ def test_several_of_each_kind(train: Train) -> None:
     run = train(*place(actor=2, rollout=2, env=2), "rollout.pipeline_stage_num=2", "runner.val_check_interval=3")
     assert [each.step for each in run.metrics] == [1, 2, 3]
     assert "eval/return" in run.metrics[-1].metrics
+
+
+def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
+    alone = ("env.train.total_num_envs=1", "actor.global_batch_size=10")
+    one = train(*WHOLE, *alone)
+    two = train(*WHOLE, *alone, *place(actor=2, rollout=1, env=1))
+    assert two.metrics[-1].metrics["train/actor/grad_norm"] > 0
+    assert two.metrics[-1].metrics["rollout/reward"] == pytest.approx(one.metrics[-1].metrics["rollout/reward"])
+    close(one, two)
+
+
+@pytest.mark.nightly
+def test_the_file_of_the_readme_trains_with_processes_in_the_place_of_its_gpus(train: Train) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    described = yaml.YAML(typ="safe").load(readme.split("```yaml\n")[1].split("```")[0])
+    assert list(described["cluster"]["component_placement"]) == ["actor", "rollout", "env"]
+    # 8 GPUs that train, 4 processes that act, one arm.
+    run = train(*place(actor=8, rollout=4, env=1), "env.train.total_num_envs=1", "~actor.global_batch_size")
+    assert run.of(RunStarted)[-1].components == {"actor": 8, "rollout": 4, "env": 1}
+    assert [each.step for each in run.metrics][-1] == 3
+    assert run.metrics[-1].metrics["train/actor/grad_norm"] > 0

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
+
+from recipes.embodied.batch_sizes import batch_sizes
+from recipes.embodied.config import EmbodiedConfig
+from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
 LAPTOP = f"recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {NODE}\n"
@@ -53,15 +59,19 @@ def test_staleness_is_said_once(findings: Any) -> None:
     assert findings(text) == [("conflicting-settings", "4")]
 
 
+REMOVE = "or remove it: a batch is then about a quarter of a step's samples, whatever their number"
+
+
 class TestBatches:
     def test_a_batch_and_its_micro_batches(self, findings: Any) -> None:
-        found = findings(EIGHT + "actor:\n  micro_batch_size: 30\n", messages=True)
+        found = findings(EIGHT + "actor:\n  global_batch_size: 800\n  micro_batch_size: 30\n", messages=True)
         assert found == [
             (
                 "batch-not-divisible",
                 "30",
                 "`actor.global_batch_size` does not divide: 800 / (micro_batch_size 30 x 8 ranks = 240) = 3.33333",
-                "`actor.global_batch_size` could be 720 or 960",
+                # No batch is whole micro batches of 30 on 8 ranks and divides 3200.
+                f"`actor.global_batch_size` could be 640 or 800, without `actor.micro_batch_size`; {REMOVE}",
             )
         ]
 
@@ -69,10 +79,22 @@ class TestBatches:
         text = (
             LAPTOP.replace("actor,rollout,env", "rollout,env") + "    actor: {node_group: node, placement: '0:0-2'}\n"
         )
-        found = findings(text, messages=True)
-        assert [(each[0], each[2]) for each in found] == [
-            ("batch-not-divisible", "`actor.global_batch_size` does not divide: 800 / 3 ranks = 266.667")
-        ]
+        found = findings(text + "actor:\n  global_batch_size: 800\n", messages=True)
+        message = "`actor.global_batch_size` does not divide: 800 / 3 ranks = 266.667"
+        help_text = f"3 actors cannot share 3200 samples evenly with a batch size of their own: {REMOVE[3:]}"
+        assert found == [("batch-not-divisible", "800", message, help_text)]
+        assert findings(text) == []
+
+    def test_every_remedy_is_accepted(self, findings: Any) -> None:
+        for actors, wanted in ((64, 800), (64, 768), (5, 777), (8, 3000)):
+            place = f"    actor: {{node_group: node, placement: '0:0-{actors - 1}'}}\n"
+            text = LAPTOP.replace("actor,rollout,env", "rollout,env") + place + "actor:\n  global_batch_size: "
+            ((code, _, _, help_text),) = findings(f"{text}{wanted}\n", messages=True)
+            assert code == "batch-not-divisible"
+            sizes = re.findall(r"\d+", help_text.partition(";")[0])
+            assert sizes
+            for size in sizes:
+                assert findings(f"{text}{size}\n") == []
 
     def test_the_samples_of_a_step(self, findings: Any) -> None:
         text = LAPTOP + "env:\n  train:\n    total_num_envs: 48\n    rollout_epoch: 2\n"
@@ -83,13 +105,14 @@ class TestBatches:
                 "900",
                 "a step has total_num_envs 48 x max_steps_per_rollout_epoch 50 x rollout_epoch 2 = 4800 samples, which"
                 " `actor.global_batch_size` 900 does not divide",
-                "`actor.global_batch_size` could be 800 or 960",
+                f"`actor.global_batch_size` could be 800 or 960; {REMOVE}",
             )
         ]
 
     def test_the_key_that_was_written_is_underlined(self, findings: Any) -> None:
         text = LAPTOP + "env:\n  train:\n    max_steps_per_rollout_epoch: 51\n"
-        assert findings(text) == [("batch-not-divisible", "51")]
+        assert findings(text) == []
+        assert findings(text, "actor.global_batch_size=800") == [("batch-not-divisible", "800")]
 
     def test_a_value_that_is_wrong_already_is_not_judged_again(self, findings: Any) -> None:
         text = LAPTOP + "env:\n  train:\n    total_num_envs: many\nactor:\n  global_batch_size: 999\n"
@@ -107,17 +130,13 @@ class TestBatches:
 
 
 class TestEnvironments:
-    def test_by_actors(self, findings: Any) -> None:
+    @pytest.mark.parametrize("actors", [3, 6, 64, 100])
+    def test_any_number_of_actors_shares_any_number_of_environments(self, findings: Any, actors: int) -> None:
         text = LAPTOP.replace("actor,rollout,env", "rollout,env")
-        text += "    actor: {node_group: node, placement: '0:0-5'}\n"
-        text += "actor:\n  global_batch_size: 1536\nenv:\n  train:\n    max_steps_per_rollout_epoch: 48\n"
-        message = "`env.train.total_num_envs` does not divide: 64 / 6 actors = 10.6667"
-        help_text = "`env.train.total_num_envs` could be 60 or 66"
-        assert findings(text, messages=True) == [("envs-not-divisible", "env", message, help_text)]
-        grouped = text + "algorithm:\n  group_size: 8\n"
-        message = "`env.train.total_num_envs` does not divide: 64 / 6 actors / group_size 8 = 1.33333"
-        help_text = "`env.train.total_num_envs` could be 48 or 96"
-        assert findings(grouped, messages=True) == [("groups-not-divisible", "8", message, help_text)]
+        text += f"    actor: {{node_group: node, placement: '0:0-{actors - 1}'}}\n"
+        assert findings(text) == []
+        assert findings(text, "env.train.total_num_envs=1", "env.eval.total_num_envs=1") == []
+        assert findings(text, "algorithm.group_size=8") == []
 
     def test_by_workers_and_stages(self, findings: Any) -> None:
         text = EIGHT + "rollout:\n  pipeline_stage_num: 3\n"
@@ -308,5 +327,39 @@ class TestConflicts:
 
 def test_overrides_are_judged_like_the_file(findings: Any) -> None:
     assert findings(LAPTOP, "env.train.total_num_envs=63", "actor.global_batch_size=3150") == []
-    assert findings(LAPTOP, "actor.micro_batch_size=300") == [("batch-not-divisible", "300")]
+    sizes = ("actor.global_batch_size=800", "actor.micro_batch_size=300")
+    assert findings(LAPTOP, *sizes) == [("batch-not-divisible", "300")]
     assert findings(LAPTOP, "env.train.totl_num_envs=63")[0][0].startswith("unknown")
+
+
+class TestManyActorsAndFewArms:
+    """README's file and `hetero18` are trained as they stand."""
+
+    ROBOT = ("env.train.env_type=franka_robot",)
+
+    @pytest.fixture(params=["README.md", "hetero18"])
+    def text(self, request: pytest.FixtureRequest) -> str:
+        root = Path(__file__).parents[3]
+        if request.param == "hetero18":
+            return (root / "configs" / "hetero18.yaml").read_text(encoding="utf-8")
+        return (root / "README.md").read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+
+    def test_with_the_arms(self, findings: Any, text: str) -> None:
+        arms = 2 if "agent" in text else 1
+        robot = (*self.ROBOT, f"env.train.total_num_envs={arms}")
+        assert {each[0] for each in findings(f"recipe: embodied\n{text}", *robot)} <= {"unused-component"}
+
+    def test_robots_that_nothing_uses_are_a_warning(self, findings: Any, text: str) -> None:
+        found = findings(f"recipe: embodied\n{text}", messages=True)
+        (warned,) = [each for each in found if each[0] != "unused-component"]
+        assert warned[0] == "unused-robots"
+        assert warned[2] == "`env` is placed on the robots of `franka`, and `env_type: franka_kin` uses none"
+        assert "env_type: franka_robot" in warned[3]
+
+
+@pytest.mark.parametrize(
+    ("actors", "envs", "expected"), [(1, 64, (800, 800)), (8, 1, (2, 2)), (64, 2, (1, 1)), (64, 64, (10, 10))]
+)
+def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int, expected: tuple[int, int]) -> None:
+    job = load_job("laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
+    assert batch_sizes(cast("EmbodiedConfig", job.config), actors) == expected

@@ -126,3 +126,20 @@ def test_batches_are_all_samples_once() -> None:
     assert sorted(torch.cat([each.tensors["actions"] for each in batches]).tolist()) == list(range(10))
     assert all((each.inputs["states"] == each.tensors["actions"]).all() for each in batches)
     assert [len(part) for part in batches[0].parts(2)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("members", "masked"), [(3, False), (5, False), (5, True), (20, False)])
+def test_members_of_a_team_learn_from_every_sample_once(members: int, masked: bool) -> None:
+    count = STEPS * BATCH
+    tensors = {"actions": torch.arange(count)[:, None, None], "old_logprobs": torch.zeros(count, 1)}
+    if masked:
+        tensors["mask"] = torch.arange(count)[:, None] % 2 == 0
+    whole = Samples({"states": torch.arange(count)[:, None]}, tensors)
+    parts = [whole.part(member, members) for member in range(members)]
+    assert len({len(part) for part in parts}) == 1
+    learned: list[int] = []
+    for part in parts:
+        counted = part.masked().tensors["mask"][:, 0]
+        assert torch.equal(part.inputs["states"], part.tensors["actions"][:, 0])
+        learned += part.tensors["actions"][counted].flatten().tolist()
+    assert sorted(learned) == [each for each in range(count) if not masked or each % 2 == 0]
