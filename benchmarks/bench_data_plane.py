@@ -25,8 +25,8 @@ from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 
 MB = 1 << 20
@@ -90,7 +90,7 @@ class Player:
         theirs.close()
         self._pipe = Connection(ours.detach())
         self._pipe.send((name, secret.key, ip))
-        self.card = self._pipe.recv()
+        self.info = self._pipe.recv()
 
     def tell(self, *what: Any) -> None:
         self._pipe.send(what)
@@ -110,7 +110,7 @@ def play(pipe: Connection) -> None:
     name, key, ip = pipe.recv()
     me = WorkerAddress.from_name(name)
     endpoint = Endpoint(ClusterSecret(key), ip=ip)
-    pipe.send(endpoint.card)
+    pipe.send(endpoint.info)
     group: CollectiveGroup | None = None
     sink = np.zeros(256 * MB, np.uint8)
     while True:
@@ -118,8 +118,8 @@ def play(pipe: Connection) -> None:
         if command == "stop":
             break
         if command == "meet":
-            peer, cards = arguments
-            group = CollectiveGroup(endpoint, me, [peer], FixedConnector(cards))
+            peer, infos = arguments
+            group = CollectiveGroup(endpoint, me, [peer], StaticResolver(infos))
             pipe.send(None)
         elif group is not None:
             _perform(group, command, arguments, sink, pipe)
@@ -267,19 +267,19 @@ class Stage:
     def __init__(self, ip: str = "127.0.0.1") -> None:
         self.secret = ClusterSecret.generate()
         self.endpoint = Endpoint(self.secret, ip=ip)
-        self.cards = {HERE: self.endpoint.card}
+        self.infos = {HERE: self.endpoint.info}
         self.players: list[Player] = []
 
     def add(self, name: str, ip: str = "127.0.0.1", prefix: Sequence[str] = ()) -> Player:
         player = Player(name, self.secret, ip, prefix)
         self.players.append(player)
-        self.cards[player.address] = player.card
-        player.tell("meet", HERE, {HERE: self.endpoint.card})
+        self.infos[player.address] = player.info
+        player.tell("meet", HERE, {HERE: self.endpoint.info})
         player.answer()
         return player
 
     def group(self) -> CollectiveGroup:
-        return CollectiveGroup(self.endpoint, HERE, list(self.cards), FixedConnector(self.cards))
+        return CollectiveGroup(self.endpoint, HERE, list(self.infos), StaticResolver(self.infos))
 
     def stop(self) -> None:
         for player in self.players:

@@ -15,7 +15,7 @@ from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedO
 # For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
 _STILL_MOVING = 5.0
 
-# Kind, target, key, since, detached, peers, strand, bounded.
+# Kind, target, key, since, detached, peers, task_key, bounded.
 _Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
 
 
@@ -49,7 +49,7 @@ class OperationBoard:
         *,
         detached: bool = False,
         peers: tuple[str, ...] = (),
-        strand: Hashable = None,
+        task_key: Hashable = None,
         bounded: bool = False,
     ) -> int:
         """Publish that an operation begins.
@@ -60,7 +60,7 @@ class OperationBoard:
             key: the key of the channel's queue.
             detached: whether the process goes on meanwhile.
             peers: the addresses that it is with, where `target` names none or not all.
-            strand: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
+            task_key: what is held up by it, where that is not the calling thread: the task in asynchronous code, and
                 anything but None on a thread of the runtime's own.
             bounded: whether it has a time of its own, as `Operation.bounded`.
 
@@ -68,17 +68,17 @@ class OperationBoard:
             The operation's serial, for `end`.
         """
         serial = next(self._serials)
-        if strand is None:
-            strand = self._thread(kind)
-        self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, strand, bounded)
+        if task_key is None:
+            task_key = self._thread(kind)
+        self._current[serial] = (kind, target, key, time.monotonic(), detached, peers, task_key, bounded)
         self._changes += 1
         return serial
 
     def _thread(self, kind: OperationKind) -> int:
-        strand = threading.get_ident()
-        if strand not in self._threads:
-            self._threads[strand] = kind is not OperationKind.METHOD and not _is_ours()
-        return strand
+        task_key = threading.get_ident()
+        if task_key not in self._threads:
+            self._threads[task_key] = kind is not OperationKind.METHOD and not _is_ours()
+        return task_key
 
     def passed(self, kind: OperationKind) -> None:
         """Publish that the calling thread was in an operation, so shortly that nobody need have seen it."""
@@ -87,10 +87,10 @@ class OperationBoard:
         if not self._current:
             self._quiet_since = time.monotonic()
 
-    def attach(self, serial: int, strand: Hashable = None, *, bounded: bool = False) -> None:
-        """Publish that the calling thread, or the task `strand`, now waits for an operation begun as detached."""
+    def attach(self, serial: int, task_key: Hashable = None, *, bounded: bool = False) -> None:
+        """Publish that the calling thread, or the task `task_key`, now waits for an operation begun as detached."""
         # Not a change of the entry: another thread may end the operation meanwhile, and it must not come back.
-        self._attached[serial] = (threading.get_ident() if strand is None else strand, bounded)
+        self._attached[serial] = (threading.get_ident() if task_key is None else task_key, bounded)
         self._changes += 1
 
     def detach(self, serial: int) -> None:
@@ -109,7 +109,7 @@ class OperationBoard:
         if not self._current:
             self._quiet_since = time.monotonic()
 
-    def strand(self, serial: int) -> Hashable:
+    def task_key(self, serial: int) -> Hashable:
         """Return what is held up by an operation, or None when it is over."""
         attached, entry = self._attached.get(serial), self._current.get(serial)
         return None if entry is None else entry[6] if attached is None else attached[0]
@@ -126,11 +126,11 @@ class OperationBoard:
         key: str | None = None,
         *,
         peers: tuple[str, ...] = (),
-        strand: Hashable = None,
+        task_key: Hashable = None,
         bounded: bool = False,
     ) -> Generator[None, None, None]:
         """Publish an operation for as long as the block lasts."""
-        serial = self.begin(kind, target, key, peers=peers, strand=strand, bounded=bounded)
+        serial = self.begin(kind, target, key, peers=peers, task_key=task_key, bounded=bounded)
         try:
             yield
         finally:
@@ -146,48 +146,48 @@ class OperationBoard:
         attached = self._attached.copy()
         operations: list[PublishedOperation] = []
         held_up: set[Hashable] = set()
-        for serial, (kind, target, key, since, detached, peers, strand, bounded) in current:
+        for serial, (kind, target, key, since, detached, peers, task_key, bounded) in current:
             in_background = detached and serial not in attached
             if serial in attached:
-                strand, bounded = attached[serial]
+                task_key, bounded = attached[serial]
             operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
             operations.append(PublishedOperation(operation, now - since))
             if not in_background and kind is not OperationKind.METHOD:
-                held_up.add(strand)
+                held_up.add(task_key)
         for serial in attached:
             if serial not in self._current:
                 # It ended while it was being attached.
                 self._attached.pop(serial, None)
         held_up |= _held_up_threads(held_up)
-        running = not all(_is_held_up(strand, held_up) for strand in self._strands(entry for _, entry in current))
+        running = not all(_is_held_up(task_key, held_up) for task_key in self._task_keys(entry for _, entry in current))
         return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
 
-    def _strands(self, entries: Iterable[_Entry]) -> set[Hashable]:
+    def _task_keys(self, entries: Iterable[_Entry]) -> set[Hashable]:
         """Return what may be running code: methods under way, the main thread of a driver, threads that the user
         started.
 
         A user's thread counts as long as it lives: between two operations it is running, not gone. The threads on
         which methods are called, and a worker's main thread, count in methods only: outside they wait to be called.
         """
-        strands: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
+        task_keys: set[Hashable] = {entry[6] for entry in entries if entry[0] is OperationKind.METHOD}
         alive = {thread.ident for thread in threading.enumerate()}
         main = threading.main_thread().ident
         for thread, users in self._threads.copy().items():
             if thread not in alive:
                 self._threads.pop(thread, None)
             elif users and thread != main:
-                strands.add(thread)
-        return strands | {main} if self._has_main else strands
+                task_keys.add(thread)
+        return task_keys | {main} if self._has_main else task_keys
 
 
 def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
     """Keep an operation that is over, for the trace."""
-    kind, target, key, since, _, _, strand, _ = entry
+    kind, target, key, since, _, _, task_key, _ = entry
     ended = time.monotonic()
     if kind is OperationKind.METHOD:
-        recorder.add(spans.METHOD, target, since, ended, strand)
+        recorder.add(spans.METHOD, target, since, ended, task_key)
     else:
-        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, strand)
+        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, task_key)
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
@@ -195,7 +195,7 @@ def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:
 
     Asked by another thread than the loop's own, so what it sees may just change: a look later it is seen again.
     """
-    others = [strand for strand in held_up if not isinstance(strand, int)]
+    others = [task_key for task_key in held_up if not isinstance(task_key, int)]
     if not others:
         return set()
     import asyncio
@@ -223,7 +223,7 @@ def _is_held_up(awaited: object, held_up: set[Hashable]) -> bool:
     return bool(children) and all(_is_held_up(child, held_up) for child in children)
 
 
-def task_strand() -> Hashable:
+def current_task_key() -> Hashable:
     """Return what a wait of the running task holds up: the task itself, and its whole thread where it is the only
     task there.
 

@@ -34,7 +34,7 @@ class Span(NamedTuple):
         name: what it was, as in `send to actor:0`.
         began: when it began, in seconds since 1970 by the clock of its host.
         seconds: how long it took.
-        strand: tells apart the threads and tasks of a process; spans of one strand are nested or disjoint, except
+        task_key: tells apart the threads and tasks of a process; spans of one task_key are nested or disjoint, except
             transfers.
     """
 
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     name: str
     began: float
     seconds: float
-    strand: int
+    task_key: int
 
 
 class Taken(NamedTuple):
@@ -67,7 +67,7 @@ class SpanRecorder:
         # Operations are timed by the monotonic clock, hosts share the other one.
         self._epoch = time.time() - time.monotonic()
 
-    def add(self, kind: str, name: str, began: float, ended: float, strand: Hashable = None) -> None:
+    def add(self, kind: str, name: str, began: float, ended: float, task_key: Hashable = None) -> None:
         """Record what is over.
 
         Args:
@@ -75,13 +75,13 @@ class SpanRecorder:
             name: what it was.
             began: when, by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
             ended: when, by the same clock.
-            strand: the thread, by its number, or the task that it held up; by default the one that calls.
+            task_key: the thread, by its number, or the task that it held up; by default the one that calls.
         """
         spans = self._spans
         if len(spans) >= self._limit:
             self._dropped += 1
             return
-        whose = _own_strand() if strand is None else strand
+        whose = _own_strand() if task_key is None else task_key
         number = whose if isinstance(whose, int) else id(whose)
         spans.append(Span(kind, name, self._epoch + began, ended - began, number))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from rlinf_core.channel.request import Request
-from rlinf_core.channel.wire import Question
+from rlinf_core.channel.operation import ChannelOperation
+from rlinf_core.channel.wire import Query
 
 
 class Backend(ABC):
@@ -33,17 +33,17 @@ class Backend(ABC):
     @abstractmethod
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[None]:
+    ) -> ChannelOperation[None]:
         """Issue a put; with `wait` it waits for room. `detached`: its caller goes on meanwhile."""
 
     @abstractmethod
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[Any]:
+    ) -> ChannelOperation[Any]:
         """Issue a get of one item, or of a batch of a weight."""
 
     @abstractmethod
-    def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
+    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
         """Return the answer to a question."""
 
     @abstractmethod

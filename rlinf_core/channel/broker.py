@@ -17,19 +17,19 @@ from typing import cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.boxes import LARGEST
-from rlinf_core.channel.clientele import REMEMBERED, Client, Loss, Ticket
-from rlinf_core.channel.effects import Accepted, Delivered, Effect, Item, Lost, Reason, Refused, Taken
+from rlinf_core.channel.broker_clients import REMEMBERED, BrokerClient, ClientOpId, LostItem
+from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Item, Lost, Reason, Refused
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.memory_gate import MemoryGate
 from rlinf_core.channel.outbox import Outbox, Payload
-from rlinf_core.channel.page import ChannelPage
+from rlinf_core.channel.page import BrokerMailbox
 from rlinf_core.channel.receipts import NO_SLOT
-from rlinf_core.channel.wire import Ask, Question, Request, Say
-from rlinf_core.collective.dispatcher import Delivery
+from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
-from rlinf_core.collective.parcel import Parcel
-from rlinf_core.collective.relay import Handover
+from rlinf_core.collective.forwarder import ForwardMode
+from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.receiver import ServiceMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wakers import ChannelView
@@ -56,21 +56,21 @@ class Broker:
         self._gate = MemoryGate() if gate is None else gate
         # One thread reads; others come in when a message could not be sent, and to ask for the view.
         self._lock = threading.RLock()
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, BrokerClient] = {}
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
-        self._losses: deque[Loss] = deque(maxlen=REMEMBERED)
-        self._farewell: bytes | None = None
-        self._asks: dict[int, Callable[[Client, Request, Delivery], None]] = {
-            Ask.HELLO: self._hello,
-            Ask.PUT: self._put,
-            Ask.PUT_MANY: self._put_many,
-            Ask.ANNOUNCE: self._announce,
-            Ask.GET: self._get,
-            Ask.GET_BATCH: self._get_batch,
-            Ask.TAKEN: self._taken,
-            Ask.CANCEL: self._cancel,
-            Ask.CLOSE: self._close,
-            Ask.QUESTION: self._question,
+        self._losses: deque[LostItem] = deque(maxlen=REMEMBERED)
+        self._closed_notice: bytes | None = None
+        self._asks: dict[int, Callable[[BrokerClient, RequestHeader, ServiceMessage], None]] = {
+            RequestKind.HELLO: self._hello,
+            RequestKind.PUT: self._put,
+            RequestKind.PUT_MANY: self._put_many,
+            RequestKind.ANNOUNCE: self._announce,
+            RequestKind.GET: self._get,
+            RequestKind.GET_BATCH: self._get_batch,
+            RequestKind.TAKEN: self._taken,
+            RequestKind.CANCEL: self._cancel,
+            RequestKind.CLOSE: self._close,
+            RequestKind.QUERY: self._question,
         }
         endpoint.serve(wire.REQUESTS, self._request)
         endpoint.on_peer_lost(self._lost)
@@ -89,59 +89,59 @@ class Broker:
 
     # What clients ask
 
-    def _request(self, delivery: Delivery) -> None:
-        link = delivery.link
+    def _request(self, delivery: ServiceMessage) -> None:
+        stream = delivery.stream
         request = wire.unpack_request(delivery.key)
         with self._lock:
-            client = self._clients.get(link.peer)
-            if client is None or client.incarnation != link.incarnation:
-                client = self._admit(link)
+            client = self._clients.get(stream.peer)
+            if client is None or client.incarnation != stream.incarnation:
+                client = self._admit(stream)
             self._collect_receipts(client)
             self._asks[request.ask](client, request, delivery)
 
-    def _admit(self, link: Link) -> Client:
-        if link.peer in self._clients:
-            self._lost(link.peer, "it was launched anew")
-        client = self._clients[link.peer] = Client(link)
+    def _admit(self, stream: PeerStream) -> BrokerClient:
+        if stream.peer in self._clients:
+            self._lost(stream.peer, "it was launched anew")
+        client = self._clients[stream.peer] = BrokerClient(stream)
         return client
 
-    def _hello(self, client: Client, request: Request, delivery: Delivery) -> None:
-        client.page = ChannelPage(delivery.parcel, request.ticket) if delivery.parcel.lease is not None else None
-        self._answer(client, Say.WELCOME, request.ticket, wire.Facts(self._queue.maxsize))
-        if self._farewell is not None:
-            self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
+    def _hello(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        client.page = BrokerMailbox(delivery.received, request.op_id) if delivery.received.lease is not None else None
+        self._answer(client, ReplyKind.WELCOME, request.op_id, wire.ChannelInfo(self._queue.maxsize))
+        if self._closed_notice is not None:
+            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
 
-    def _put(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _put(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         client.produces = True
-        parcel = delivery.parcel
-        if client.cancelled and request.ticket in client.cancelled:
-            parcel.release()
+        received = delivery.received
+        if client.cancelled and request.op_id in client.cancelled:
+            received.release()
             return
-        payload = parcel if parcel.frame.sizes else parcel.frame.head
+        payload = received if received.frame.sizes else received.frame.head
         self._hold(_weigh(payload))
         self._carry_out(
             self._queue.put(
-                (client, request.ticket),
+                (client, request.op_id),
                 payload,
                 weight=delivery.weight,
                 key=request.key,
-                size=parcel.size,
+                size=received.size,
                 producer=client,
                 now=time.monotonic(),
                 wait=request.wait,
             )
         )
 
-    def _put_many(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _put_many(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         client.produces = True
         now = time.monotonic()
         effects: list[Effect[Payload]] = []
-        for ticket, weight, payload in wire.unpack_puts(delivery.parcel.frame.head):
-            if client.cancelled and ticket in client.cancelled:
+        for op_id, weight, payload in wire.unpack_puts(delivery.received.frame.head):
+            if client.cancelled and op_id in client.cancelled:
                 continue
             self._hold(len(payload))
             effects += self._queue.put(
-                (client, ticket),
+                (client, op_id),
                 payload,
                 weight=weight,
                 key=request.key,
@@ -151,41 +151,41 @@ class Broker:
             )
         self._carry_out(effects)
 
-    def _announce(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _announce(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         client.produces = True
-        self._queue.announce((client, request.ticket), key=request.key, producer=client)
+        self._queue.announce((client, request.op_id), key=request.key, producer=client)
 
-    def _get(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _get(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         client.consumes = True
-        ticket = (client, request.ticket)
+        op_id = (client, request.op_id)
         now = time.monotonic()
-        self._carry_out(self._queue.get(ticket, key=request.key, consumer=client, now=now, wait=request.wait))
+        self._carry_out(self._queue.get(op_id, key=request.key, consumer=client, now=now, wait=request.wait))
         if self._dead_producers:
             self._fail_orphans()
 
-    def _get_batch(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _get_batch(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         client.consumes = True
-        ticket = (client, request.ticket)
+        op_id = (client, request.op_id)
         now = time.monotonic()
         self._carry_out(
-            self._queue.get_batch(ticket, delivery.weight, key=request.key, consumer=client, now=now, wait=request.wait)
+            self._queue.get_batch(op_id, delivery.weight, key=request.key, consumer=client, now=now, wait=request.wait)
         )
         if self._dead_producers:
             self._fail_orphans()
 
-    def _taken(self, client: Client, request: Request, delivery: Delivery) -> None:
-        self._carry_out(self._queue.taken((client, request.ticket), time.monotonic()))
+    def _taken(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        self._carry_out(self._queue.taken((client, request.op_id), time.monotonic()))
 
-    def _cancel(self, client: Client, request: Request, delivery: Delivery) -> None:
-        effects = self._queue.cancel((client, request.ticket), time.monotonic())
+    def _cancel(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+        effects = self._queue.cancel((client, request.op_id), time.monotonic())
         if client.page is not None:
-            client.page.receipts.drop(request.ticket)
+            client.page.receipts.drop(request.op_id)
         # It may be a put that is still under way behind this message.
-        client.cancelled.append(request.ticket)
+        client.cancelled.append(request.op_id)
         for effect in effects:
             if isinstance(effect, Refused) and not effect.why:
                 effect.why = self._state(request.key)
-        self._carry_out(effects or [Refused((client, request.ticket), Reason.CANCELLED)])
+        self._carry_out(effects or [Refused((client, request.op_id), Reason.CANCELLED)])
 
     def _state(self, key: str) -> str:
         depth, bound = self._queue.depth(key), self._queue.maxsize
@@ -195,100 +195,102 @@ class Broker:
             return f"the queue is full: it holds {depth} items of {bound}"
         return f"the queue holds {depth} items" if depth else "the queue is empty"
 
-    def _collect_receipts(self, client: Client) -> None:
+    def _collect_receipts(self, client: BrokerClient) -> None:
         """Hear what a consumer has signed for."""
         if client.page is not None:
-            for ticket in client.page.receipts.signed():
-                self._carry_out(self._queue.taken((client, ticket), time.monotonic()))
+            for op_id in client.page.receipts.signed():
+                self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
-    def _close(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         for each in list(self._clients.values()):
             self._collect_receipts(each)
         self._carry_out(self._queue.close(time.monotonic()))
-        self._answer(client, Say.ANSWER, request.ticket, None)
+        self._answer(client, ReplyKind.ANSWER, request.op_id, None)
 
-    def _question(self, client: Client, request: Request, delivery: Delivery) -> None:
+    def _question(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         answer: object
         match delivery.weight:
-            case Question.DEPTH:
+            case Query.DEPTH:
                 answer = self._queue.depth(request.key)
-            case Question.FULL:
+            case Query.FULL:
                 answer = self._queue.full(request.key)
-            case Question.STATISTICS:
+            case Query.STATISTICS:
                 answer = self._queue.statistics()
-            case Question.LOSSES:
+            case Query.LOSSES:
                 answer = list(self._losses)
             case _:
-                self._send_items(client, request.ticket, self._queue.peek_all(request.key), Handover.COPY)
+                self._send_items(client, request.op_id, self._queue.peek_all(request.key), ForwardMode.COPY)
                 return
-        self._answer(client, Say.ANSWER, request.ticket, answer)
+        self._answer(client, ReplyKind.ANSWER, request.op_id, answer)
 
     # What becomes of it
 
     def _carry_out(self, effects: Sequence[Effect[Payload]], error: Exception | None = None) -> None:
         """Tell clients, and let go of what nobody needs. A get that ends because of `error` raises it."""
-        accepted: dict[Client, list[int]] = {}
-        lost: list[Loss] = []
+        accepted: dict[BrokerClient, list[int]] = {}
+        lost: list[LostItem] = []
         for effect in effects:
             if isinstance(effect, Accepted):
-                client, ticket = cast("Ticket", effect.ticket)
+                client, op_id = cast("ClientOpId", effect.op_id)
                 # Who looks for it in a box needs no message.
                 office = None if client.page is None else client.page.post_office
-                if office is None or not office.has_box(ticket) or office.answer(ticket):
-                    accepted.setdefault(client, []).append(ticket)
+                if office is None or not office.has_box(op_id) or office.answer(op_id):
+                    accepted.setdefault(client, []).append(op_id)
         # Producers first: while a consumer is served, they make the next item.
-        for client, tickets in accepted.items():
-            head = wire.pack_tickets(tickets) if len(tickets) > 1 else b""
-            self._outbox.reply(client.link, wire.pack_reply(Say.ACCEPTED, tickets[0]), head)
+        for client, op_ids in accepted.items():
+            head = wire.pack_op_ids(op_ids) if len(op_ids) > 1 else b""
+            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
         for effect in effects:
             if isinstance(effect, Accepted):
                 continue
             if isinstance(effect, Lost):
                 self._drop(effect.dropped)
-                lost.append(Loss(cast("Client", effect.producer).name, effect.key))
+                lost.append(LostItem(cast("BrokerClient", effect.producer).name, effect.key))
                 continue
-            client, ticket = cast("Ticket", effect.ticket)
+            client, op_id = cast("ClientOpId", effect.op_id)
             if isinstance(effect, Delivered):
-                self._send_items(client, ticket, effect.items, Handover.LEND)
-            elif isinstance(effect, Taken):
+                self._send_items(client, op_id, effect.items, ForwardMode.LEND)
+            elif isinstance(effect, Acknowledged):
                 for item in effect.items:
                     self._hold(-_weigh(item.payload))
-                    if isinstance(item.payload, Parcel):
-                        self._endpoint.concede(client.link, item.payload)
+                    if isinstance(item.payload, ReceivedMessage):
+                        self._endpoint.release_lent(client.stream, item.payload)
             else:
-                self._refuse(client, ticket, effect, error)
+                self._refuse(client, op_id, effect, error)
         if lost:
             self._report(lost)
 
-    def _answer(self, client: Client, say: Say, ticket: int, answer: object) -> None:
-        self._outbox.reply(client.link, wire.pack_reply(say, ticket), pickle.dumps(answer))
+    def _answer(self, client: BrokerClient, say: ReplyKind, op_id: int, answer: object) -> None:
+        self._outbox.reply(client.stream, wire.pack_reply(say, op_id), pickle.dumps(answer))
 
-    def _send_items(self, client: Client, ticket: int, items: Sequence[Item[Payload]], handover: Handover) -> None:
+    def _send_items(
+        self, client: BrokerClient, op_id: int, items: Sequence[Item[Payload]], handover: ForwardMode
+    ) -> None:
         def failed(error: BaseException) -> None:
             if isinstance(error, Exception) and not isinstance(error, WorkerDiedError):
                 with self._lock:
-                    self._carry_out(self._queue.cancel((client, ticket), time.monotonic()), error)
+                    self._carry_out(self._queue.cancel((client, op_id), time.monotonic()), error)
 
-        page = client.page if handover is Handover.LEND else None
+        page = client.page if handover is ForwardMode.LEND else None
         # On a closed channel others wait until these are taken, so that is to be heard at once.
-        slot = NO_SLOT if page is None or self._queue.closed else page.receipts.slot(ticket)
-        if page is not None and page.post_office.has_box(ticket):
+        slot = NO_SLOT if page is None or self._queue.closed else page.receipts.slot(op_id)
+        if page is not None and page.post_office.has_box(op_id):
             payload = items[0].payload
-            if not isinstance(payload, Parcel) and len(payload) <= LARGEST:
-                if page.post_office.deliver(ticket, slot, payload):
-                    self._outbox.reply(client.link, wire.pack_reply(Say.MAIL, ticket))
+            if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
+                if page.post_office.deliver(op_id, slot, payload):
+                    self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
-        self._outbox.send_items(client.link, ticket, items, slot, handover, failed)
+        self._outbox.send_items(client.stream, op_id, items, slot, handover, failed)
 
-    def _refuse(self, client: Client, ticket: int, refused: Refused[Payload], error: Exception | None) -> None:
+    def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
         self._drop(refused.dropped)
         if error is not None and refused.reason is Reason.CANCELLED:
-            self._answer(client, Say.FAILED, ticket, PackedError.of(error))
+            self._answer(client, ReplyKind.FAILED, op_id, PackedError.of(error))
             return
-        key = wire.pack_reply(Say.REFUSED, ticket, _PLACES[refused.reason])
-        self._outbox.reply(client.link, key, refused.why.encode())
+        key = wire.pack_reply(ReplyKind.REFUSED, op_id, _PLACES[refused.reason])
+        self._outbox.reply(client.stream, key, refused.why.encode())
 
-    def _report(self, lost: Sequence[Loss]) -> None:
+    def _report(self, lost: Sequence[LostItem]) -> None:
         self._losses.extend(lost)
         for loss, count in Counter(lost).items():
             _log.warning(
@@ -301,7 +303,7 @@ class Broker:
 
     # The end
 
-    def say_farewell(self) -> bool:
+    def announce_end(self) -> bool:
         """Tell all clients that the channel has come to its end, if it has, and whether it has.
 
         It has when it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that
@@ -310,9 +312,9 @@ class Broker:
         with self._lock:
             if not self._queue.drained or self._endpoint.answers_for_memory():
                 return False
-            self._farewell = pickle.dumps(wire.Farewell(self._queue.statistics(), list(self._losses)))
+            self._closed_notice = pickle.dumps(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
             for client in self._clients.values():
-                self._outbox.reply(client.link, wire.pack_reply(Say.ENDED, 0), self._farewell)
+                self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
             return True
 
     # Memory
@@ -343,7 +345,7 @@ class Broker:
     def _drop(self, payload: Payload | None) -> None:
         if payload is not None:
             self._hold(-_weigh(payload))
-        if isinstance(payload, Parcel):
+        if isinstance(payload, ReceivedMessage):
             payload.release()
 
     # Who dies
@@ -359,8 +361,8 @@ class Broker:
             # Not in this thread, which reads for everybody: the explanation may take a moment.
             threading.Thread(target=self._mourn, args=(client, reason), name="rlinf-lost", daemon=True).start()
 
-    def _mourn(self, client: Client, reason: str) -> None:
-        error = self._endpoint.explain(client.link, reason)
+    def _mourn(self, client: BrokerClient, reason: str) -> None:
+        error = self._endpoint.explain(client.stream, reason)
         with self._lock:
             died = error if isinstance(error, WorkerDiedError) else WorkerDiedError(client.name, cause=str(error))
             self._dead_producers.append(died)
@@ -370,10 +372,10 @@ class Broker:
         """End the gets that nobody can serve: every known producer is dead."""
         if not self._dead_producers or any(client.produces for client in self._clients.values()):
             return
-        for ticket in self._queue.waiting_gets():
+        for op_id in self._queue.waiting_gets():
             # What a batch had reserved goes back, and may be all that the next one needs.
-            if self._queue.waiting(ticket) is not None:
-                self._carry_out(self._queue.cancel(ticket, time.monotonic()), self._orphaned())
+            if self._queue.waiting(op_id) is not None:
+                self._carry_out(self._queue.cancel(op_id, time.monotonic()), self._orphaned())
 
     def _orphaned(self) -> WorkerDiedError:
         last = self._dead_producers[-1]
@@ -386,4 +388,4 @@ class Broker:
 
 def _weigh(payload: Payload) -> int:
     """Return the bytes that a payload takes of this process's own memory."""
-    return payload.nbytes if isinstance(payload, Parcel) else len(payload)
+    return payload.nbytes if isinstance(payload, ReceivedMessage) else len(payload)

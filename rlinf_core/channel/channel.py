@@ -17,7 +17,7 @@ from rlinf_core.channel.arguments import (
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.handle import GetHandle
 from rlinf_core.channel.statistics import KeyStatistics
-from rlinf_core.channel.wire import DEFAULT_KEY, Question
+from rlinf_core.channel.wire import DEFAULT_KEY, Query
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError
 
@@ -256,7 +256,7 @@ class Channel:
 
     def qsize(self, key: str = DEFAULT_KEY) -> int:
         """Return how many items of a key nobody has taken or reserved."""
-        return self._backend.ask(Question.DEPTH, checked_key(key))
+        return self._backend.ask(Query.DEPTH, checked_key(key))
 
     def empty(self, key: str = DEFAULT_KEY) -> bool:
         """Return whether `qsize` is 0."""
@@ -264,19 +264,19 @@ class Channel:
 
     def full(self, key: str = DEFAULT_KEY) -> bool:
         """Return whether a put would wait."""
-        return self._backend.ask(Question.FULL, checked_key(key))
+        return self._backend.ask(Query.FULL, checked_key(key))
 
     def peek_all(self, key: str = DEFAULT_KEY) -> list[Any]:
         """Copy of the items of a key that nobody has taken or reserved, in order; they stay."""
-        return self._backend.ask(Question.PEEK, checked_key(key))
+        return self._backend.ask(Query.PEEK, checked_key(key))
 
     def statistics(self) -> dict[str, KeyStatistics]:
         """Return what has gone through each key."""
-        return self._backend.ask(Question.STATISTICS, DEFAULT_KEY)
+        return self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
 
     def losses(self) -> list[Any]:
-        """Items that were on their way into the channel when their producer died; the last thousand, as `Loss`."""
-        return self._backend.ask(Question.LOSSES, DEFAULT_KEY)
+        """Items that were on their way into the channel when their producer died; the last thousand, as `LostItem`."""
+        return self._backend.ask(Query.LOSSES, DEFAULT_KEY)
 
     # The end
 

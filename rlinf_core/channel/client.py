@@ -12,15 +12,15 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.boxes import box_of
 from rlinf_core.channel.effects import Reason
-from rlinf_core.channel.handle import PutRequest, see_to_dropped
-from rlinf_core.channel.lane import Lane, Outgoing
-from rlinf_core.channel.page import SIZE, ClientPage
-from rlinf_core.channel.pending import AnyRequest, Pending
-from rlinf_core.channel.request import Request, Shape
-from rlinf_core.channel.wire import Ask, Question
-from rlinf_core.collective.connector import Connector
+from rlinf_core.channel.handle import PutOperation, see_to_dropped
+from rlinf_core.channel.operation import ChannelOperation, ResultKind
+from rlinf_core.channel.page import SIZE, ClientMailbox
+from rlinf_core.channel.pending import AnyOperation, Pending
+from rlinf_core.channel.put_pipeline import PutPipeline, QueuedPut
+from rlinf_core.channel.wire import Query, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.payload import Encoded
+from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
@@ -36,22 +36,20 @@ class ChannelClient(Backend):
 
     Attributes:
         address: of the channel's process.
-        link: to it.
+        stream: to it.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, me: WorkerAddress, connector: Connector, pending: Pending, name: str
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, pending: Pending, name: str) -> None:
         super().__init__(name)
         self.address = WorkerAddress(name).get_child_address(0)
         self._endpoint = endpoint
         self._pending = pending
-        self.link = endpoint.link(me, self.address, connector)
+        self.stream = endpoint.stream(me, self.address, resolver)
         self._greeting = threading.Lock()
         # The connection that the broker was greeted on.
         self._greeted: object = None
-        self._facts = wire.Facts(0)
-        self._lanes: dict[str, Lane] = {}
+        self._facts = wire.ChannelInfo(0)
+        self._pipelines: dict[str, PutPipeline] = {}
         # Large puts that a thread still sends: what is put after them goes after them.
         self._under_way = 0
         self._lock = threading.Lock()
@@ -68,260 +66,262 @@ class ChannelClient(Backend):
             if self._is_greeted():
                 return
             # Whoever asks before the channel has the new page is answered by a message.
-            self._pending.pages.pop(self.link, None)
+            self._pending.pages.pop(self.stream, None)
             # By default the contact may take so long, and the answer as much.
             seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
-            hello = self._request(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, Shape.ANSWER, detached=False)
+            hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, ResultKind.ANSWER, detached=False)
             try:
                 self._greet(hello)
-                self._facts = cast("wire.Facts", hello.wait())
+                self._facts = cast("wire.ChannelInfo", hello.wait())
             except (WorkerDiedError, ChannelClosed) as error:
                 if not self._ended(error):
                     raise
-            self._greeted = self.link.outgoing.connection
+            self._greeted = self.stream.outgoing.connection
 
-    def _greet(self, hello: AnyRequest) -> None:
-        message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(Ask.HELLO, hello.ticket))
-        work: Work[object] = Work(hello.kind, self.name, hello.seconds, self._endpoint.board)
+    def _greet(self, hello: AnyOperation) -> None:
+        message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(RequestKind.HELLO, hello.op_id))
+        work: Work[object] = Work(hello.kind, self.name, hello.seconds, self._endpoint.waits)
         try:
-            page = self._endpoint.share(self.link, message, SIZE, work)
+            page = self._endpoint.share(self.stream, message, SIZE, work)
         except BaseException as error:
             hello.fail(error)
             raise
         if page is not None:
-            self._pending.pages[self.link] = ClientPage(page)
+            self._pending.pages[self.stream] = ClientMailbox(page)
 
     def _is_greeted(self) -> bool:
-        connection = self.link.outgoing.connection
+        connection = self.stream.outgoing.connection
         if connection is not None and self._greeted is connection and not connection.closed:
             return True
-        return self._farewell is not None
+        return self._closed_notice is not None
 
     # Operations
 
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[None]:
+    ) -> ChannelOperation[None]:
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
         boxed = wait and not detached
-        request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached, boxed=boxed)
-        if self._farewell is not None:
-            self._fail(request, None)
+        operation = self._begin(OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached, boxed=boxed)
+        if self._closed_notice is not None:
+            self._fail(operation, None)
         elif detached:
-            self._put_in_lane(request, encoded, weight, key)
-            request.driver = self.link.outgoing.connection
+            self._put_in_pipeline(operation, encoded, weight, key)
+            operation.poller = self.stream.outgoing.connection
         else:
-            self._issue(request, lambda: self._put_in_turn(request, encoded, weight, key, wait=wait))
-        return request
+            self._issue(operation, lambda: self._put_in_turn(operation, encoded, weight, key, wait=wait))
+        return operation
 
-    def _put_in_turn(self, request: AnyRequest, encoded: Encoded, weight: float, key: str, *, wait: bool) -> None:
-        lane = self._lanes.get(key)
-        if lane is not None:
-            lane.flush()
+    def _put_in_turn(self, operation: AnyOperation, encoded: Encoded, weight: float, key: str, *, wait: bool) -> None:
+        pipeline = self._pipelines.get(key)
+        if pipeline is not None:
+            pipeline.flush()
         if encoded.nbytes <= wire.SMALL:
-            self._send_small(request, encoded, weight, wait=wait)
+            self._send_small(operation, encoded, weight, wait=wait)
         else:
-            self._send_large(request, encoded, weight, wait=wait, detached=False)
-        request.driver = self.link.outgoing.connection
+            self._send_large(operation, encoded, weight, wait=wait, detached=False)
+        operation.poller = self.stream.outgoing.connection
 
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[Any]:
+    ) -> ChannelOperation[Any]:
         self.connect(timeout)
         if batch_weight is None:
             boxed = wait and not detached
-            request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached, boxed=boxed)
-            self._issue(request, lambda: self._ask(Ask.GET, request, wait=wait))
+            operation = self._begin(OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached, boxed=boxed)
+            self._issue(operation, lambda: self._ask(RequestKind.GET, operation, wait=wait))
         else:
-            request = self._request(OperationKind.GET_BATCH, key, timeout, Shape.LIST, detached=detached)
-            self._issue(request, lambda: self._ask(Ask.GET_BATCH, request, batch_weight, wait=wait))
-        return request
+            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
+            self._issue(operation, lambda: self._ask(RequestKind.GET_BATCH, operation, batch_weight, wait=wait))
+        return operation
 
-    def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
+    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
         self.connect(timeout)
-        shape = Shape.LIST if question is Question.PEEK else Shape.ANSWER
-        request = self._request(OperationKind.QUERY, key, timeout, shape, detached=False)
-        self._ask(Ask.QUESTION, request, question)
+        shape = ResultKind.LIST if question is Query.PEEK else ResultKind.ANSWER
+        operation = self._begin(OperationKind.QUERY, key, timeout, shape, detached=False)
+        self._ask(RequestKind.QUERY, operation, question)
         try:
-            return request.wait()
+            return operation.wait()
         except ChannelClosed:
             return self._last_answer(question)
 
     def close(self, timeout: float | None = None) -> None:
         self.connect(timeout)
-        request = self._request(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, Shape.ANSWER, detached=False)
-        self._ask(Ask.CLOSE, request)
+        operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, ResultKind.ANSWER, detached=False)
+        self._ask(RequestKind.CLOSE, operation)
         # It was closed before, and has ended since.
         with suppress(ChannelClosed):
-            request.wait()
+            operation.wait()
 
     # Ends
 
     def lost(self, reason: str) -> None:
         """The channel's process is gone."""
-        self._pending.pages.pop(self.link, None)
-        for lane in list(self._lanes.values()):
-            lane.drop()
-        requests = self._pending.take_all(self.name)
-        if self._farewell is not None:
-            for request in requests:
-                self._fail(request, None)
-        elif requests:
+        self._pending.pages.pop(self.stream, None)
+        for pipeline in list(self._pipelines.values()):
+            pipeline.drop()
+        operations = self._pending.take_all(self.name)
+        if self._closed_notice is not None:
+            for operation in operations:
+                self._fail(operation, None)
+        elif operations:
             # Not in this thread, which reads for everybody: the explanation may take a moment.
-            threading.Thread(target=self._mourn, args=(reason, requests), name="rlinf-lost", daemon=True).start()
+            threading.Thread(target=self._mourn, args=(reason, operations), name="rlinf-lost", daemon=True).start()
 
-    def _mourn(self, reason: str, requests: list[AnyRequest]) -> None:
-        error = self._endpoint.explain(self.link, reason)
-        for request in requests:
-            self._fail(request, error)
+    def _mourn(self, reason: str, operations: list[AnyOperation]) -> None:
+        error = self._endpoint.explain(self.stream, reason)
+        for operation in operations:
+            self._fail(operation, error)
 
     @property
-    def _farewell(self) -> wire.Farewell | None:
-        return self._pending.farewells.get(self.link)
+    def _closed_notice(self) -> wire.ClosedNotice | None:
+        return self._pending.closed_notices.get(self.stream)
 
     def _ended(self, error: BaseException | None) -> bool:
         """Return whether the channel's process is gone because the channel is closed and drained."""
         if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
             # Who was not connected then does not know what went through it.
-            self._pending.farewells.setdefault(self.link, wire.Farewell({}, []))
-        return self._farewell is not None
+            self._pending.closed_notices.setdefault(self.stream, wire.ClosedNotice({}, []))
+        return self._closed_notice is not None
 
-    def _fail(self, request: AnyRequest, error: BaseException | None) -> bool:
-        """End a request that nobody will answer, and tell whether that is because the channel has ended."""
+    def _fail(self, operation: AnyOperation, error: BaseException | None) -> bool:
+        """End a operation that nobody will answer, and tell whether that is because the channel has ended."""
         if not self._ended(error):
-            request.fail(cast("BaseException", error))
+            operation.fail(cast("BaseException", error))
             return False
-        self._pending.forget(request)
-        request.refuse(Reason.CLOSED, "")
+        self._pending.forget(operation)
+        operation.refuse(Reason.CLOSED, "")
         return True
 
-    def _last_answer(self, question: Question) -> Any:
+    def _last_answer(self, question: Query) -> Any:
         """Return what is still known of a channel that has ended."""
-        farewell = self._farewell
+        closed_notice = self._closed_notice
         match question:
-            case Question.DEPTH:
+            case Query.DEPTH:
                 return 0
-            case Question.FULL:
+            case Query.FULL:
                 return False
-            case Question.PEEK:
+            case Query.PEEK:
                 return []
-            case Question.STATISTICS:
-                return {} if farewell is None else farewell.statistics
-            case Question.LOSSES:
-                return [] if farewell is None else farewell.losses
+            case Query.STATISTICS:
+                return {} if closed_notice is None else closed_notice.statistics
+            case Query.LOSSES:
+                return [] if closed_notice is None else closed_notice.losses
 
-    def _withdraw(self, request: Request[object]) -> bool:
-        if request.kind is OperationKind.CONNECT:
+    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+        if operation.kind is OperationKind.CONNECT:
             # There is nothing to undo: who has not answered by now is not waited for.
-            self._pending.forget(request)
+            self._pending.forget(operation)
             return False
-        if self._pending.withdraw(request):
-            words = wire.pack_request(Ask.CANCEL, request.ticket, request.packed_key)
-            if not self._endpoint.post(self.link, wire.REQUESTS, words):
-                self._pending.forget(request)
+        if self._pending.withdraw(operation):
+            words = wire.pack_request(RequestKind.CANCEL, operation.op_id, operation.packed_key)
+            if not self._endpoint.post(self.stream, wire.REQUESTS, words):
+                self._pending.forget(operation)
                 return False
         return True
 
     # Sending
 
-    def _request(
+    def _begin(
         self,
         kind: OperationKind,
         key: str,
         timeout: float | None,
-        shape: Shape,
+        shape: ResultKind,
         *,
         detached: bool,
         boxed: bool = False,
-    ) -> AnyRequest:
-        """Return a request to which replies are waited for. `boxed`: its caller looks for them in a box."""
+    ) -> AnyOperation:
+        """Return a operation to which replies are waited for. `boxed`: its caller looks for them in a box."""
         seconds = self._endpoint.seconds(timeout)
-        ticket, boxes = self._pending.next_ticket(), None
-        page = self._pending.pages.get(self.link) if boxed else None
+        op_id, boxes = self._pending.next_op_id(), None
+        page = self._pending.pages.get(self.stream) if boxed else None
         if page is not None and (page.small or kind is OperationKind.PUT):
-            ticket = page.boxes.take(ticket)
-            boxes = page.boxes if box_of(ticket) else None
-        make: type[Request[Any]] = Request
+            op_id = page.boxes.take(op_id)
+            boxes = page.boxes if box_of(op_id) else None
+        make: type[ChannelOperation[Any]] = ChannelOperation
         if detached:
             see_to_dropped()
-            make = PutRequest if kind is OperationKind.PUT else Request
-        request: AnyRequest = make(
-            ticket,
+            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        operation: AnyOperation = make(
+            op_id,
             kind,
             self.name,
             key,
             seconds,
             shape,
             self._withdraw,
-            self._endpoint.board,
-            # A lane publishes all of its puts as one.
+            self._endpoint.waits,
+            # A pipeline publishes all of its puts as one.
             detached=detached and kind is not OperationKind.PUT,
             boxes=boxes,
         )
-        self._pending.add(request, detached=detached)
-        return request
+        self._pending.add(operation, detached=detached)
+        return operation
 
-    def _issue(self, request: AnyRequest, send: Callable[[], None]) -> None:
-        """Send a request, and look into its box for a moment."""
+    def _issue(self, operation: AnyOperation, send: Callable[[], None]) -> None:
+        """Send a operation, and look into its box for a moment."""
         try:
             send()
-            self._pending.watch(self.link, request)
+            self._pending.watch(self.stream, operation)
         except BaseException:
             # Interrupted: nobody will take what comes for it.
-            request.abandon()
+            operation.abandon()
             raise
         finally:
-            if request.boxes is not None:
-                request.boxes.left(request.ticket)
+            if operation.boxes is not None:
+                operation.boxes.left(operation.op_id)
 
-    def _ask(self, ask: Ask, request: AnyRequest, weight: float = 0.0, *, wait: bool = True) -> None:
-        if self._farewell is not None:
-            self._fail(request, None)
+    def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
+        if self._closed_notice is not None:
+            self._fail(operation, None)
             return
-        words = wire.pack_request(ask, request.ticket, request.packed_key, wait)
-        if not self._endpoint.post(self.link, wire.REQUESTS, words, b"", weight):
-            self._send(request, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
-        request.driver = self.link.outgoing.connection
+        words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
+        if not self._endpoint.post(self.stream, wire.REQUESTS, words, b"", weight):
+            self._send(operation, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
+        operation.poller = self.stream.outgoing.connection
 
-    def _send_small(self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool) -> None:
-        words, head = wire.pack_request(Ask.PUT, request.ticket, request.packed_key, wait), _packed(encoded)
-        if self._under_way or not self._endpoint.post(self.link, wire.REQUESTS, words, head, weight):
-            self._send(request, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+    def _send_small(self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool) -> None:
+        words, head = wire.pack_request(RequestKind.PUT, operation.op_id, operation.packed_key, wait), _packed(encoded)
+        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+            self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
 
     def _send_large(
-        self, request: AnyRequest, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
+        self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
     ) -> None:
-        key = request.packed_key
+        key = operation.packed_key
         # Its stream is a part of the body too where there is nothing else, for a body tells a large item.
         limit = self._endpoint.settings.inline_limit if encoded.parts else 0
-        words = wire.pack_request(Ask.PUT, request.ticket, key, wait)
+        words = wire.pack_request(RequestKind.PUT, operation.op_id, key, wait)
         message = Message.of(encoded, limit, tag=wire.REQUESTS, key=words, weight=weight)
         if message.body_size >= _ANNOUNCED:
-            self._endpoint.post(self.link, wire.REQUESTS, wire.pack_request(Ask.ANNOUNCE, request.ticket, key))
+            self._endpoint.post(
+                self.stream, wire.REQUESTS, wire.pack_request(RequestKind.ANNOUNCE, operation.op_id, key)
+            )
         if detached:
-            self._send_in_background(request, message)
+            self._send_in_background(operation, message)
         else:
-            self._send(request, message)
+            self._send(operation, message)
 
-    def _send(self, request: AnyRequest, message: Message) -> None:
-        """Send in the order of the link."""
-        work: Work[object] = Work(request.kind, self.name, request.seconds, self._endpoint.board, key=request.key)
+    def _send(self, operation: AnyOperation, message: Message) -> None:
+        """Send in the order of the stream."""
+        work: Work[object] = Work(operation.kind, self.name, operation.seconds, self._endpoint.waits, key=operation.key)
         try:
-            self._endpoint.send(self.link, message, work)
+            self._endpoint.send(self.stream, message, work)
         except CommunicationTimeoutError as late:
             # It stays here if its turn has not come. If it has, the channel says what became of it.
             work.fail(late)
-            request.expire(late)
+            operation.expire(late)
         except BaseException as error:
             work.fail(error)
-            if not self._fail(request, error):
+            if not self._fail(operation, error):
                 raise
 
-    def _send_in_background(self, request: AnyRequest, message: Message) -> None:
-        """As `_send`; a failure is that of the request."""
-        work: Work[object] = Work(request.kind, self.name, request.seconds, key=request.key)
-        request.sending = work
+    def _send_in_background(self, operation: AnyOperation, message: Message) -> None:
+        """As `_send`; a failure is that of the operation."""
+        work: Work[object] = Work(operation.kind, self.name, operation.seconds, key=operation.key)
+        operation.sending = work
         with self._lock:
             self._under_way += 1
 
@@ -330,50 +330,50 @@ class ChannelClient(Backend):
                 self._under_way -= 1
             error = work.exception()
             if error is not None:
-                self._fail(request, error)
+                self._fail(operation, error)
 
         work.add_done_callback(sent)
-        self._endpoint.send_async(self.link, message, work)
+        self._endpoint.send_async(self.stream, message, work)
 
     # Asynchronous puts
 
-    def _put_in_lane(self, request: AnyRequest, encoded: Encoded, weight: float, key: str) -> None:
+    def _put_in_pipeline(self, operation: AnyOperation, encoded: Encoded, weight: float, key: str) -> None:
         item = _packed(encoded) if encoded.nbytes <= wire.SMALL else encoded
-        put = Outgoing(request, item, weight, encoded.nbytes)
+        put = QueuedPut(operation, item, weight, encoded.nbytes)
         while True:
-            lane = self._lanes.get(key)
-            if lane is None:
+            pipeline = self._pipelines.get(key)
+            if pipeline is None:
                 with self._lock:
-                    lane = self._lanes.get(key) or self._open_lane(key)
-            request.lane = lane
-            if lane.add(put):
+                    pipeline = self._pipelines.get(key) or self._open_pipeline(key)
+            operation.pipeline = pipeline
+            if pipeline.add(put):
                 return
 
-    def _open_lane(self, key: str) -> Lane:
-        operations = self._endpoint.board.operations
+    def _open_pipeline(self, key: str) -> PutPipeline:
+        operations = self._endpoint.waits.operations
         serial = operations.begin(OperationKind.PUT, self.name, key, detached=True)
 
         def idle() -> None:
             operations.end(serial)
-            self._lanes.pop(key, None)
+            self._pipelines.pop(key, None)
 
-        lane = self._lanes[key] = Lane(self._send_run, idle)
-        return lane
+        pipeline = self._pipelines[key] = PutPipeline(self._send_run, idle)
+        return pipeline
 
-    def _send_run(self, run: Sequence[Outgoing]) -> None:
+    def _send_run(self, run: Sequence[QueuedPut]) -> None:
         first = run[0]
-        request = first.request
+        operation = first.operation
         if isinstance(first.item, Encoded):
-            self._send_large(request, first.item, first.weight, detached=True)
+            self._send_large(operation, first.item, first.weight, detached=True)
             return
-        key = request.packed_key
+        key = operation.packed_key
         if len(run) == 1:
-            words, head, weight = wire.pack_request(Ask.PUT, request.ticket, key), first.item, first.weight
+            words, head, weight = wire.pack_request(RequestKind.PUT, operation.op_id, key), first.item, first.weight
         else:
-            words, weight = wire.pack_request(Ask.PUT_MANY, request.ticket, key), 0.0
-            head = wire.pack_puts([(put.request.ticket, put.weight, cast("bytes", put.item)) for put in run])
-        if self._under_way or not self._endpoint.post(self.link, wire.REQUESTS, words, head, weight):
-            self._send_in_background(request, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+            words, weight = wire.pack_request(RequestKind.PUT_MANY, operation.op_id, key), 0.0
+            head = wire.pack_puts([(put.operation.op_id, put.weight, cast("bytes", put.item)) for put in run])
+        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+            self._send_in_background(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
 
 
 def _packed(encoded: Encoded) -> bytes:

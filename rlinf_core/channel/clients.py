@@ -7,8 +7,8 @@ import threading
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.client import ChannelClient
 from rlinf_core.channel.pending import Pending
-from rlinf_core.collective.connector import Connector
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.resolver import Resolver
 
 
 class ChannelClients:
@@ -17,13 +17,13 @@ class ChannelClients:
     Args:
         endpoint: of this process.
         me: the address of the worker that this process is, or of the driver.
-        connector: finds the processes of channels.
+        resolver: finds the processes of channels.
     """
 
-    def __init__(self, endpoint: Endpoint, me: WorkerAddress, connector: Connector) -> None:
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
         self._endpoint = endpoint
         self._me = me
-        self._connector = connector
+        self._resolver = resolver
         self._pending = Pending(endpoint)
         self._lock = threading.Lock()
         self._clients: dict[str, ChannelClient] = {}
@@ -35,7 +35,7 @@ class ChannelClients:
         with self._lock:
             client = self._clients.get(name)
             if client is None:
-                client = ChannelClient(self._endpoint, self._me, self._connector, self._pending, name)
+                client = ChannelClient(self._endpoint, self._me, self._resolver, self._pending, name)
                 self._clients[name] = self._by_address[client.address.get_name()] = client
             return client
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_core.channel.request import Request
+from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.errors import CommunicationTimeoutError
 
 # How often it is looked whether the time of an operation is up.
@@ -18,10 +18,10 @@ class Deadlines:
     """Gives up what is too late.
 
     Args:
-        going_on: tells the operations that go on, by ticket.
+        going_on: tells the operations that go on, by op_id.
     """
 
-    def __init__(self, going_on: Callable[[], dict[int, Request[Any]]]) -> None:
+    def __init__(self, going_on: Callable[[], dict[int, ChannelOperation[Any]]]) -> None:
         self._going_on = going_on
         self._watching = False
         self._lock = threading.Lock()
@@ -41,10 +41,10 @@ class Deadlines:
         while True:
             pause.wait(_LOOK_EVERY)
             now = time.monotonic()
-            for request in list(self._going_on().copy().values()):
+            for operation in list(self._going_on().copy().values()):
                 # Whoever waits for one ends it to the millisecond, and with a picture of who waits for whom.
-                if now >= request.deadline + _LOOK_EVERY:
-                    request.give_up(CommunicationTimeoutError(request.operation, request.seconds))
+                if now >= operation.deadline + _LOOK_EVERY:
+                    operation.give_up(CommunicationTimeoutError(operation.title, operation.seconds))
             with self._lock:
                 # Before it looks: whoever adds one after the look finds that nobody watches.
                 self._watching = False

@@ -10,9 +10,9 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 
 # Names one put or get for as long as it lives; whoever sends commands chooses it.
-Ticket: TypeAlias = Hashable
+OpId: TypeAlias = Hashable
 # Names a producer or consumer, so that what it left behind can be found when it dies.
-Party: TypeAlias = Hashable
+OwnerId: TypeAlias = Hashable
 
 
 class Reason(StrEnum):
@@ -42,45 +42,45 @@ class Item(Generic[T]):
     payload: T
     weight: float
     size: int
-    producer: Party
+    producer: OwnerId
     sequence: int
 
 
 @dataclass(slots=True)
 class Accepted:
-    """The put `ticket` is in the queue: its item survives its producer."""
+    """The put `op_id` is in the queue: its item survives its producer."""
 
-    ticket: Ticket
+    op_id: OpId
 
 
 @dataclass(slots=True)
 class Delivered(Generic[T]):
-    """The get `ticket` has these items; they come back if its consumer dies before `taken`."""
+    """The get `op_id` has these items; they come back if its consumer dies before `taken`."""
 
-    ticket: Ticket
+    op_id: OpId
     items: list[Item[T]]
 
 
 @dataclass(slots=True)
-class Taken(Generic[T]):
+class Acknowledged(Generic[T]):
     """The consumer has these items; nothing here refers to them any more."""
 
-    ticket: Ticket
+    op_id: OpId
     items: list[Item[T]]
 
 
 @dataclass(slots=True)
 class Refused(Generic[T]):
-    """The put or get `ticket` ends with nothing done.
+    """The put or get `op_id` ends with nothing done.
 
     Attributes:
-        ticket: which one.
+        op_id: which one.
         reason: why.
         dropped: the payload of a put, which is not in the queue; None for a get.
         why: what kept a get waiting, in words; empty where the reason says all.
     """
 
-    ticket: Ticket
+    op_id: OpId
     reason: Reason
     dropped: T | None = None
     why: str = ""
@@ -91,16 +91,16 @@ class Lost(Generic[T]):
     """The producer died before its put was accepted.
 
     Attributes:
-        ticket: the put.
+        op_id: the put.
         key: the queue that it was for.
         producer: who died.
         dropped: the payload, or None when it had not arrived.
     """
 
-    ticket: Ticket
+    op_id: OpId
     key: str
-    producer: Party
+    producer: OwnerId
     dropped: T | None
 
 
-Effect: TypeAlias = Accepted | Delivered[T] | Taken[T] | Refused[T] | Lost[T]
+Effect: TypeAlias = Accepted | Delivered[T] | Acknowledged[T] | Refused[T] | Lost[T]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
-from rlinf_core.channel.request import Request
+from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.work import Work
 
 T = TypeVar("T")
@@ -35,70 +35,72 @@ class _FailedPut:
     error: BaseException
 
 
-_Dropped: TypeAlias = Request[Any] | _FailedPut
+_Dropped: TypeAlias = ChannelOperation[Any] | _FailedPut
 
 
 class GetHandle(Work[T]):
-    """The outcome of an asynchronous get, as its caller holds it. All that it tells is the request's, which others hold
-    too while it goes on: so it is known when its caller lets go of it."""
+    """The handle of an asynchronous get.
 
-    __slots__ = ("_bound", "_request")
+    It delegates to the operation, which the runtime holds too: so that its caller dropping the handle is noticed.
+    """
 
-    def __init__(self, request: Request[T]) -> None:
-        self._request = request
+    __slots__ = ("_bound", "_operation")
+
+    def __init__(self, operation: ChannelOperation[T]) -> None:
+        self._operation = operation
         # Whether its result was handed out, or goes to a function.
         self._bound = False
 
     def __getattr__(self, name: str) -> Any:
         # The base's attributes, which are not set here.
-        if name == "_request":
+        if name == "_operation":
             raise AttributeError(name)
-        return getattr(self._request, name)
+        return getattr(self._operation, name)
 
     def wait(self, timeout: float | None = None) -> T:
-        value = self._request.wait(timeout)
+        value = self._operation.wait(timeout)
         self._bound = True
         return value
 
     async def async_wait(self) -> T:
-        value = await self._request.async_wait()
+        value = await self._operation.async_wait()
         self._bound = True
         return value
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
         self._bound = True
-        return self._request.then(function)
+        return self._operation.then(function)
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         self._bound = True
-        self._request.add_done_callback(callback)
+        self._operation.add_done_callback(callback)
 
     def result(self) -> T:
-        self._bound = self._request.settled
-        return self._request.result()
+        self._bound = self._operation.settled
+        return self._operation.result()
 
     def done(self) -> bool:
-        return self._request.done()
+        return self._operation.done()
 
     def exception(self) -> BaseException | None:
-        return self._request.exception()
+        return self._operation.exception()
 
     def finish(self, value: T) -> bool:
-        return self._request.finish(value)
+        return self._operation.finish(value)
 
     def fail(self, error: BaseException) -> bool:
-        return self._request.fail(error)
+        return self._operation.fail(error)
 
     def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
-        return self._request.wait_until(deadline, seconds)
+        return self._operation.wait_until(deadline, seconds)
 
     def __del__(self) -> None:
         if not self._bound:
-            self._request.forsake()
-            _dropped.put(self._request)
+            self._operation.forsake()
+            _dropped.put(self._operation)
 
 
-class PutRequest(Request[None]):
+class PutOperation(ChannelOperation[None]):
     """An asynchronous put. It is its caller's, and of those who carry it out."""
 
     # Set once somebody has heard how it ended.
@@ -184,16 +186,16 @@ def _see_to(dropped: list[_Dropped]) -> None:
         )
 
 
-def _withdraw(request: Request[Any]) -> None:
-    request.abandon()
-    if not request.settled:
+def _withdraw(operation: ChannelOperation[Any]) -> None:
+    operation.abandon()
+    if not operation.settled:
         # It arrives at this very moment.
-        request.add_done_callback(lambda: _dropped.put(request))
-    elif request.discard():
+        operation.add_done_callback(lambda: _dropped.put(operation))
+    elif operation.discard():
         _log.warning(
             "channel `%s`, key `%s`: what was got is lost, for nobody has asked the handle for it",
-            request.target,
-            request.key,
+            operation.target,
+            operation.key,
         )
 
 

@@ -22,15 +22,15 @@ from typing import Generic, TypeVar
 
 from rlinf_core.channel.effects import (
     Accepted,
+    Acknowledged,
     Delivered,
     Effect,
     Item,
     Lost,
-    Party,
+    OpId,
+    OwnerId,
     Reason,
     Refused,
-    Taken,
-    Ticket,
 )
 from rlinf_core.channel.queue_state import Announced, Delivery, Entry, Get, Put, Queue
 from rlinf_core.channel.statistics import KeyStatistics, Tally
@@ -65,25 +65,25 @@ class KeyedQueue(Generic[T]):
         # The keys in which nothing is left, the longest unused first.
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._forgotten = Tally()
-        self._entries: dict[Ticket, Entry[T]] = {}
+        self._entries: dict[OpId, Entry[T]] = {}
         # Insertion-ordered sets, so that what a death sets off does not depend on hashes.
-        self._owned: dict[Party, dict[Ticket, None]] = {}
+        self._owned: dict[OwnerId, dict[OpId, None]] = {}
 
     # Commands of producers
 
-    def announce(self, ticket: Ticket, *, key: str = DEFAULT_KEY, producer: Party = None) -> None:
-        """Say that a put is under way, so that it is reported should its producer die before it arrives."""
-        self._enter(ticket, producer, Announced(key, producer))
+    def announce(self, op_id: OpId, *, key: str = DEFAULT_KEY, producer: OwnerId = None) -> None:
+        """ReplyKind that a put is under way, so that it is reported should its producer die before it arrives."""
+        self._enter(op_id, producer, Announced(key, producer))
 
     def put(
         self,
-        ticket: Ticket,
+        op_id: OpId,
         payload: T,
         *,
         weight: float = 0,
         key: str = DEFAULT_KEY,
         size: int = 0,
-        producer: Party = None,
+        producer: OwnerId = None,
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
@@ -94,51 +94,51 @@ class KeyedQueue(Generic[T]):
         """
         if not 0 <= weight < math.inf:
             raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
-        if isinstance(announced := self._entries.get(ticket), Announced):
-            self._leave(ticket, announced.producer)
+        if isinstance(announced := self._entries.get(op_id), Announced):
+            self._leave(op_id, announced.producer)
         if self.closed:
-            return [Refused(ticket, Reason.CLOSED, payload)]
+            return [Refused(op_id, Reason.CLOSED, payload)]
         queue = self._queue(key)
         self._idle.pop(key, None)
         item = Item(payload, weight, size, producer, -1)
         effects: list[Effect[T]] = []
         if self._has_room(queue):
-            self._accept(queue, ticket, item, effects)
+            self._accept(queue, op_id, item, effects)
             if queue.gets:
                 self._serve(queue, now, effects)
         elif wait:
             put = Put(queue, item, now)
-            self._enter(ticket, producer, put)
-            queue.blocked[ticket] = put
+            self._enter(op_id, producer, put)
+            queue.blocked[op_id] = put
         else:
-            effects.append(Refused(ticket, Reason.FULL, payload))
+            effects.append(Refused(op_id, Reason.FULL, payload))
         return effects
 
     # Commands of consumers
 
     def get(
         self,
-        ticket: Ticket,
+        op_id: OpId,
         *,
         key: str = DEFAULT_KEY,
-        consumer: Party = None,
+        consumer: OwnerId = None,
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Ask for one item: `Delivered` at once or later, or `Refused`."""
-        return self._ask(ticket, None, key, consumer, now, wait)
+        """RequestKind for one item: `Delivered` at once or later, or `Refused`."""
+        return self._ask(op_id, None, key, consumer, now, wait)
 
     def get_batch(
         self,
-        ticket: Ticket,
+        op_id: OpId,
         batch_weight: float,
         *,
         key: str = DEFAULT_KEY,
-        consumer: Party = None,
+        consumer: OwnerId = None,
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Ask for items until their weights reach or exceed `batch_weight`.
+        """RequestKind for items until their weights reach or exceed `batch_weight`.
 
         Once the channel is closed, what is left is delivered although it weighs less.
 
@@ -147,51 +147,51 @@ class KeyedQueue(Generic[T]):
         """
         if not 0 < batch_weight < math.inf:
             raise ValueError(f"`batch_weight` is {batch_weight}, expected a finite number above 0")
-        return self._ask(ticket, batch_weight, key, consumer, now, wait)
+        return self._ask(op_id, batch_weight, key, consumer, now, wait)
 
-    def taken(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
-        """Return the consumer of the get `ticket` has its items. Unknown tickets mean nothing: the get was cancelled
+    def taken(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
+        """Return the consumer of the get `op_id` has its items. Unknown op_ids mean nothing: the get was cancelled
         before.
 
-        Say it as soon as the consumer has them: on a closed channel, others wait for it.
+        ReplyKind it as soon as the consumer has them: on a closed channel, others wait for it.
         """
-        delivery = self._entries.get(ticket)
+        delivery = self._entries.get(op_id)
         if not isinstance(delivery, Delivery):
             return []
-        self._leave(ticket, delivery.consumer)
+        self._leave(op_id, delivery.consumer)
         queue = delivery.queue
         queue.delivering -= 1
-        effects: list[Effect[T]] = [Taken(ticket, delivery.items)]
+        effects: list[Effect[T]] = [Acknowledged(op_id, delivery.items)]
         self._settle(queue, now, effects)
         return effects
 
     # Ends of waiting
 
-    def cancel(self, ticket: Ticket, now: float = 0.0) -> list[Effect[T]]:
+    def cancel(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
         """End a waiting put or get, or take back a delivery that its consumer will not use.
 
         Items that were reserved or delivered go back to their place. A put that was accepted stays accepted, and
-        an unknown ticket means nothing: it has ended already.
+        an unknown op_id means nothing: it has ended already.
         """
-        entry = self._entries.get(ticket)
+        entry = self._entries.get(op_id)
         if entry is None:
             return []
         effects: list[Effect[T]] = []
         if isinstance(entry, Announced):
-            self._leave(ticket, entry.producer)
-            effects.append(Refused(ticket, Reason.CANCELLED))
+            self._leave(op_id, entry.producer)
+            effects.append(Refused(op_id, Reason.CANCELLED))
         elif isinstance(entry, Put):
-            self._unblock(ticket, entry, now)
-            effects.append(Refused(ticket, Reason.CANCELLED, entry.item.payload))
+            self._unblock(op_id, entry, now)
+            effects.append(Refused(op_id, Reason.CANCELLED, entry.item.payload))
             self._settle(entry.queue, now, effects)
         else:
             why = entry.shortfall() if isinstance(entry, Get) else ""
-            returned = self._withdraw(ticket, entry, now)
-            effects.append(Refused(ticket, Reason.CANCELLED, None, why))
+            returned = self._withdraw(op_id, entry, now)
+            effects.append(Refused(op_id, Reason.CANCELLED, None, why))
             self._give_back(entry.queue, returned, now, effects)
         return effects
 
-    def remove(self, party: Party, now: float = 0.0) -> list[Effect[T]]:
+    def remove(self, owner: OwnerId, now: float = 0.0) -> list[Effect[T]]:
         """Return a producer or consumer died: drops what it had not finished.
 
         Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
@@ -200,18 +200,18 @@ class KeyedQueue(Generic[T]):
         effects: list[Effect[T]] = []
         # All of its gets leave first, so that what one of them returns is not handed to another one.
         touched: dict[str, tuple[Queue[T], list[Item[T]]]] = {}
-        for ticket in list(self._owned.get(party, ())):
-            entry = self._entries[ticket]
+        for op_id in list(self._owned.get(owner, ())):
+            entry = self._entries[op_id]
             if isinstance(entry, Announced):
-                self._leave(ticket, party)
-                effects.append(Lost(ticket, entry.key, party, None))
+                self._leave(op_id, owner)
+                effects.append(Lost(op_id, entry.key, owner, None))
                 continue
             returned = touched.setdefault(entry.queue.key, (entry.queue, []))[1]
             if isinstance(entry, Put):
-                self._unblock(ticket, entry, now)
-                effects.append(Lost(ticket, entry.queue.key, party, entry.item.payload))
+                self._unblock(op_id, entry, now)
+                effects.append(Lost(op_id, entry.queue.key, owner, entry.item.payload))
             else:
-                returned.extend(self._withdraw(ticket, entry, now))
+                returned.extend(self._withdraw(op_id, entry, now))
         for queue, returned in touched.values():
             self._give_back(queue, returned, now, effects)
         return effects
@@ -236,9 +236,9 @@ class KeyedQueue(Generic[T]):
             return effects
         self.closed = True
         for queue in list(self._queues.values()):
-            for ticket, put in list(queue.blocked.items()):
-                self._unblock(ticket, put, now)
-                effects.append(Refused(ticket, Reason.CLOSED, put.item.payload))
+            for op_id, put in list(queue.blocked.items()):
+                self._unblock(op_id, put, now)
+                effects.append(Refused(op_id, Reason.CLOSED, put.item.payload))
             self._settle(queue, now, effects)
         return effects
 
@@ -263,14 +263,14 @@ class KeyedQueue(Generic[T]):
         """Whether the channel is closed and nothing can come out of it any more."""
         return self.closed and len(self._idle) == len(self._queues)
 
-    def waiting(self, ticket: Ticket) -> str | None:
-        """Return what the get `ticket` still lacks, in words (empty for a single item); None when it does not wait."""
-        entry = self._entries.get(ticket)
+    def waiting(self, op_id: OpId) -> str | None:
+        """Return what the get `op_id` still lacks, in words (empty for a single item); None when it does not wait."""
+        entry = self._entries.get(op_id)
         return entry.shortfall() if isinstance(entry, Get) else None
 
-    def waiting_gets(self) -> list[Ticket]:
+    def waiting_gets(self) -> list[OpId]:
         """Return the gets that wait, by key and first come."""
-        return [ticket for queue in self._queues.values() for ticket in queue.gets]
+        return [op_id for queue in self._queues.values() for op_id in queue.gets]
 
     def statistics(self) -> dict[str, KeyStatistics]:
         """Return what went through each key, without the keys that `forgotten` adds up."""
@@ -295,43 +295,43 @@ class KeyedQueue(Generic[T]):
         room = not self.maxsize or len(queue.items) < self.maxsize
         return room and (not self.held_back or bool(queue.gets and not queue.items))
 
-    def _enter(self, ticket: Ticket, party: Party, entry: Entry[T]) -> None:
-        if ticket in self._entries:
-            raise ValueError(f"the ticket {ticket!r} is in use")
-        self._entries[ticket] = entry
-        owned = self._owned.get(party)
+    def _enter(self, op_id: OpId, owner: OwnerId, entry: Entry[T]) -> None:
+        if op_id in self._entries:
+            raise ValueError(f"the op_id {op_id!r} is in use")
+        self._entries[op_id] = entry
+        owned = self._owned.get(owner)
         if owned is None:
-            owned = self._owned[party] = {}
-        owned[ticket] = None
+            owned = self._owned[owner] = {}
+        owned[op_id] = None
 
-    def _leave(self, ticket: Ticket, party: Party) -> None:
-        del self._entries[ticket]
-        owned = self._owned[party]
-        del owned[ticket]
+    def _leave(self, op_id: OpId, owner: OwnerId) -> None:
+        del self._entries[op_id]
+        owned = self._owned[owner]
+        del owned[op_id]
         if not owned:
-            del self._owned[party]
+            del self._owned[owner]
 
-    def _accept(self, queue: Queue[T], ticket: Ticket, item: Item[T], effects: list[Effect[T]]) -> None:
+    def _accept(self, queue: Queue[T], op_id: OpId, item: Item[T], effects: list[Effect[T]]) -> None:
         item.sequence = queue.sequence
         queue.sequence += 1
         queue.items.append(item)
         queue.tally.puts += 1
         queue.tally.bytes += item.size
-        effects.append(Accepted(ticket))
+        effects.append(Accepted(op_id))
 
     def _ask(
-        self, ticket: Ticket, need: float | None, key: str, consumer: Party, now: float, wait: bool
+        self, op_id: OpId, need: float | None, key: str, consumer: OwnerId, now: float, wait: bool
     ) -> list[Effect[T]]:
         queue = self._queue(key)
         get: Get[T] = Get(queue, consumer, need, now, [])
-        self._enter(ticket, consumer, get)
-        queue.gets[ticket] = get
+        self._enter(op_id, consumer, get)
+        queue.gets[op_id] = get
         effects: list[Effect[T]] = []
         self._settle(queue, now, effects)
-        if not wait and self._entries.get(ticket) is get:
+        if not wait and self._entries.get(op_id) is get:
             why = get.shortfall()
-            returned = self._withdraw(ticket, get, now)
-            effects.append(Refused(ticket, Reason.EMPTY, None, why))
+            returned = self._withdraw(op_id, get, now)
+            effects.append(Refused(op_id, Reason.EMPTY, None, why))
             self._give_back(queue, returned, now, effects)
         return effects
 
@@ -340,55 +340,55 @@ class KeyedQueue(Generic[T]):
         self._serve(queue, now, effects)
         if self.closed:
             while queue.gets:
-                ticket, get = next(iter(queue.gets.items()))
+                op_id, get = next(iter(queue.gets.items()))
                 if get.reserved:
-                    self._deliver(ticket, get, now, effects)
+                    self._deliver(op_id, get, now, effects)
                 elif queue.delivering:
                     break
                 else:
-                    self._withdraw(ticket, get, now)
-                    effects.append(Refused(ticket, Reason.CLOSED))
+                    self._withdraw(op_id, get, now)
+                    effects.append(Refused(op_id, Reason.CLOSED))
         self._remember(queue)
 
     def _serve(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
         items, gets, blocked = queue.items, queue.gets, queue.blocked
         while True:
             while blocked and self._has_room(queue):
-                ticket, put = next(iter(blocked.items()))
-                self._unblock(ticket, put, now)
-                self._accept(queue, ticket, put.item, effects)
+                op_id, put = next(iter(blocked.items()))
+                self._unblock(op_id, put, now)
+                self._accept(queue, op_id, put.item, effects)
             if not gets or not items:
                 return
-            ticket, get = next(iter(gets.items()))
+            op_id, get = next(iter(gets.items()))
             while items and not get.satisfied:
                 item = items.popleft()
                 get.reserved.append(item)
                 get.weight += item.weight
             if get.satisfied:
-                self._deliver(ticket, get, now, effects)
+                self._deliver(op_id, get, now, effects)
 
-    def _deliver(self, ticket: Ticket, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
+    def _deliver(self, op_id: OpId, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
         """Hand a get what it has reserved."""
         queue = get.queue
-        del queue.gets[ticket]
+        del queue.gets[op_id]
         queue.tally.gets += len(get.reserved)
         queue.tally.get_wait += now - get.since
         queue.delivering += 1
-        self._entries[ticket] = Delivery(queue, get.consumer, get.reserved)
-        effects.append(Delivered(ticket, get.reserved))
+        self._entries[op_id] = Delivery(queue, get.consumer, get.reserved)
+        effects.append(Delivered(op_id, get.reserved))
 
-    def _unblock(self, ticket: Ticket, put: Put[T], now: float) -> None:
+    def _unblock(self, op_id: OpId, put: Put[T], now: float) -> None:
         """End the wait of a put, for better or worse."""
-        del put.queue.blocked[ticket]
+        del put.queue.blocked[op_id]
         put.queue.tally.put_wait += now - put.since
-        self._leave(ticket, put.item.producer)
+        self._leave(op_id, put.item.producer)
 
-    def _withdraw(self, ticket: Ticket, entry: Get[T] | Delivery[T], now: float) -> list[Item[T]]:
+    def _withdraw(self, op_id: OpId, entry: Get[T] | Delivery[T], now: float) -> list[Item[T]]:
         """End a get or take back a delivery; returns the items that it held."""
         queue = entry.queue
-        self._leave(ticket, entry.consumer)
+        self._leave(op_id, entry.consumer)
         if isinstance(entry, Get):
-            del queue.gets[ticket]
+            del queue.gets[op_id]
             queue.tally.get_wait += now - entry.since
             return entry.reserved
         queue.delivering -= 1

@@ -15,8 +15,8 @@ from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.process import ChannelProcess
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.card import AddressCard
-from rlinf_core.collective.connector import Connector
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.resolver import Resolver
 from rlinf_core.context import current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.given import spelled, whole
@@ -45,19 +45,19 @@ class Node:
     rank: int
 
 
-class ChannelConnector(Connector):
+class ChannelResolver(Resolver):
     """Finds the processes of channels, and none of workers: those would not answer."""
 
     def __init__(self, manager: ManagerClient) -> None:
         self._manager = manager
 
-    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         deadline = Deadline.after(max(0.0, timeout))
         known = self._is_known(address.root_group_name, deadline)
-        card = self._manager.lookup(address, deadline.remaining())
+        info = self._manager.lookup(address, deadline.remaining())
         if not known:
             self._is_known(address.root_group_name, deadline)
-        return card
+        return info
 
     def _is_known(self, name: str, deadline: Deadline) -> bool:
         """Return whether there is a channel of this name by now.
@@ -88,7 +88,7 @@ def clients() -> ChannelClients:
     manager = _manager()
     with _lock:
         if _clients is None or _clients[0] is not manager:
-            _clients = (manager, ChannelClients(manager.endpoint, manager.me, ChannelConnector(manager)))
+            _clients = (manager, ChannelClients(manager.endpoint, manager.me, ChannelResolver(manager)))
         return _clients[1]
 
 
@@ -109,7 +109,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
     seconds = env_vars.CONNECT_TIMEOUT.get()
     incarnation = manager.open_group(name, 1, seconds, channel=True)
     try:
-        args = (replace(session, member=None), manager.card, name, maxsize, incarnation, node.ip, node.rank)
+        args = (replace(session, member=None), manager.info, name, maxsize, incarnation, node.ip, node.rank)
         _launch(session.job, name, node, args, seconds)
         client = clients().client(name)
         client.connect()

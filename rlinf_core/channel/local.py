@@ -12,25 +12,25 @@ from rlinf_core import env_vars
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.deadlines import Deadlines
 from rlinf_core.channel.effects import Accepted, Delivered, Effect, Refused
-from rlinf_core.channel.handle import PutRequest, see_to_dropped
+from rlinf_core.channel.handle import PutOperation, see_to_dropped
 from rlinf_core.channel.keyed_queue import KeyedQueue
-from rlinf_core.channel.request import Here, Request, Shape
-from rlinf_core.channel.wire import Question
-from rlinf_core.collective.work import Board
+from rlinf_core.channel.operation import ChannelOperation, LocalItem, ResultKind
+from rlinf_core.channel.wire import Query
+from rlinf_core.collective.work import WaitTable
 from rlinf_core.waiting import OperationKind
 
 
 class LocalBackend(Backend):
     """Queues in this process's memory, for its threads and tasks."""
 
-    def __init__(self, name: str, maxsize: int = 0, board: Board | None = None) -> None:
-        """`board`: where blocked operations are published."""
+    def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
+        """`waits`: where blocked operations are published."""
         super().__init__(name)
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
-        self._board = board
+        self._waits = waits
         self._lock = threading.Lock()
-        self._tickets = itertools.count(1)
-        self._open: dict[int, Request[Any]] = {}
+        self._op_ids = itertools.count(1)
+        self._open: dict[int, ChannelOperation[Any]] = {}
         self._deadlines = Deadlines(lambda: self._open)
 
     @property
@@ -42,60 +42,60 @@ class LocalBackend(Backend):
 
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[None]:
-        request = self._request(OperationKind.PUT, key, timeout, Shape.NOTHING, detached=detached)
+    ) -> ChannelOperation[None]:
+        operation = self._begin(OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached)
         self._run(
-            lambda: self._queue.put(request.ticket, item, weight=weight, key=key, now=time.monotonic(), wait=wait)
+            lambda: self._queue.put(operation.op_id, item, weight=weight, key=key, now=time.monotonic(), wait=wait)
         )
-        return request
+        return operation
 
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
-    ) -> Request[Any]:
+    ) -> ChannelOperation[Any]:
         now = time.monotonic()
         if batch_weight is None:
-            request = self._request(OperationKind.GET, key, timeout, Shape.ONE, detached=detached)
-            self._run(lambda: self._queue.get(request.ticket, key=key, now=now, wait=wait))
+            operation = self._begin(OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached)
+            self._run(lambda: self._queue.get(operation.op_id, key=key, now=now, wait=wait))
         else:
-            request = self._request(OperationKind.GET_BATCH, key, timeout, Shape.LIST, detached=detached)
-            self._run(lambda: self._queue.get_batch(request.ticket, batch_weight, key=key, now=now, wait=wait))
-        return request
+            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
+            self._run(lambda: self._queue.get_batch(operation.op_id, batch_weight, key=key, now=now, wait=wait))
+        return operation
 
-    def ask(self, question: Question, key: str, timeout: float | None = None) -> Any:
+    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
         with self._lock:
             match question:
-                case Question.DEPTH:
+                case Query.DEPTH:
                     return self._queue.depth(key)
-                case Question.FULL:
+                case Query.FULL:
                     return self._queue.full(key)
-                case Question.PEEK:
+                case Query.PEEK:
                     return [item.payload for item in self._queue.peek_all(key)]
-                case Question.STATISTICS:
+                case Query.STATISTICS:
                     return self._queue.statistics()
-                case Question.LOSSES:
+                case Query.LOSSES:
                     return []
 
     def close(self, timeout: float | None = None) -> None:
         self._run(lambda: self._queue.close(time.monotonic()))
 
-    def _request(
-        self, kind: OperationKind, key: str, timeout: float | None, shape: Shape, *, detached: bool
-    ) -> Request[Any]:
+    def _begin(
+        self, kind: OperationKind, key: str, timeout: float | None, shape: ResultKind, *, detached: bool
+    ) -> ChannelOperation[Any]:
         seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
-        make: type[Request[Any]] = Request
+        make: type[ChannelOperation[Any]] = ChannelOperation
         if detached:
             see_to_dropped()
-            make = PutRequest if kind is OperationKind.PUT else Request
-        request: Request[Any] = make(
-            next(self._tickets), kind, self.name, key, seconds, shape, self._withdraw, self._board, detached=detached
+            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        operation: ChannelOperation[Any] = make(
+            next(self._op_ids), kind, self.name, key, seconds, shape, self._withdraw, self._waits, detached=detached
         )
-        self._open[request.ticket] = request
+        self._open[operation.op_id] = operation
         if detached:
             self._deadlines.watch()
-        return request
+        return operation
 
-    def _withdraw(self, request: Request[object]) -> bool:
-        self._run(lambda: self._queue.cancel(request.ticket, time.monotonic()))
+    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+        self._run(lambda: self._queue.cancel(operation.op_id, time.monotonic()))
         return True
 
     def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
@@ -106,21 +106,23 @@ class LocalBackend(Backend):
             while todo:
                 effect = todo.pop(0)
                 if isinstance(effect, Accepted):
-                    request = self._open.pop(cast("int", effect.ticket))
-                    endings.append(lambda request=request: request.finish(None))
+                    operation = self._open.pop(cast("int", effect.op_id))
+                    endings.append(lambda operation=operation: operation.finish(None))
                 elif isinstance(effect, Delivered):
-                    ticket = cast("int", effect.ticket)
-                    request = self._open[ticket]
-                    if not request.claim():
+                    op_id = cast("int", effect.op_id)
+                    operation = self._open[op_id]
+                    if not operation.claim():
                         # Nobody wants it any more: the items go back, and it is refused.
-                        todo += self._queue.cancel(ticket, time.monotonic())
+                        todo += self._queue.cancel(op_id, time.monotonic())
                         continue
-                    del self._open[ticket]
-                    pieces = [Here(item.payload) for item in effect.items]
-                    endings.append(lambda request=request, pieces=pieces: request.arrive(pieces))
-                    todo += self._queue.taken(ticket, time.monotonic())
+                    del self._open[op_id]
+                    pieces = [LocalItem(item.payload) for item in effect.items]
+                    endings.append(lambda operation=operation, pieces=pieces: operation.arrive(pieces))
+                    todo += self._queue.taken(op_id, time.monotonic())
                 elif isinstance(effect, Refused):
-                    request = self._open.pop(cast("int", effect.ticket))
-                    endings.append(lambda request=request, effect=effect: request.refuse(effect.reason, effect.why))
+                    operation = self._open.pop(cast("int", effect.op_id))
+                    endings.append(
+                        lambda operation=operation, effect=effect: operation.refuse(effect.reason, effect.why)
+                    )
         for end in endings:
             end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlinf_core.collective import budget
+from rlinf_core.collective import memory_budget
 
 MIB = 1 << 20
 # The memory of the machine is looked at whenever the channel has grown or shrunk by this much.
@@ -14,7 +14,7 @@ _LEAST_RESERVE, _LARGEST_RESERVE = 128 * MIB, 2048 * MIB
 
 def default_reserve() -> int:
     """Return an eighth of the memory that this process is allowed, at most 2 GiB, in bytes."""
-    return min(_LARGEST_RESERVE, max(_LEAST_RESERVE, budget.allowed_bytes() // 8))
+    return min(_LARGEST_RESERVE, max(_LEAST_RESERVE, memory_budget.allowed_bytes() // 8))
 
 
 class MemoryGate:
@@ -25,7 +25,7 @@ class MemoryGate:
         held: bytes that the channel holds in this process's own memory; shared memory is its sender's business.
     """
 
-    def __init__(self, free_bytes: Callable[[], int] = budget.free_bytes, reserve: int | None = None) -> None:
+    def __init__(self, free_bytes: Callable[[], int] = memory_budget.free_bytes, reserve: int | None = None) -> None:
         self._free_bytes = free_bytes
         self._reserve = default_reserve() if reserve is None else reserve
         self._looked_at = 0

@@ -1,4 +1,4 @@
-"""From a broker to its clients. Nothing here waits: what a client cannot take now is sent by its link's own thread."""
+"""Replies and items from a broker to its clients. Nothing here blocks: what cannot go now is sent by the stream."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TypeAlias
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.effects import Item
-from rlinf_core.channel.wire import Say
+from rlinf_core.channel.wire import ReplyKind
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
-from rlinf_core.collective.parcel import Parcel
-from rlinf_core.collective.relay import Handover
+from rlinf_core.collective.forwarder import ForwardMode
+from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind
 
 # A packed item, or one that lies where it arrived.
-Payload: TypeAlias = bytes | bytearray | Parcel
+Payload: TypeAlias = bytes | bytearray | ReceivedMessage
 # A frame of packed items is sent when it has grown to this size.
 _FRAME = 256 << 10
 
@@ -31,17 +31,17 @@ class Outbox:
         self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
         self._unwatched.finish(None)
 
-    def reply(self, link: Link, key: bytes, head: bytes | bytearray = b"") -> None:
-        if not self._endpoint.post(link, wire.REPLIES, key, head):
-            self._endpoint.send_async(link, Message(bytes(head), tag=wire.REPLIES, key=key), self._unwatched)
+    def reply(self, stream: PeerStream, key: bytes, head: bytes | bytearray = b"") -> None:
+        if not self._endpoint.post(stream, wire.REPLIES, key, head):
+            self._endpoint.send_async(stream, Message(bytes(head), tag=wire.REPLIES, key=key), self._unwatched)
 
     def send_items(
         self,
-        link: Link,
-        ticket: int,
+        stream: PeerStream,
+        op_id: int,
         items: Sequence[Item[Payload]],
         slot: int,
-        handover: Handover,
+        handover: ForwardMode,
         failed: Callable[[BaseException], None],
     ) -> None:
         """Send the items of one operation: packed ones together, large ones as they lie.
@@ -50,43 +50,49 @@ class Outbox:
         `failed` is called, in whichever thread, when a large one could not be sent.
         """
         count = len(items)
-        if count == 1 and not isinstance(items[0].payload, Parcel):
-            self.reply(link, wire.pack_reply(Say.ITEM, ticket, 0, 1, slot), items[0].payload)
+        if count == 1 and not isinstance(items[0].payload, ReceivedMessage):
+            self.reply(stream, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, slot), items[0].payload)
             return
         if not count:
-            self.reply(link, wire.pack_reply(Say.ITEMS, ticket, 0, 0), wire.pack_items(()))
+            self.reply(stream, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack_items(()))
             return
         run: list[bytes | bytearray] = []
         size = 0
         for index, item in enumerate(items):
             payload = item.payload
-            if isinstance(payload, Parcel):
-                self._flush(link, ticket, slot, index, count, run)
+            if isinstance(payload, ReceivedMessage):
+                self._flush(stream, op_id, slot, index, count, run)
                 size = 0
-                self._forward(link, wire.pack_reply(Say.LARGE, ticket, index, count, slot), payload, handover, failed)
+                self._forward(
+                    stream, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, slot), payload, handover, failed
+                )
                 continue
             run.append(payload)
             size += len(payload)
             if size >= _FRAME:
-                self._flush(link, ticket, slot, index + 1, count, run)
+                self._flush(stream, op_id, slot, index + 1, count, run)
                 size = 0
-        self._flush(link, ticket, slot, count, count, run)
+        self._flush(stream, op_id, slot, count, count, run)
 
-    def _flush(self, link: Link, ticket: int, slot: int, end: int, count: int, run: list[bytes | bytearray]) -> None:
+    def _flush(
+        self, stream: PeerStream, op_id: int, slot: int, end: int, count: int, run: list[bytes | bytearray]
+    ) -> None:
         """Send the packed items that stand just before place `end`."""
         if run:
-            self.reply(link, wire.pack_reply(Say.ITEMS, ticket, end - len(run), count, slot), wire.pack_items(run))
+            self.reply(
+                stream, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, slot), wire.pack_items(run)
+            )
             run.clear()
 
     def _forward(
         self,
-        link: Link,
+        stream: PeerStream,
         key: bytes,
-        parcel: Parcel,
-        handover: Handover,
+        received: ReceivedMessage,
+        handover: ForwardMode,
         failed: Callable[[BaseException], None],
     ) -> None:
-        work = self._endpoint.work(OperationKind.SEND, link.peer)
+        work = self._endpoint.work(OperationKind.SEND, stream.peer)
 
         def check() -> None:
             error = work.exception()
@@ -94,4 +100,4 @@ class Outbox:
                 failed(error)
 
         work.add_done_callback(check)
-        self._endpoint.forward(link, parcel, work, tag=wire.REPLIES, key=key, handover=handover)
+        self._endpoint.forward(stream, received, work, tag=wire.REPLIES, key=key, handover=handover)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rlinf_core.channel import boxes, receipts
-from rlinf_core.channel.boxes import Boxes, PostOffice
-from rlinf_core.channel.receipts import ReceiptPage, Receipts
-from rlinf_core.collective.parcel import Parcel
+from rlinf_core.channel.boxes import AnswerSlots, AnswerWriter
+from rlinf_core.channel.receipts import AckReader, AckWriter
+from rlinf_core.collective.received_message import ReceivedMessage
 
 SIZE = receipts.SIZE + boxes.SIZE
 
 
-class ClientPage:
+class ClientMailbox:
     """The client's side.
 
     Attributes:
@@ -20,12 +20,12 @@ class ClientPage:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self.receipts = ReceiptPage(memory[: receipts.SIZE])
-        self.boxes = Boxes(memory[receipts.SIZE : SIZE])
+        self.receipts = AckWriter(memory[: receipts.SIZE])
+        self.boxes = AnswerSlots(memory[receipts.SIZE : SIZE])
         self.small = True
 
 
-class ChannelPage:
+class BrokerMailbox:
     """The channel's side.
 
     Attributes:
@@ -33,9 +33,9 @@ class ChannelPage:
         post_office: where it leaves answers.
     """
 
-    def __init__(self, parcel: Parcel, since: int) -> None:
-        """`parcel` holds the memory, and keeps it; it came with the ticket `since`."""
-        self._parcel = parcel
-        memory = parcel.body()
-        self.receipts = Receipts(memory[: receipts.SIZE])
-        self.post_office = PostOffice(memory[receipts.SIZE : SIZE], since)
+    def __init__(self, received: ReceivedMessage, since: int) -> None:
+        """`received` holds the memory, and keeps it; it came with the op_id `since`."""
+        self._received = received
+        memory = received.body()
+        self.receipts = AckReader(memory[: receipts.SIZE])
+        self.post_office = AnswerWriter(memory[receipts.SIZE : SIZE], since)

@@ -10,200 +10,200 @@ from typing import Any, TypeAlias, cast
 
 from rlinf_core import spans
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import LARGEST, TICKETS
+from rlinf_core.channel.boxes import ID_STEP, LARGEST
 from rlinf_core.channel.deadlines import Deadlines
-from rlinf_core.channel.lane import Lane
-from rlinf_core.channel.page import ClientPage
+from rlinf_core.channel.operation import ChannelOperation, let_go
+from rlinf_core.channel.page import ClientMailbox
+from rlinf_core.channel.put_pipeline import PutPipeline
 from rlinf_core.channel.receipts import NO_SLOT
-from rlinf_core.channel.request import Request, let_go
-from rlinf_core.channel.wire import Ask, Farewell, Reply, Say
-from rlinf_core.collective.dispatcher import Delivery
+from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
-from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.receiver import ServiceMessage
 from rlinf_core.collective.spin import spin
 from rlinf_core.failures import PackedError
 from rlinf_core.waiting import OperationKind
 
-AnyRequest: TypeAlias = Request[Any]
+AnyOperation: TypeAlias = ChannelOperation[Any]
 # Long after this, what one processor has stored is seen by all others.
 _VISIBLE_AFTER = 1e-3
 
 
 class Pending:
-    """The operations that go on, by ticket. Whoever takes one out settles it."""
+    """The operations that go on, by op_id. Whoever takes one out settles it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._tickets = itertools.count(TICKETS, TICKETS)
-        self._open: dict[int, AnyRequest] = {}
+        self._op_ids = itertools.count(ID_STEP, ID_STEP)
+        self._open: dict[int, AnyOperation] = {}
         # What the other side was told to end, and has not said what became of.
-        self._withdrawn: dict[int, AnyRequest] = {}
-        # The memory that is shared with the channel at the other end of a link.
-        self.pages: dict[Link, ClientPage] = {}
+        self._withdrawn: dict[int, AnyOperation] = {}
+        # The memory that is shared with the channel at the other end of a stream.
+        self.pages: dict[PeerStream, ClientMailbox] = {}
         # The last words of channels that have ended.
-        self.farewells: dict[Link, Farewell] = {}
+        self.closed_notices: dict[PeerStream, ClosedNotice] = {}
         self._deadlines = Deadlines(lambda: self._open)
         endpoint.serve(wire.REPLIES, self._reply)
         endpoint.on_close(self._fail_all)
 
-    def next_ticket(self) -> int:
-        return next(self._tickets)
+    def next_op_id(self) -> int:
+        return next(self._op_ids)
 
-    def add(self, request: AnyRequest, *, detached: bool) -> None:
-        """Wait for replies to a request; one that is `detached` ends at its deadline although nobody waits for it."""
-        self._open[request.ticket] = request
+    def add(self, operation: AnyOperation, *, detached: bool) -> None:
+        """Wait for replies to a operation; one that is `detached` ends at its deadline although nobody waits for it."""
+        self._open[operation.op_id] = operation
         if detached:
             self._deadlines.watch()
 
-    def watch(self, link: Link, request: AnyRequest) -> None:
-        """Look into the request's box for a moment; afterwards its answer is announced by a message."""
-        boxes, ticket = request.boxes, request.ticket
-        if boxes is None or request.settled:
+    def watch(self, stream: PeerStream, operation: AnyOperation) -> None:
+        """Look into the operation's box for a moment; afterwards its answer is announced by a message."""
+        boxes, op_id = operation.boxes, operation.op_id
+        if boxes is None or operation.settled:
             return
-        board = self._endpoint.board
+        board = self._endpoint.waits
         board.check()
         # What is traced is waited for as everything is.
         seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
-        if spin(lambda: boxes.answered(ticket), time.monotonic() + seconds) or boxes.answered(ticket):
-            board.operations.passed(request.kind)
-            self._unpack(link, request)
+        if spin(lambda: boxes.answered(op_id), time.monotonic() + seconds) or boxes.answered(op_id):
+            board.operations.passed(operation.kind)
+            self._unpack(stream, operation)
             return
-        boxes.leave_note(ticket)
-        if not boxes.answered(ticket):
-            request.wait_until(min(request.deadline, time.monotonic() + _VISIBLE_AFTER), request.seconds)
-        if boxes.answered(ticket):
-            self._unpack(link, request)
+        boxes.leave_note(op_id)
+        if not boxes.answered(op_id):
+            operation.wait_until(min(operation.deadline, time.monotonic() + _VISIBLE_AFTER), operation.seconds)
+        if boxes.answered(op_id):
+            self._unpack(stream, operation)
 
-    def withdraw(self, request: AnyRequest) -> bool:
+    def withdraw(self, operation: AnyOperation) -> bool:
         """Take an operation out that shall end; False when it has ended."""
-        ticket = request.ticket
-        if ticket not in self._open:
+        op_id = operation.op_id
+        if op_id not in self._open:
             return False
         # Before it leaves the other: who hears of it at this very moment must find it in one of them.
-        self._withdrawn[ticket] = request
-        if self._open.pop(ticket, None) is None:
-            self._withdrawn.pop(ticket, None)
+        self._withdrawn[op_id] = operation
+        if self._open.pop(op_id, None) is None:
+            self._withdrawn.pop(op_id, None)
             return False
         return True
 
-    def forget(self, request: AnyRequest) -> None:
-        """The other side was never told of a request, or of its end."""
-        self._open.pop(request.ticket, None)
-        self._withdrawn.pop(request.ticket, None)
+    def forget(self, operation: AnyOperation) -> None:
+        """The other side was never told of a operation, or of its end."""
+        self._open.pop(operation.op_id, None)
+        self._withdrawn.pop(operation.op_id, None)
 
-    def take_all(self, channel: str) -> list[AnyRequest]:
+    def take_all(self, channel: str) -> list[AnyOperation]:
         """Take out what goes on with one channel."""
-        taken: list[AnyRequest] = []
-        for requests in (self._open, self._withdrawn):
-            for ticket, request in requests.copy().items():
-                if request.target == channel and requests.pop(ticket, None) is not None:
-                    taken.append(request)
+        taken: list[AnyOperation] = []
+        for operations in (self._open, self._withdrawn):
+            for op_id, operation in operations.copy().items():
+                if operation.target == channel and operations.pop(op_id, None) is not None:
+                    taken.append(operation)
         return taken
 
     def _fail_all(self, error: Exception) -> None:
         """This process hears of channels no more."""
-        for requests in (self._open, self._withdrawn):
-            for request in requests.copy().values():
-                if request.fail(error):
+        for operations in (self._open, self._withdrawn):
+            for operation in operations.copy().values():
+                if operation.fail(error):
                     # Seen: a put may have been accepted, so nobody is told that its item is lost.
-                    request.exception()
+                    operation.exception()
 
     # What brokers say; in the thread that reads
 
-    def _reply(self, delivery: Delivery) -> None:
+    def _reply(self, delivery: ServiceMessage) -> None:
         reply = wire.unpack_reply(delivery.key)
-        say, ticket = reply.say, reply.ticket
-        head = delivery.parcel.frame.head
-        if say == Say.ACCEPTED:
-            self._accepted(wire.unpack_tickets(head) if head else (ticket,))
-        elif say == Say.ITEM:
-            request = self._open.pop(ticket, None)
-            if request is not None:
-                self._note_size(delivery.link, len(head) <= LARGEST)
-                self._taken(delivery.link, request, reply.slot, (head,))
-        elif say == Say.MAIL:
-            request = self._open.get(ticket)
-            if request is not None:
-                self._unpack(delivery.link, request)
-        elif say == Say.LARGE:
-            self._note_size(delivery.link, False)
-            self._some(delivery, reply, [delivery.parcel])
-        elif say == Say.ITEMS:
+        say, op_id = reply.say, reply.op_id
+        head = delivery.received.frame.head
+        if say == ReplyKind.ACCEPTED:
+            self._accepted(wire.unpack_op_ids(head) if head else (op_id,))
+        elif say == ReplyKind.ITEM:
+            operation = self._open.pop(op_id, None)
+            if operation is not None:
+                self._note_size(delivery.stream, len(head) <= LARGEST)
+                self._taken(delivery.stream, operation, reply.slot, (head,))
+        elif say == ReplyKind.MAIL:
+            operation = self._open.get(op_id)
+            if operation is not None:
+                self._unpack(delivery.stream, operation)
+        elif say == ReplyKind.LARGE:
+            self._note_size(delivery.stream, False)
+            self._some(delivery, reply, [delivery.received])
+        elif say == ReplyKind.ITEMS:
             self._some(delivery, reply, wire.unpack_items(head))
-        elif say == Say.ENDED:
-            self.farewells[delivery.link] = cast("Farewell", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+        elif say == ReplyKind.ENDED:
+            self.closed_notices[delivery.stream] = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
         else:
-            request = self._take(ticket)
-            if request is not None:
-                _end(request, reply, head)
+            operation = self._take(op_id)
+            if operation is not None:
+                _end(operation, reply, head)
 
-    def _accepted(self, tickets: tuple[int, ...]) -> None:
-        lanes: dict[Lane, list[int]] = {}
-        for ticket in tickets:
-            request = self._take(ticket)
-            if request is not None:
-                request.finish(None)
-                lane = request.lane
-                if lane is not None:
-                    lanes.setdefault(lane, []).append(ticket)
-        for lane, ended in lanes.items():
-            lane.ended(ended)
+    def _accepted(self, op_ids: tuple[int, ...]) -> None:
+        pipelines: dict[PutPipeline, list[int]] = {}
+        for op_id in op_ids:
+            operation = self._take(op_id)
+            if operation is not None:
+                operation.finish(None)
+                pipeline = operation.pipeline
+                if pipeline is not None:
+                    pipelines.setdefault(pipeline, []).append(op_id)
+        for pipeline, ended in pipelines.items():
+            pipeline.ended(ended)
 
-    def _take(self, ticket: int) -> AnyRequest | None:
-        request = self._open.pop(ticket, None)
-        return self._withdrawn.pop(ticket, None) if request is None else request
+    def _take(self, op_id: int) -> AnyOperation | None:
+        operation = self._open.pop(op_id, None)
+        return self._withdrawn.pop(op_id, None) if operation is None else operation
 
-    def _some(self, delivery: Delivery, reply: Reply, pieces: list[bytes] | list[Parcel]) -> None:
-        request = self._open.get(reply.ticket)
-        if request is None:
+    def _some(self, delivery: ServiceMessage, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
+        operation = self._open.get(reply.op_id)
+        if operation is None:
             let_go(pieces)  # it was withdrawn
-        elif request.add(reply.place, reply.total, pieces):
-            if self._open.pop(reply.ticket, None) is None:
+        elif operation.add(reply.place, reply.total, pieces):
+            if self._open.pop(reply.op_id, None) is None:
                 let_go(pieces)
             else:
-                self._taken(delivery.link, request, reply.slot, request.pieces)
+                self._taken(delivery.stream, operation, reply.slot, operation.pieces)
 
-    def _note_size(self, link: Link, small: bool) -> None:
-        page = self.pages.get(link)
+    def _note_size(self, stream: PeerStream, small: bool) -> None:
+        page = self.pages.get(stream)
         if page is not None:
             page.small = small
 
-    def _unpack(self, link: Link, request: AnyRequest) -> None:
-        """The answer is in the request's box."""
-        if request.boxes is None or self._open.pop(request.ticket, None) is None:
+    def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
+        """The answer is in the operation's box."""
+        if operation.boxes is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
-        if request.kind is OperationKind.PUT:
-            request.finish(None)
+        if operation.kind is OperationKind.PUT:
+            operation.finish(None)
         else:
-            slot, item = request.boxes.mail(request.ticket)
-            self._taken(link, request, slot, (item,))
+            slot, item = operation.boxes.mail(operation.op_id)
+            self._taken(stream, operation, slot, (item,))
 
-    def _taken(self, link: Link, request: AnyRequest, slot: int, pieces: Sequence[object]) -> None:
+    def _taken(self, stream: PeerStream, operation: AnyOperation, slot: int, pieces: Sequence[object]) -> None:
         """Tell that the items are here, before their consumer sees them: they can not go to another one any more."""
-        if not request.claim():
+        if not operation.claim():
             # It was given up at this very moment, and found itself taken out already.
             let_go(pieces)
-            self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.CANCEL, request.ticket))
+            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
             return
-        self._sign(link, slot, request.ticket)
-        request.arrive(pieces)
+        self._sign(stream, slot, operation.op_id)
+        operation.arrive(pieces)
 
-    def _sign(self, link: Link, slot: int, ticket: int) -> None:
-        page = self.pages.get(link)
+    def _sign(self, stream: PeerStream, slot: int, op_id: int) -> None:
+        page = self.pages.get(stream)
         if slot != NO_SLOT and page is not None:
-            page.receipts.sign(slot, ticket)
+            page.receipts.sign(slot, op_id)
         else:
-            self._endpoint.post(link, wire.REQUESTS, wire.pack_request(Ask.TAKEN, ticket))
+            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
 
 
-def _end(request: AnyRequest, reply: Reply, head: bytes | bytearray) -> None:
-    if reply.say == Say.REFUSED:
-        request.refuse(wire.REASONS[reply.place], head.decode())
-    elif reply.say == Say.FAILED:
+def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -> None:
+    if reply.say == ReplyKind.REFUSED:
+        operation.refuse(wire.REASONS[reply.place], head.decode())
+    elif reply.say == ReplyKind.FAILED:
         packed = cast("PackedError", pickle.loads(head))  # noqa: S301 - the peer is authenticated
-        request.fail(packed.unpack())
+        operation.fail(packed.unpack())
     else:
-        request.arrive((head,))
-    if request.lane is not None:
-        request.lane.ended((request.ticket,))
+        operation.arrive((head,))
+    if operation.pipeline is not None:
+        operation.pipeline.ended((operation.op_id,))

@@ -9,7 +9,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker
 from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.manager.client import ManagerClient
@@ -41,7 +41,7 @@ class ChannelProcess:
     def __init__(
         self,
         session: Session,
-        manager: AddressCard,
+        manager: EndpointInfo,
         name: str,
         maxsize: int,
         incarnation: int,
@@ -68,7 +68,7 @@ class ChannelProcess:
         pause = threading.Event()
         while not pause.wait(_HOUSEKEEPING_SECONDS):
             self._broker.keep_house()
-            if self._broker.say_farewell():
+            if self._broker.announce_end():
                 self._end()
                 return
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from rlinf_core.channel.effects import Item, Party, Ticket
+from rlinf_core.channel.effects import Item, OpId, OwnerId
 from rlinf_core.channel.statistics import Tally
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ class Queue(Generic[T]):
     def __init__(self, key: str) -> None:
         self.key = key
         self.items: deque[Item[T]] = deque()
-        self.gets: OrderedDict[Ticket, Get[T]] = OrderedDict()
-        self.blocked: OrderedDict[Ticket, Put[T]] = OrderedDict()
+        self.gets: OrderedDict[OpId, Get[T]] = OrderedDict()
+        self.blocked: OrderedDict[OpId, Put[T]] = OrderedDict()
         self.delivering = 0
         self.sequence = 0
         self.tally = Tally()
@@ -47,7 +47,7 @@ class Announced:
     """A put whose payload is still under way."""
 
     key: str
-    producer: Party
+    producer: OwnerId
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Get(Generic[T]):
     """A get that waits; `need` is the weight of a batch, or None for a single item."""
 
     queue: Queue[T]
-    consumer: Party
+    consumer: OwnerId
     need: float | None
     since: float
     reserved: list[Item[T]]
@@ -90,7 +90,7 @@ class Delivery(Generic[T]):
     """Items on their way to a consumer."""
 
     queue: Queue[T]
-    consumer: Party
+    consumer: OwnerId
     items: list[Item[T]]
 
 

@@ -13,18 +13,18 @@ SIZE = 8 * SLOTS
 NO_SLOT = 0xFFFF
 
 
-class ReceiptPage:
+class AckWriter:
     """The consumer's side."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory[:SIZE].cast("Q")
 
-    def sign(self, slot: int, ticket: int) -> None:
-        """The items of `ticket` are here."""
-        self._words[slot] = ticket
+    def sign(self, slot: int, op_id: int) -> None:
+        """The items of `op_id` are here."""
+        self._words[slot] = op_id
 
 
-class Receipts:
+class AckReader:
     """The channel's side: which deliveries to one consumer are under way, and which of them it has signed for."""
 
     def __init__(self, memory: memoryview) -> None:
@@ -32,34 +32,34 @@ class Receipts:
         self._free = list(range(SLOTS))
         self._under_way: list[tuple[int, int]] = []
 
-    def slot(self, ticket: int) -> int:
+    def slot(self, op_id: int) -> int:
         """Return where the consumer shall sign for a delivery that begins now."""
         if not self._free:
             return NO_SLOT
         slot = self._free.pop()
-        self._under_way.append((slot, ticket))
+        self._under_way.append((slot, op_id))
         return slot
 
     def signed(self) -> list[int]:
         """Return the deliveries that were signed for since the last call."""
         if not self._under_way:
             return []
-        tickets: list[int] = []
+        op_ids: list[int] = []
         unsigned: list[tuple[int, int]] = []
         # Each word is read once: it may change at any moment.
-        for slot, ticket in self._under_way:
-            if self._words[slot] == ticket:
-                tickets.append(ticket)
+        for slot, op_id in self._under_way:
+            if self._words[slot] == op_id:
+                op_ids.append(op_id)
                 self._free.append(slot)
             else:
-                unsigned.append((slot, ticket))
+                unsigned.append((slot, op_id))
         self._under_way = unsigned
-        return tickets
+        return op_ids
 
-    def drop(self, ticket: int) -> None:
+    def drop(self, op_id: int) -> None:
         """A delivery was taken back: nobody will sign for it."""
         for slot, one in self._under_way:
-            if one == ticket:
-                self._under_way.remove((slot, ticket))
+            if one == op_id:
+                self._under_way.remove((slot, op_id))
                 self._free.append(slot)
                 return

@@ -3,7 +3,7 @@
 Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
 a large one is its body, so that it lies in shared memory wherever two processes share some.
 
-A ticket names one operation of one client for as long as it lives.
+A op_id names one operation of one client for as long as it lives.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ _PUT = struct.Struct("<QdI")
 _PACKED = struct.Struct("<II")
 
 
-class Ask(IntEnum):
+class RequestKind(IntEnum):
     """What a client wants."""
 
     HELLO = 1  # body: where items are signed for, on the same host; answered with what the channel is
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
-    PUT_MANY = 3  # head: packed items with their tickets and weights
-    ANNOUNCE = 4  # a put of this ticket is under way
+    PUT_MANY = 3  # head: packed items with their op_ids and weights
+    ANNOUNCE = 4  # a put of this op_id is under way
     GET = 5
     GET_BATCH = 6  # weight: what the batch shall weigh
-    TAKEN = 7  # the items of this ticket are here, for which there was no place to sign
-    CANCEL = 8  # the operation of this ticket shall end
+    TAKEN = 7  # the items of this op_id are here, for which there was no place to sign
+    CANCEL = 8  # the operation of this op_id shall end
     CLOSE = 9
-    QUESTION = 10  # weight: which
+    QUERY = 10  # weight: which
 
 
-class Say(IntEnum):
+class ReplyKind(IntEnum):
     """What a broker answers."""
 
     WELCOME = 1  # head: what the channel is
-    ACCEPTED = 2  # head: the tickets of puts, where there are several
+    ACCEPTED = 2  # head: the op_ids of puts, where there are several
     ITEM = 3  # head: the one item, packed
     ITEMS = 4  # head: several packed items
     LARGE = 5  # the body is an item
     REFUSED = 6  # place: the reason, head: why
     ANSWER = 7  # head: a pickled answer
     FAILED = 8  # head: a pickled exception
-    ENDED = 9  # head: a pickled `Farewell`
-    MAIL = 10  # the one item is in the ticket's box
+    ENDED = 9  # head: a pickled `ClosedNotice`
+    MAIL = 10  # the one item is in the op_id's box
 
 
-class Question(IntEnum):
+class Query(IntEnum):
     """What a client can ask about a channel."""
 
     DEPTH = 1
@@ -76,7 +76,7 @@ class Question(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ChannelInfo:
     """What a client learns of a channel when it connects.
 
     Attributes:
@@ -87,7 +87,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class ClosedNotice:
     """The last word of a channel that is closed and drained, whose process ends.
 
     Attributes:
@@ -99,70 +99,70 @@ class Farewell:
     losses: list[object]
 
 
-class Request(NamedTuple):
+class RequestHeader(NamedTuple):
     """What the key of a client's frame says.
 
     Attributes:
         ask: what it wants.
         wait: whether it may wait.
-        ticket: of the operation.
+        op_id: of the operation.
         key: of the queue.
     """
 
     ask: int
     wait: bool
-    ticket: int
+    op_id: int
     key: str
 
 
-class Reply(NamedTuple):
+class ReplyHeader(NamedTuple):
     """What the key of a broker's frame says.
 
     Attributes:
         say: what it answers.
-        ticket: of the operation.
+        op_id: of the operation.
         place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
         total: how many items the operation has.
         slot: where to sign for them, or NO_SLOT.
     """
 
     say: int
-    ticket: int
+    op_id: int
     place: int
     total: int
     slot: int
 
 
-def pack_request(ask: int, ticket: int, key: bytes = b"", wait: bool = True) -> bytes:
-    return _REQUEST.pack(ask, wait, ticket) + key
+def pack_request(ask: int, op_id: int, key: bytes = b"", wait: bool = True) -> bytes:
+    return _REQUEST.pack(ask, wait, op_id) + key
 
 
-def unpack_request(data: bytes) -> Request:
-    ask, wait, ticket = _REQUEST.unpack_from(data)
-    return Request(ask, wait == 1, ticket, data[_REQUEST_SIZE:].decode())
+def unpack_request(data: bytes) -> RequestHeader:
+    ask, wait, op_id = _REQUEST.unpack_from(data)
+    return RequestHeader(ask, wait == 1, op_id, data[_REQUEST_SIZE:].decode())
 
 
-def pack_reply(say: int, ticket: int, place: int = 0, total: int = 1, slot: int = NO_SLOT) -> bytes:
-    return _REPLY.pack(say, ticket, place, total, slot)
+def pack_reply(say: int, op_id: int, place: int = 0, total: int = 1, slot: int = NO_SLOT) -> bytes:
+    return _REPLY.pack(say, op_id, place, total, slot)
 
 
-def unpack_reply(data: bytes) -> Reply:
-    return Reply(*_REPLY.unpack(data))
+def unpack_reply(data: bytes) -> ReplyHeader:
+    return ReplyHeader(*_REPLY.unpack(data))
 
 
-def pack_tickets(tickets: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(tickets)}Q", *tickets)
+def pack_op_ids(op_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(op_ids)}Q", *op_ids)
 
 
-def unpack_tickets(data: bytes | bytearray) -> tuple[int, ...]:
+def unpack_op_ids(data: bytes | bytearray) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 8}Q", data)
 
 
 def pack_puts(puts: Sequence[tuple[int, float, bytes]]) -> bytes:
     """Tickets, weights and packed items as one piece."""
     pieces: list[bytes] = []
-    for ticket, weight, item in puts:
-        pieces.append(_PUT.pack(ticket, weight, len(item)))
+    for op_id, weight, item in puts:
+        pieces.append(_PUT.pack(op_id, weight, len(item)))
         pieces.append(item)
     return b"".join(pieces)
 
@@ -171,9 +171,9 @@ def unpack_puts(data: bytes | bytearray) -> list[tuple[int, float, bytes]]:
     puts: list[tuple[int, float, bytes]] = []
     at, end = 0, len(data)
     while at < end:
-        ticket, weight, size = _PUT.unpack_from(data, at)
+        op_id, weight, size = _PUT.unpack_from(data, at)
         at += _PUT.size
-        puts.append((ticket, weight, bytes(data[at : at + size])))
+        puts.append((op_id, weight, bytes(data[at : at + size])))
         at += size
     return puts
 

@@ -60,10 +60,10 @@ def _jobs_of_cluster() -> list[JobRecord]:
     for space in spaces:
         try:
             manager = ray.get_actor(MANAGER, namespace=space)
-            job, secret, card, started = ray.get(manager.record.remote(), timeout=_SECONDS)
+            job, secret, info, started = ray.get(manager.record.remote(), timeout=_SECONDS)
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             continue  # it has just ended, or is no manager of ours
-        found.append(JobRecord(job, secret, card, joined.address, card.pid, started))
+        found.append(JobRecord(job, secret, info, joined.address, info.pid, started))
     return sorted(found, key=lambda record: -record.started)
 
 

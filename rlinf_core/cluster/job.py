@@ -60,18 +60,18 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
     ray = ray_api()
     seconds = env_vars.CONNECT_TIMEOUT.get()
     try:
-        card = ray.get(_manager.card.remote(), timeout=seconds)
+        info = ray.get(_manager.info.remote(), timeout=seconds)
     except (ray.exceptions.RayError, TimeoutError) as error:
         late = f" within {seconds:g} s" if isinstance(error, TimeoutError) else ""
         raise ClusterError(f"the job's manager did not start{late}", where=node, why=cause_of(error)) from None
     client = ManagerClient(
-        session, card, WorkerAddress(DRIVER), ip=advertised(ip), has_main=True, fallback=pickle_by_value
+        session, info, WorkerAddress(DRIVER), ip=advertised(ip), has_main=True, fallback=pickle_by_value
     )
     client.announce(0, node, node_rank)
     enter_job(client)
     running = engine.current()
     if running is not None and running.folder is not None:
-        record = JobRecord(session.job, session.secret.hex(), card, running.address, os.getpid(), time.time())
+        record = JobRecord(session.job, session.secret.hex(), info, running.address, os.getpid(), time.time())
         record.write(running.folder)
     return client
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.manager.folders import base_folder, is_owned
 
 _NAME = "job"
@@ -30,7 +30,7 @@ class JobRecord:
 
     job: str
     secret: str = field(repr=False)
-    manager: AddressCard
+    manager: EndpointInfo
     address: str
     pid: int
     started: float
@@ -55,7 +55,7 @@ def _records() -> Iterator[JobRecord]:
             continue
         try:
             data: dict[str, Any] = json.loads((folder / _NAME).read_text(encoding="utf-8"))
-            manager = AddressCard(**data.pop("manager"))
+            manager = EndpointInfo(**data.pop("manager"))
             yield JobRecord(manager=manager, **data)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # a driver that has launched nothing yet, or one of another version

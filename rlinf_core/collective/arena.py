@@ -1,7 +1,7 @@
 """Shared memory as the sender sees it: one capped segment, recycled block by block.
 
 Fresh pages cost ten times what recycled ones do, so blocks are taken from the lowest free place, and pages beyond
-those in use before are only taken when the budget of the machine and the control group allows.
+those in use before are only taken when the memory_budget of the machine and the control group allows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_core.collective import budget
+from rlinf_core.collective import memory_budget
 from rlinf_core.collective.private_pages import PAGE
-from rlinf_core.collective.segment import CONTROL_SIZE, FIRST_LEASE, LEASES, Lease, LeaseState, Segment
+from rlinf_core.collective.segment import CONTROL_SIZE, FIRST_LEASE, LEASES, BlockLease, LeaseState, SharedSegment
 from rlinf_core.errors import PayloadError
 
 _SLICE = 0.1
@@ -26,7 +26,7 @@ LOCAL = "this process"
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class ArenaBlock:
     """A piece of an arena that was handed out.
 
     Attributes:
@@ -37,7 +37,7 @@ class Block:
         standing: how many of them are still held.
     """
 
-    segment: Segment
+    segment: SharedSegment
     offset: int
     size: int
     leases: tuple[int, ...]
@@ -46,14 +46,14 @@ class Block:
     def memory(self) -> memoryview:
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
-    def lease(self, place: int = 0, private: bool = False) -> Lease:
+    def lease(self, place: int = 0, private: bool = False) -> BlockLease:
         """Return the lease of this process on its own block."""
-        return Lease(self.segment, self.offset, self.size, self.leases[place], private)
+        return BlockLease(self.segment, self.offset, self.size, self.leases[place], private)
 
 
 @dataclass(slots=True)
 class _Holder:
-    block: Block
+    block: ArenaBlock
     owner: str
 
 
@@ -77,7 +77,9 @@ class ArenaUse:
 class Arena:
     """The shared memory of one process for its outgoing messages and for what it receives from other hosts."""
 
-    def __init__(self, capacity: int, release_event: int, free_bytes: Callable[[], int] = budget.free_bytes) -> None:
+    def __init__(
+        self, capacity: int, release_event: int, free_bytes: Callable[[], int] = memory_budget.free_bytes
+    ) -> None:
         """`release_event` is an eventfd, borrowed, that receivers write when they give a block back."""
         self._capacity = max(PAGE, capacity & -PAGE)
         self._event = release_event
@@ -89,10 +91,10 @@ class Arena:
         self._holders: dict[int, _Holder] = {}
         self._next_lease = 0
         self._gone: dict[str, Callable[[], bool]] = {}
-        self._segment: Segment | None = None
+        self._segment: SharedSegment | None = None
 
     @property
-    def segment(self) -> Segment:
+    def segment(self) -> SharedSegment:
         """The memory itself, made when first needed."""
         if self._segment is None:
             self._segment = new_segment(CONTROL_SIZE + self._capacity, os.dup(self._event))
@@ -115,7 +117,7 @@ class Arena:
         """Return whether more than half is in use."""
         return self._used * 2 > self._capacity
 
-    def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> Block | None:
+    def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
         """Return a block of at least `size` bytes with a lease for each of `owners`, or None when there is no room
         now.
         """
@@ -127,7 +129,7 @@ class Arena:
             if found is None:
                 return None
             offset, leases = found
-            block = Block(self.segment, offset, size, leases, len(leases))
+            block = ArenaBlock(self.segment, offset, size, leases, len(leases))
             for lease, owner in zip(leases, owners, strict=True):
                 self._holders[lease] = _Holder(block, owner)
                 self.segment.mark(lease, LeaseState.HELD)
@@ -146,7 +148,7 @@ class Arena:
             except BlockingIOError:
                 return  # another thread read it; both look again
 
-    def cancel(self, block: Block) -> None:
+    def cancel(self, block: ArenaBlock) -> None:
         """Take a block back that was never sent."""
         if block.segment is not self._segment:
             return  # spilled: it goes with its last reference
@@ -155,7 +157,7 @@ class Arena:
                 self._free_lease(lease)
             self.segment.publish_use(self._capacity, self._used)
 
-    def cancel_lease(self, block: Block, place: int) -> None:
+    def cancel_lease(self, block: ArenaBlock, place: int) -> None:
         """Take back the share of one holder, which it was never told of."""
         if block.segment is self._segment:
             with self._lock:
@@ -248,7 +250,7 @@ class Arena:
 _RELEASED = bytes([LeaseState.RELEASED])
 
 
-def new_segment(size: int, release_event: int | None) -> Segment:
+def new_segment(size: int, release_event: int | None) -> SharedSegment:
     """Shared memory without a name, so that nothing can be left behind; its pages are taken when used.
 
     It takes over `release_event`.
@@ -259,13 +261,13 @@ def new_segment(size: int, release_event: int | None) -> Segment:
     try:
         fd = os.memfd_create("rlinf", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
-        return Segment(fd, secrets.randbits(63), release_event, owns_event=True)
+        return SharedSegment(fd, secrets.randbits(63), release_event, owns_event=True)
     except OSError as error:
         raise PayloadError(f"no shared memory of {size} bytes", why=str(error)) from error
 
 
-def spill(size: int, owners: int, free_bytes: Callable[[], int] = budget.free_bytes) -> Block | None:
-    """Return a block in memory of its own, for when the arena stays full; None when the budget has no room for it.
+def spill(size: int, owners: int, free_bytes: Callable[[], int] = memory_budget.free_bytes) -> ArenaBlock | None:
+    """Return a block in a segment of its own, for when the arena stays full; None when there is no memory for it.
 
     Nobody recycles it: the memory is gone when the last process that maps it lets go.
     """
@@ -278,4 +280,4 @@ def spill(size: int, owners: int, free_bytes: Callable[[], int] = budget.free_by
     except OSError:
         return None
     segment.publish_use(size, 0)
-    return Block(segment, CONTROL_SIZE, size, tuple(range(owners)), owners)
+    return ArenaBlock(segment, CONTROL_SIZE, size, tuple(range(owners)), owners)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from rlinf_core import spans
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.connector import Connector
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.frame import Flag
-from rlinf_core.collective.link import AnyReceipt, Link
-from rlinf_core.collective.parcel import Parcel
-from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
+from rlinf_core.collective.posted_receive import PostedReceive
+from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.torch_payload import TensorTarget, tensor_parts
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
@@ -43,20 +43,20 @@ class CollectiveGroup:
     """
 
     def __init__(
-        self, endpoint: Endpoint, me: WorkerAddress, members: Sequence[WorkerAddress], connector: Connector
+        self, endpoint: Endpoint, me: WorkerAddress, members: Sequence[WorkerAddress], resolver: Resolver
     ) -> None:
         """
         Args:
             endpoint: of this process.
             me: the address that lives here.
             members: all addresses of the group; with or without `me`.
-            connector: finds the endpoints of the others.
+            resolver: finds the endpoints of the others.
         """
         self._endpoint = endpoint
         self.me = me
         self.members = tuple(sorted({me, *members}))
-        self._connector = connector
-        self._links: dict[WorkerAddress, Link] = {}
+        self._resolver = resolver
+        self._streams: dict[WorkerAddress, PeerStream] = {}
 
     # Objects
 
@@ -77,11 +77,11 @@ class CollectiveGroup:
 
         With `async_op`, returns a handle at once; what was sent must not change before its `wait`.
         """
-        link = self._link(dst)
+        stream = self._stream(dst)
         # First of all: making the message may begin to move tensors between accelerators.
         seconds = self._endpoint.seconds(timeout)
-        message = self._endpoint.message(obj, link=link)
-        return self._send(link, message, OperationKind.SEND, async_op, seconds)
+        message = self._endpoint.message(obj, stream=stream)
+        return self._send(stream, message, OperationKind.SEND, async_op, seconds)
 
     @overload
     def recv(self, src: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
@@ -89,9 +89,9 @@ class CollectiveGroup:
     def recv(self, src: WorkerAddress, *, async_op: bool, timeout: float | None = None) -> Any: ...
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next object that `src` sends here, or with `async_op` a handle of it."""
-        link = self._link(src)
-        receipt = self._receipt(OperationKind.RECV, src, async_op, timeout, None)
-        return self._receive(link, receipt, async_op)
+        stream = self._stream(src)
+        posted = self._posted(OperationKind.RECV, src, async_op, timeout, None)
+        return self._receive(stream, posted, async_op)
 
     # One tensor
 
@@ -106,16 +106,16 @@ class CollectiveGroup:
 
         What is not just its bytes, as it is sparse, quantized or of objects, is a `PayloadError`: `send` takes it.
         """
-        link = self._link(dst)
+        stream = self._stream(dst)
         seconds = self._endpoint.seconds(timeout)
-        words, part = tensor_parts(tensor, self._endpoint.device_export(link))
+        words, part = tensor_parts(tensor, self._endpoint.device_export(stream))
         message = Message(words, [part], Flag.TENSOR)
-        board = self._endpoint.board
-        fitted: Work[None] = Work(OperationKind.SEND_TENSOR, link.peer, seconds, board, detached=async_op)
+        waits = self._endpoint.waits
+        fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
         if not async_op:
-            self._endpoint.send(link, message, cast("Work[object]", fitted), fitted)
+            self._endpoint.send(stream, message, cast("Work[object]", fitted), fitted)
             return None
-        sent: Work[object] = Work(OperationKind.SEND_TENSOR, link.peer, seconds, board)
+        sent: Work[object] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits)
 
         def hand_down() -> None:
             error = sent.exception()
@@ -123,7 +123,7 @@ class CollectiveGroup:
                 fitted.fail(error)
 
         sent.add_done_callback(hand_down)
-        self._endpoint.send_async(link, message, sent, fitted)
+        self._endpoint.send_async(stream, message, sent, fitted)
         return fitted
 
     def recv_tensor(
@@ -133,9 +133,9 @@ class CollectiveGroup:
 
         A buffer that cannot be filled, as it is read-only or was expanded, is a `PayloadError`, and takes no message.
         """
-        link = self._link(src)
-        receipt = self._receipt(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
-        return self._receive(link, receipt, async_op)
+        stream = self._stream(src)
+        posted = self._posted(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
+        return self._receive(stream, posted, async_op)
 
     # All members
 
@@ -151,16 +151,16 @@ class CollectiveGroup:
         """
         if src != self.me:
             return self.recv(src, async_op=async_op, timeout=timeout)
-        links = [self._link(member) for member in self.members if member != self.me]
+        streams = [self._stream(member) for member in self.members if member != self.me]
         message = self._endpoint.message(obj)
-        done: Work[object] = self._endpoint.work(OperationKind.BROADCAST, _names(links), timeout, detached=async_op)
-        works = [self._endpoint.work(OperationKind.BROADCAST, link.peer, timeout) for link in links]
+        done: Work[object] = self._endpoint.work(OperationKind.BROADCAST, _names(streams), timeout, detached=async_op)
+        works = [self._endpoint.work(OperationKind.BROADCAST, stream.peer, timeout) for stream in streams]
         if async_op:
             threading.Thread(
-                target=self._broadcast, args=(links, message, works, obj, done), name="rlinf-broadcast", daemon=True
+                target=self._broadcast, args=(streams, message, works, obj, done), name="rlinf-broadcast", daemon=True
             ).start()
             return done
-        self._broadcast(links, message, works, obj, done)
+        self._broadcast(streams, message, works, obj, done)
         return done.result()
 
     # The end of a call
@@ -172,87 +172,92 @@ class CollectiveGroup:
             MismatchError: something did not fit where it was received.
         """
         deadline = time.monotonic() + timeout
-        for link in list(self._links.values()):
-            for work in list(link.outgoing.unacknowledged.values()):
+        for stream in list(self._streams.values()):
+            for work in list(stream.outgoing.unacknowledged.values()):
                 if not work.wait_until(deadline):
                     return False
-            for error in link.outgoing.take_mismatches():
+            for error in stream.outgoing.take_mismatches():
                 raise error
         return True
 
     # Parts
 
-    def _link(self, peer: WorkerAddress) -> Link:
-        link = self._links.get(peer)
-        if link is None:
+    def _stream(self, peer: WorkerAddress) -> PeerStream:
+        stream = self._streams.get(peer)
+        if stream is None:
             if peer not in self.members:
                 raise ValueError(f"`{peer}` is no member of this group")
-            link = self._links[peer] = self._endpoint.link(self.me, peer, self._connector)
-        return link
+            stream = self._streams[peer] = self._endpoint.stream(self.me, peer, self._resolver)
+        return stream
 
     def _send(
-        self, link: Link, message: Message, kind: OperationKind, async_op: bool, seconds: float
+        self, stream: PeerStream, message: Message, kind: OperationKind, async_op: bool, seconds: float
     ) -> Work[None] | None:
-        work: Work[object] = Work(kind, link.peer, seconds, self._endpoint.board, detached=async_op)
+        work: Work[object] = Work(kind, stream.peer, seconds, self._endpoint.waits, detached=async_op)
         if not async_op:
-            self._endpoint.send(link, message, work)
+            self._endpoint.send(stream, message, work)
             if spans.recorder is not None:
                 # Nothing waits for such a handle, so it is never settled.
-                spans.recorder.add(spans.TRANSFER, work.operation, work.since, time.monotonic())
+                spans.recorder.add(spans.TRANSFER, work.title, work.since, time.monotonic())
             return None
-        self._endpoint.send_async(link, message, work)
+        self._endpoint.send_async(stream, message, work)
         return cast("Work[None]", work)
 
-    def _receipt(
+    def _posted(
         self,
         kind: OperationKind,
         src: WorkerAddress,
         detached: bool,
         timeout: float | None,
         target: TensorTarget | None,
-    ) -> AnyReceipt:
+    ) -> AnyReceive:
         adopt = self._endpoint.devices.adopt
 
-        def open_parcel(parcel: Parcel, filled: bool) -> object:
+        def open_received(received: ReceivedMessage, filled: bool) -> object:
             if target is None:
-                return parcel.load(adopt)
+                return received.load(adopt)
             if not filled:
-                parcel.fill(target, adopt)
+                received.fill(target, adopt)
             return target.buffer
 
-        return Receipt(
+        return PostedReceive(
             kind,
             src.get_name(),
             self._endpoint.seconds(timeout),
-            open_parcel,
-            self._endpoint.board,
+            open_received,
+            self._endpoint.waits,
             detached=detached,
             target=target,
         )
 
-    def _receive(self, link: Link, receipt: AnyReceipt, async_op: bool) -> object:
-        self._endpoint.receive(link, receipt)
+    def _receive(self, stream: PeerStream, posted: AnyReceive, async_op: bool) -> object:
+        self._endpoint.receive(stream, posted)
         if async_op:
-            return receipt
+            return posted
         try:
-            return receipt.wait()
+            return posted.wait()
         except BaseException as error:
             # Nobody will take what comes for it: the next receive shall.
-            if not receipt.settled or isinstance(error, CommunicationTimeoutError):
-                link.incoming.withdraw(receipt)
+            if not posted.settled or isinstance(error, CommunicationTimeoutError):
+                stream.incoming.withdraw(posted)
             raise
 
     def _broadcast(
-        self, links: Sequence[Link], message: Message, works: Sequence[Work[object]], obj: object, done: Work[object]
+        self,
+        streams: Sequence[PeerStream],
+        message: Message,
+        works: Sequence[Work[object]],
+        obj: object,
+        done: Work[object],
     ) -> None:
         try:
-            self._endpoint.broadcast(links, message, works)
+            self._endpoint.broadcast(streams, message, works)
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
             done.fail(error)
             return
         errors: list[Exception] = []
         for work in works:
-            error = work.exception() if work.settled else CommunicationTimeoutError(work.operation, work.seconds)
+            error = work.exception() if work.settled else CommunicationTimeoutError(work.title, work.seconds)
             if isinstance(error, Exception):
                 errors.append(error)
         if not errors:
@@ -263,5 +268,5 @@ class CollectiveGroup:
             done.fail(ExceptionGroup(f"the broadcast failed for {len(errors)} of {len(works)} members", errors))
 
 
-def _names(links: Sequence[Link]) -> str:
-    return ", ".join(link.peer for link in links)
+def _names(streams: Sequence[PeerStream]) -> str:
+    return ", ".join(stream.peer for stream in streams)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rlinf_core.collective.frame import Frame
-from rlinf_core.collective.handshake import Identity
+from rlinf_core.collective.frame_reader import FrameReader
+from rlinf_core.collective.handshake import PeerIdentity
 from rlinf_core.collective.listener import peer_credentials
 from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
-from rlinf_core.collective.reader import FrameReader
-from rlinf_core.collective.segment import Segment
+from rlinf_core.collective.segment import SharedSegment
 from rlinf_core.collective.spin import spin
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
@@ -41,7 +41,7 @@ class ConnectionLostError(RuntimeFailure):
     """The connection broke under an operation; the endpoint turns it into what happened to the peer."""
 
 
-class Watcher(ABC):
+class ConnectionHandler(ABC):
     """What a connection needs from its endpoint."""
 
     spin: float
@@ -73,23 +73,23 @@ class Connection:
         shares_memory: whether file descriptors pass, so that large parts go through shared memory.
         segments: the other side's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors the other side has.
-        farewell: whether the other side said goodbye.
+        peer_closing: whether the other side said goodbye.
         paused: whether reading stands still because too much waits to be received.
         backlog: messages that came through it and wait to be received.
         process: the process on the other side, where it is on this host.
         watch: says what the endpoint's thread shall look for: reading, writing.
     """
 
-    def __init__(self, name: str, sock: socket.socket, peer: Identity, watcher: Watcher) -> None:
+    def __init__(self, name: str, sock: socket.socket, peer: PeerIdentity, watcher: ConnectionHandler) -> None:
         sock.setblocking(False)
         self.name = name
         self.peer = peer
         self.sock = sock
         self.fd = sock.fileno()
         self.shares_memory = sock.family == socket.AF_UNIX
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, SharedSegment] = {}
         self.passed: set[int] = set()
-        self.farewell = False
+        self.peer_closing = False
         self.paused = False
         self.backlog = 0
         self.process = ProcessIdentity.of(peer_credentials(sock)[0]) if self.shares_memory else NO_PROCESS
@@ -98,7 +98,7 @@ class Connection:
         self._deliver = partial(watcher.arrived, self)
         self._reader = FrameReader(sock, lambda frame: watcher.place(self, frame))
         self._role = threading.Lock()
-        self._driver: int | None = None
+        self._reading_thread: int | None = None
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._kick_lock = threading.Lock()
         self._write_lock = threading.Lock()
@@ -132,20 +132,20 @@ class Connection:
 
     # Reading
 
-    def drive(self, work: Work[object], deadline: float) -> None:
+    def poll(self, work: Work[object], deadline: float) -> None:
         """Receive until `work` is done or the deadline passes; return at once when another thread receives."""
         if self._closed or not self._role.acquire(blocking=False):
             return
         try:
-            self._driver = threading.get_ident()
+            self._reading_thread = threading.get_ident()
             self.arm()
-            self._drive(work, deadline)
+            self._poll_until(work, deadline)
         finally:
-            self._driver = None
+            self._reading_thread = None
             self._role.release()
             self.arm()
 
-    def _drive(self, work: Work[object], deadline: float) -> None:
+    def _poll_until(self, work: Work[object], deadline: float) -> None:
         spin_until = time.monotonic() + self._watcher.spin
         look = False
         while not work.settled and not self._closed:
@@ -165,10 +165,10 @@ class Connection:
                 else:
                     look = True
 
-    def kick(self) -> None:
-        """End `drive` in whichever other thread is in it, so that it looks again."""
-        driver = self._driver
-        if driver is not None and driver != threading.get_ident():
+    def wake(self) -> None:
+        """End `poll` in whichever other thread is in it, so that it looks again."""
+        reading = self._reading_thread
+        if reading is not None and reading != threading.get_ident():
             self._wake()
 
     def _wake(self) -> None:
@@ -193,7 +193,7 @@ class Connection:
         """Say what the endpoint's thread shall look for next. The last one to change anything of it says it last."""
         if not self._closed:
             with self._arming:
-                reading = self._driver is None and not self.paused and not self.stalled
+                reading = self._reading_thread is None and not self.paused and not self.stalled
                 writing = bool(self._outbox)
                 if (reading, writing) != self._armed:
                     self._armed = (reading, writing)
@@ -225,7 +225,7 @@ class Connection:
             Exception: what `work` was failed with meanwhile.
         """
         if not self._write_lock.acquire(timeout=max(0.0, min(work.deadline - time.monotonic(), 1e6))):
-            raise CommunicationTimeoutError(work.operation, work.seconds)
+            raise CommunicationTimeoutError(work.title, work.seconds)
         try:
             while self._outbox:
                 self._flush()
@@ -353,7 +353,7 @@ class Connection:
             left = work.deadline - time.monotonic()
             if error is None and left <= 0:
                 error = CommunicationTimeoutError(
-                    work.operation, work.seconds, picture="the other side takes nothing more: its process hangs"
+                    work.title, work.seconds, picture="the other side takes nothing more: its process hangs"
                 )
             if error is None and self._closed:
                 error = ConnectionLostError("the connection is closed")

@@ -15,28 +15,28 @@ from typing import cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.arena import Arena, ArenaUse
-from rlinf_core.collective.card import make_card
 from rlinf_core.collective.codec import FallbackDumps, encode
 from rlinf_core.collective.connection import Connection
-from rlinf_core.collective.connections import Connections
-from rlinf_core.collective.connector import Connector
-from rlinf_core.collective.courier import Courier
-from rlinf_core.collective.dispatcher import Dispatcher, Handler
-from rlinf_core.collective.frame import Frame, Kind
-from rlinf_core.collective.link import AnyReceipt, Link
-from rlinf_core.collective.links import Explain, Links, died
+from rlinf_core.collective.connection_pool import ConnectionPool
+from rlinf_core.collective.endpoint_info import make_endpoint_info
+from rlinf_core.collective.forwarder import Forwarder, ForwardMode
+from rlinf_core.collective.frame import Frame, FrameKind
 from rlinf_core.collective.listener import Listener, listen_tcp, listen_unix
 from rlinf_core.collective.network import advertised_address
-from rlinf_core.collective.parcel import Parcel
 from rlinf_core.collective.payload import DeviceExport, Encoded
+from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
+from rlinf_core.collective.peer_streams import Explain, PeerStreams, died
 from rlinf_core.collective.reactor import Reactor
-from rlinf_core.collective.relay import Handover, Relay
+from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.receiver import Handler, Receiver
+from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.sender import Sender
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.transports.device import DeviceRouter, DeviceTransport
 from rlinf_core.collective.unix_directory import UnixDirectory
-from rlinf_core.collective.work import Board, Work, plain_seconds
+from rlinf_core.collective.work import WaitTable, Work, plain_seconds
 from rlinf_core.errors import (
     CancelledOperationError,
     MismatchError,
@@ -52,13 +52,13 @@ _SOCKET = "s"
 class Endpoint:
     """Sends and receives for the addresses of one process.
 
-    Made when the process first communicates; publish its `card` where other processes look, and give links a
-    `Connector` that finds theirs.
+    Made when the process first communicates; publish its `info` where other processes look, and give streams a
+    `Resolver` that finds theirs.
 
     Attributes:
-        card: how others reach it.
+        info: how others reach it.
         settings: sizes and times.
-        board: what threads of this process wait for.
+        waits: what threads of this process wait for.
         devices: ways for tensors on accelerators.
     """
 
@@ -88,8 +88,8 @@ class Endpoint:
                 for a moment.
         """
         self.settings = Settings.from_environment() if settings is None else settings
-        self.board = Board(operations)
-        self.board.patience = self.settings.timeout
+        self.waits = WaitTable(operations)
+        self.waits.patience = self.settings.timeout
         self._fallback = fallback
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -103,18 +103,18 @@ class Endpoint:
         path = str(self._directory.path / _SOCKET)
         tcp = listen_tcp(advertised_address() if ip is None else ip, self.settings.socket_buffer)
         host, port = tcp.getsockname()[:2]
-        self.card = make_card(path, host if ip is None else ip, port, devices)
+        self.info = make_endpoint_info(path, host if ip is None else ip, port, devices)
         self.devices = DeviceRouter(transports)
-        self._dispatcher = Dispatcher(self)
-        self._reactor = Reactor(str(self._pid), self._dispatcher.may_resume, self.settings.reactor_spin)
-        self._connections = Connections(
-            self.card, secret, self.settings, self._dispatcher, lambda connection: self._reactor.add(connection)
+        self._receiver = Receiver(self)
+        self._reactor = Reactor(str(self._pid), self._receiver.may_resume, self.settings.reactor_spin)
+        self._connections = ConnectionPool(
+            self.info, secret, self.settings, self._receiver, lambda connection: self._reactor.add(connection)
         )
-        self._links = Links(self._connections, self.card, self.settings.connect_timeout, explain)
-        self._courier = Courier(
-            self.settings, self._arena, self.board, self._links.connect, self._dispatcher.deliver_here, self.explain
+        self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain)
+        self._sender = Sender(
+            self.settings, self._arena, self.waits, self._streams.connect, self._receiver.deliver_here, self.explain
         )
-        self._relay = Relay(self._courier)
+        self._relay = Forwarder(self._sender)
         self._listener = Listener(
             [listen_unix(path), tcp],
             secret,
@@ -126,110 +126,114 @@ class Endpoint:
 
     # Addresses
 
-    def link(self, me: WorkerAddress, peer: WorkerAddress, connector: Connector | None = None) -> Link:
-        """Return both directions between a local address and another; the connector finds the other when needed."""
-        link = self._links.of(me.get_name(), peer.get_name())
-        if connector is not None:
-            link.connector = connector
-        return link
+    def stream(self, me: WorkerAddress, peer: WorkerAddress, resolver: Resolver | None = None) -> PeerStream:
+        """Return both directions between a local address and another; the resolver finds the other when needed."""
+        stream = self._streams.of(me.get_name(), peer.get_name())
+        if resolver is not None:
+            stream.resolver = resolver
+        return stream
 
     # Messages
 
     def message(
-        self, obj: object, *, link: Link | None = None, tag: int = 0, key: bytes = b"", weight: float = 0.0
+        self, obj: object, *, stream: PeerStream | None = None, tag: int = 0, key: bytes = b"", weight: float = 0.0
     ) -> Message:
         """Return `obj` ready to be sent.
 
-        With `link`, it goes nowhere else, and tensors on accelerators take the way that is best for its peer. Without,
-        all goes through host memory.
+        With `stream`, it may only be sent there, and tensors on accelerators take the best transport for that peer.
+        Without, everything goes through host memory.
 
         Raises:
             PayloadError: it does not pickle.
         """
-        return Message.of(self.encode(obj, link), self.settings.inline_limit, tag=tag, key=key, weight=weight)
+        return Message.of(self.encode(obj, stream), self.settings.inline_limit, tag=tag, key=key, weight=weight)
 
-    def encode(self, obj: object, link: Link | None = None) -> Encoded:
+    def encode(self, obj: object, stream: PeerStream | None = None) -> Encoded:
         """Return `obj` as a pickle stream and the parts beside it, see `message`.
 
         Raises:
             PayloadError: it does not pickle.
         """
-        return encode(obj, self._fallback, None if link is None else self.device_export(link))
+        return encode(obj, self._fallback, None if stream is None else self.device_export(stream))
 
-    def device_export(self, link: Link) -> DeviceExport | None:
-        """Return how tensors on accelerators go to the peer of a link; None: through host memory, as before first
+    def device_export(self, stream: PeerStream) -> DeviceExport | None:
+        """Return how tensors on accelerators go to the peer of a stream; None: through host memory, as before first
         contact.
         """
-        return self.devices.export_to(link.outgoing.connection)
+        return self.devices.export_to(stream.outgoing.connection)
 
-    def send(self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None) -> None:
+    def send(
+        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
+    ) -> None:
         """Send; return when the message's memory may be changed, which is not yet when it was received."""
         self._check_open()
-        self._courier.send(link, message, work, acknowledgement=acknowledgement)
+        self._sender.send(stream, message, work, acknowledgement=acknowledgement)
 
     def send_async(
-        self, link: Link, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
+        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
     ) -> None:
         """Send in the background; `work` finishes when the message's memory may be changed."""
         self._check_open()
-        self._courier.send_async(link, message, work, acknowledgement)
+        self._sender.send_async(stream, message, work, acknowledgement)
 
-    def broadcast(self, links: Sequence[Link], message: Message, works: Sequence[Work[object]]) -> None:
+    def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
         """Send one message to several peers; each one's outcome is that of its work."""
         self._check_open()
-        self._courier.broadcast(links, message, works)
+        self._sender.broadcast(streams, message, works)
 
     def forward(
         self,
-        link: Link,
-        parcel: Parcel,
+        stream: PeerStream,
+        received: ReceivedMessage,
         work: Work[object],
         *,
         tag: int,
         key: bytes = b"",
         weight: float = 0.0,
-        handover: Handover = Handover.GIVE,
+        handover: ForwardMode = ForwardMode.MOVE,
     ) -> None:
         """Pass on in the background what has arrived, without a copy where both sides share memory.
 
-        A parcel that is lent is the other side's once `concede` is called; until then it may be passed on anew.
+        A received that is lent is the other side's once `release_lent` is called; until then it may be passed on anew.
         """
         self._check_open()
-        self._relay.forward(link, parcel, work, handover, tag=tag, key=key, weight=weight)
+        self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight)
 
-    def share(self, link: Link, message: Message, size: int, work: Work[object]) -> memoryview | None:
+    def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
         """Send a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
 
         Returns:
             That memory; None where the peer shares none, as on another host. It finds it as the message's body.
         """
         self._check_open()
-        return self._courier.share(link, message, size, work)
+        return self._sender.share(stream, message, size, work)
 
-    def concede(self, link: Link, parcel: Parcel) -> None:
-        """The peer has taken a parcel that was lent to it."""
-        self._relay.concede(link, parcel)
+    def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        """The peer has taken a received that was lent to it."""
+        self._relay.release_lent(stream, received)
 
-    def post(self, link: Link, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0) -> bool:
-        """Send a small message to a service, past whatever waits for its turn on the link; never blocks.
+    def post(
+        self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0
+    ) -> bool:
+        """Send a small message to a service, past whatever waits for its turn on the stream; never blocks.
 
         Returns:
-            False when nothing was sent because nothing has gone through the link and its present connection yet.
+            False when nothing was sent because nothing has gone through the stream and its present connection yet.
         """
-        return self._courier.post(link, tag, key, head, weight)
+        return self._sender.post(stream, tag, key, head, weight)
 
     def serve(self, tag: int, handler: Handler) -> None:
         """Messages with this tag (from 1) go to `handler` as they arrive, in the thread that reads: it must not block.
 
-        In order for each link. It gets a `Delivery`, whose parcel is its own.
+        In order for each stream. It gets a `ServiceMessage`, whose received is its own.
         """
-        self._dispatcher.serve(tag, handler)
+        self._receiver.serve(tag, handler)
 
     def work(
         self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
     ) -> Work[object]:
         """Return a handle for one operation that is about to begin."""
-        return Work(kind, target, self.seconds(timeout), self.board, detached=detached)
+        return Work(kind, target, self.seconds(timeout), self.waits, detached=detached)
 
     def seconds(self, timeout: float | None) -> float:
         """Return what an operation may take.
@@ -239,24 +243,24 @@ class Endpoint:
         """
         return self.settings.timeout if timeout is None else plain_seconds(timeout)
 
-    def receive(self, link: Link, receipt: AnyReceipt) -> None:
+    def receive(self, stream: PeerStream, posted: AnyReceive) -> None:
         """Issue a receive. The connection is made in the background: the peer may dial as well."""
         self._check_open()
-        if link.incoming.post(receipt):
+        if stream.incoming.post(posted):
             return
-        connection = link.outgoing.connection
+        connection = stream.outgoing.connection
         if connection is not None and not connection.closed:
-            receipt.driver = connection
+            posted.poller = connection
             return
 
         def connect() -> None:
             try:
-                receipt.driver = self._links.connect(link, cast("Work[object]", receipt))
+                posted.poller = self._streams.connect(stream, cast("Work[object]", posted))
             except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
-                if not receipt.settled:
-                    receipt.fail(error)
+                if not posted.settled:
+                    posted.fail(error)
 
-        if receipt.serial is None:
+        if posted.serial is None:
             connect()
         else:
             threading.Thread(target=connect, name="rlinf-connect", daemon=True).start()
@@ -266,27 +270,27 @@ class Endpoint:
     def fail(self, error: Exception, peer: WorkerAddress | None = None) -> int:
         """Fail every operation that goes on, or those with `peer`, and tell how many. Each raises `error`."""
         name = None if peer is None else peer.get_name()
-        works = {id(work): work for work in self.board.waiting()}
-        for link in self._links.all():
-            if name is None or link.peer == name:
-                works.update((id(work), work) for work in link.open_works())
+        works = {id(work): work for work in self.waits.waiting()}
+        for stream in self._streams.all():
+            if name is None or stream.peer == name:
+                works.update((id(work), work) for work in stream.open_works())
         return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
 
     def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
         """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
-        self._links.on_lost(callback)
+        self._streams.on_lost(callback)
 
     def on_close(self, callback: Callable[[Exception], object]) -> None:
         """Call `callback` when this endpoint closes, with what operations fail with that nobody waits in."""
         self._on_close.append(callback)
 
-    def links(self) -> list[Link]:
+    def streams(self) -> list[PeerStream]:
         """Return what its addresses have talked to, and wanted to."""
-        return self._links.all()
+        return self._streams.all()
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that peers reported and that no operation raised, and forget them."""
-        return [error for link in self._links.all() for error in link.outgoing.take_mismatches()]
+        return [error for stream in self._streams.all() for error in stream.outgoing.take_mismatches()]
 
     def shared_memory(self) -> ArenaUse:
         """Return what this process's shared memory holds."""
@@ -303,7 +307,7 @@ class Endpoint:
             for connection in self._connections.all():
                 if identity in connection.passed:
                     connection.passed.discard(identity)
-                    connection.post(Frame(Kind.FORGET, sequence=identity).pack())
+                    connection.post(Frame(FrameKind.FORGET, sequence=identity).pack())
 
     def answers_for_memory(self) -> bool:
         """Return whether somebody still uses memory that was passed on here, and whose return this process looks
@@ -311,9 +315,9 @@ class Endpoint:
         """
         return self._relay.forwards.outstanding()
 
-    def explain(self, link: Link, reason: str) -> Exception:
+    def explain(self, stream: PeerStream, reason: str) -> Exception:
         """Return the error for operations with a peer that was lost."""
-        return self._links.explain(link.peer, reason)
+        return self._streams.explain(stream.peer, reason)
 
     # The end
 
@@ -328,11 +332,11 @@ class Endpoint:
                 return
             self._closed = True
         until = time.monotonic() + linger
-        for link in self._links.all():
-            link.outgoing.drain(until - time.monotonic())
+        for stream in self._streams.all():
+            stream.outgoing.drain(until - time.monotonic())
         self._listener.close()
         for connection in self._connections.all():
-            connection.post(Frame(Kind.GOODBYE).pack())
+            connection.post(Frame(FrameKind.GOODBYE).pack())
         closed = CancelledOperationError("the endpoint was closed")
         self.fail(closed)
         for callback in self._on_close:
@@ -352,20 +356,20 @@ class Endpoint:
 
     # What its parts ask of it
 
-    def link_by_names(self, me: str, peer: str) -> Link:
-        return self._links.of(me, peer)
+    def stream_by_names(self, me: str, peer: str) -> PeerStream:
+        return self._streams.of(me, peer)
 
-    def bind(self, link: Link, connection: Connection) -> None:
-        self._links.bind(link, connection)
+    def bind(self, stream: PeerStream, connection: Connection) -> None:
+        self._streams.bind(stream, connection)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """A connection is over: its operations fail, and what its process held is free again."""
         connection.shut()
         if not self._connections.forget(connection):
             return
-        if connection.farewell:
+        if connection.peer_closing:
             reason = "it ended its communication"
-        self._links.lost(connection, reason)
+        self._streams.lost(connection, reason)
         for segment in connection.segments.values():
             segment.orphaned = True
             # Others are told later: a message that refers to it may be on its way to them.

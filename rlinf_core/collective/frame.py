@@ -30,7 +30,7 @@ _SIZE_BITS = 56
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for."""
 
     ROUTE = 1
@@ -55,7 +55,7 @@ class Flag:
     GROWING: Final = 128  # the body is still being written; GROWN frames say how far it has come
 
 
-class ProtocolError(RuntimeFailure):
+class FrameError(RuntimeFailure):
     """The other side sent what is no frame of this version."""
 
 
@@ -139,7 +139,11 @@ class Frame:
 
 def pack_message(tag: int, route: int, key: bytes, head: bytes | bytearray, weight: float) -> bytes:
     """Return a message without a body, for the many small ones."""
-    return HEADER.pack(_MAGIC, VERSION, Kind.MESSAGE, 0, tag, route, 0, 0, weight, len(key), len(head), 0) + key + head
+    return (
+        HEADER.pack(_MAGIC, VERSION, FrameKind.MESSAGE, 0, tag, route, 0, 0, weight, len(key), len(head), 0)
+        + key
+        + head
+    )
 
 
 def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Frame | None, int]:
@@ -148,19 +152,19 @@ def unpack(buffer: memoryview | bytes, start: int, available: int) -> tuple[Fram
     There is no frame yet when fewer bytes are `available`, of which there must be at least HEADER.size.
 
     Raises:
-        ProtocolError: no frame of this version begins there.
+        FrameError: no frame of this version begins there.
     """
     magic, version, kind, flags, tag, route, parts, sequence, weight, key_size, head_size, body = HEADER.unpack_from(
         buffer, start
     )
     if magic != _MAGIC or version != VERSION:
-        raise ProtocolError(f"the other side does not speak version {VERSION} of the data plane")
+        raise FrameError(f"the other side does not speak version {VERSION} of the data plane")
     size = HEADER.size + key_size + head_size
     if parts or flags & Flag.SHARED:
         size += parts * _SIZE.size + (_DESCRIPTOR.size if flags & Flag.SHARED else 0)
     if size > available:
         if size > _LARGEST_PREFIX:
-            raise ProtocolError(f"the other side announces a frame head of {size} bytes")
+            raise FrameError(f"the other side announces a frame head of {size} bytes")
         return None, size
     at = start + HEADER.size
     sizes: tuple[int, ...] = ()

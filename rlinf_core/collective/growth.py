@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlinf_core.collective.work import Board, Driver, Work
+from rlinf_core.collective.work import Poller, WaitTable, Work
 from rlinf_core.waiting import OperationKind
 
 
@@ -17,15 +17,15 @@ class Growth:
         size: of the whole body, in bytes.
         peer: the address of its sender.
         driver: how a waiting thread receives.
-        board: where waiting is published.
+        waits: where waiting is published.
         seconds: what waiting takes at most where no receive has said so.
     """
 
-    def __init__(self, size: int, peer: str, driver: Driver, board: Board, seconds: float) -> None:
+    def __init__(self, size: int, peer: str, driver: Poller, waits: WaitTable, seconds: float) -> None:
         self._size = size
         self._peer = peer
         self._driver = driver
-        self._board = board
+        self._waits = waits
         self._lock = threading.Lock()
         self._filled = 0
         self._error: Exception | None = None
@@ -76,9 +76,9 @@ class Growth:
                     return self._filled
                 if self._error is not None:
                     raise self._error
-                work: Work[object] = Work(OperationKind.RECV_TENSOR, self._peer, self._seconds, self._board)
+                work: Work[object] = Work(OperationKind.RECV_TENSOR, self._peer, self._seconds, self._waits)
                 work.since = self._since
-                work.driver = self._driver
+                work.poller = self._driver
                 self._waiting = work
             work.wait()
 

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<H")
 _LARGEST_IDENTITY = 4096
 
 
-class Verdict(IntEnum):
+class Admission(IntEnum):
     """What the acceptor answers to a dialer that has proven itself."""
 
     WELCOME = 1
@@ -39,7 +39,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class PeerIdentity:
     """What each side says about itself.
 
     Attributes:
@@ -66,7 +66,7 @@ class Identity:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Identity:
+    def decode(cls, data: bytes) -> PeerIdentity:
         fields = json.loads(data)
         fields["devices"] = tuple(fields.get("devices", ()))
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
@@ -103,7 +103,9 @@ class _Line:
         self._sock.sendall(data)
 
 
-def dial(sock: socket.socket, secret: ClusterSecret, mine: Identity, deadline: float) -> tuple[Verdict, Identity]:
+def dial(
+    sock: socket.socket, secret: ClusterSecret, mine: PeerIdentity, deadline: float
+) -> tuple[Admission, PeerIdentity]:
     """Return the dialer's side; returns the acceptor's verdict and identity.
 
     Raises:
@@ -129,7 +131,7 @@ def dial(sock: socket.socket, secret: ClusterSecret, mine: Identity, deadline: f
     answer = line.read_identity()
     if not secret.verify(proof, b"accept", nonce, theirs, identity, verdict, answer):
         raise AuthenticationError("whoever listens there does not belong to this cluster")
-    return Verdict(verdict[0]), Identity.decode(answer)
+    return Admission(verdict[0]), PeerIdentity.decode(answer)
 
 
 class Acceptance:
@@ -154,11 +156,11 @@ class Acceptance:
         if not secret.verify(proof, b"dial", self._theirs, self._nonce, self._identity):
             raise AuthenticationError("a stranger connected that does not know this cluster's secret")
         try:
-            self.dialer = Identity.decode(self._identity)
+            self.dialer = PeerIdentity.decode(self._identity)
         except (ValueError, TypeError, KeyError) as error:
             raise AuthenticationError("the dialer's identity is malformed") from error
 
-    def answer(self, verdict: Verdict, mine: Identity) -> None:
+    def answer(self, verdict: Admission, mine: PeerIdentity) -> None:
         """Tell the dialer."""
         identity = mine.encode()
         said = bytes([verdict])

@@ -32,7 +32,7 @@ class LeaseState(IntEnum):
     FIRST_MARK = 3  # from here on: the receiver passed it on, so its own death is not the end of it
 
 
-class Segment:
+class SharedSegment:
     """A mapped segment. The mapping lives as long as this object or any view of its memory."""
 
     def __init__(self, fd: int, identity: int, release_event: int | None, *, owns_event: bool = False) -> None:
@@ -85,12 +85,12 @@ class Segment:
                 os.eventfd_write(self.release_event, 1)
 
 
-class Lease:
+class BlockLease:
     """The right to read and write one block, until it is released or its last view dies."""
 
     __slots__ = ("_pid", "_released", "index", "offset", "private", "segment", "size")
 
-    def __init__(self, segment: Segment, offset: int, size: int, index: int, private: bool = False) -> None:
+    def __init__(self, segment: SharedSegment, offset: int, size: int, index: int, private: bool = False) -> None:
         """`private`: other processes hold the same block; what is written here must stay here."""
         self.segment = segment
         self.offset = offset

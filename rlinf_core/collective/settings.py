@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_core import env_vars
-from rlinf_core.collective import budget
+from rlinf_core.collective import memory_budget
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -59,5 +59,5 @@ class Settings:
         return cls(
             timeout=env_vars.TIMEOUT.get(),
             connect_timeout=env_vars.CONNECT_TIMEOUT.get(),
-            arena_bytes=arena if arena is not None else budget.default_arena_bytes(),
+            arena_bytes=arena if arena is not None else memory_budget.default_arena_bytes(),
         )

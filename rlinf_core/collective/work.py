@@ -13,22 +13,22 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from rlinf_core import env_vars, spans
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.operation_board import OperationBoard, task_strand
+from rlinf_core.operation_board import OperationBoard, current_task_key
 from rlinf_core.waiting import Operation, OperationKind, checked_seconds
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Driver(Protocol):
+class Poller(Protocol):
     """What a waiting thread can do to make its own operation finish, instead of sleeping."""
 
-    def drive(self, work: Work[object], deadline: float) -> None:
+    def poll(self, work: Work[object], deadline: float) -> None:
         """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
         ...
 
-    def kick(self) -> None:
-        """End `drive` in whichever thread is in it."""
+    def wake(self) -> None:
+        """End `poll` in whichever thread is in it."""
         ...
 
 
@@ -44,7 +44,7 @@ _state = _State()
 os.register_at_fork(after_in_child=_state.__init__)
 
 
-class Board:
+class WaitTable:
     """What the threads of a process wait for: told to others, and the place where a blocked operation is failed.
 
     Attributes:
@@ -73,37 +73,37 @@ class Board:
         work = self._waiting.get(serial)
         return work is not None and work.fail(error)
 
-    def fail_strand(self, strand: Hashable, error: BaseException) -> None:
+    def fail_task(self, task_key: Hashable, error: BaseException) -> None:
         """Fail what a thread, by its number, or a task waits in; with None what anybody waits in."""
         for serial, work in self._waiting.copy().items():
-            if strand is None or self.operations.strand(serial) == strand:
+            if task_key is None or self.operations.task_key(serial) == task_key:
                 work.fail(error)
 
     @contextmanager
     def during(
-        self, work: Work[object], strand: Hashable = None, seconds: float | None = None
+        self, work: Work[object], task_key: Hashable = None, seconds: float | None = None
     ) -> Generator[None, None, None]:
-        """Publish that the calling thread, or the task `strand`, waits for `work`, for as long as the block lasts.
+        """Publish that the calling thread, or the task `task_key`, waits for `work`, for as long as the block lasts.
 
         `seconds` is how long it waits at most; by default as long as the operation may take.
         """
-        serial = self.enter(work, strand, seconds)
+        serial = self.enter(work, task_key, seconds)
         try:
             yield
         finally:
             self.leave(work, serial)
 
-    def enter(self, work: Work[object], strand: Hashable = None, seconds: float | None = None) -> int:
+    def enter(self, work: Work[object], task_key: Hashable = None, seconds: float | None = None) -> int:
         """Return what `during` does first; returns what `leave` takes."""
         self.check()
         bounded = (work.seconds if seconds is None else seconds) < self.patience
         serial = work.serial
         if serial is not None:
-            self.operations.attach(serial, strand, bounded=bounded)
+            self.operations.attach(serial, task_key, bounded=bounded)
             if spans.recorder is not None:
-                self._traced[serial] = (time.monotonic(), strand)
+                self._traced[serial] = (time.monotonic(), task_key)
         else:
-            serial = self.operations.begin(work.kind, work.target, work.key, strand=strand, bounded=bounded)
+            serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
         self._waiting[serial] = work
         return serial
 
@@ -111,8 +111,8 @@ class Board:
         """What `during` does last."""
         self._waiting.pop(serial, None)
         if spans.recorder is not None and serial in self._traced:
-            since, strand = self._traced.pop(serial)
-            spans.recorder.add(spans.WAIT, work.operation, since, time.monotonic(), strand)
+            since, task_key = self._traced.pop(serial)
+            spans.recorder.add(spans.WAIT, work.title, since, time.monotonic(), task_key)
         if work.serial is None or work.settled:
             self.operations.end(serial)
         else:
@@ -148,18 +148,18 @@ class Work(Generic[T]):
         since: when it was issued, on the monotonic clock.
         seconds: what it may take.
         driver: what a waiting thread can do for it.
-        serial: its number on the board while it goes on in the background, else None.
+        serial: its number on the waits while it goes on in the background, else None.
     """
 
     __slots__ = (
-        "_board",
         "_callbacks",
         "_done",
         "_error",
         "_value",
-        "driver",
+        "_waits",
         "key",
         "kind",
+        "poller",
         "seconds",
         "serial",
         "since",
@@ -171,7 +171,7 @@ class Work(Generic[T]):
         kind: OperationKind,
         target: str,
         seconds: float,
-        board: Board | None = None,
+        waits: WaitTable | None = None,
         *,
         key: str | None = None,
         detached: bool = False,
@@ -182,18 +182,18 @@ class Work(Generic[T]):
         self.key = key
         self.seconds = seconds
         self.since = time.monotonic()
-        self.driver: Driver | None = None
-        self._board = board
+        self.poller: Poller | None = None
+        self._waits = waits
         self.serial = None
-        if board is not None and detached:
-            self.serial = board.operations.begin(kind, target, key, detached=True)
+        if waits is not None and detached:
+            self.serial = waits.operations.begin(kind, target, key, detached=True)
         self._done = False
         self._value: object = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] | None = None
 
     @property
-    def operation(self) -> str:
+    def title(self) -> str:
         """The operation in words, as in `recv from actor:0`."""
         return Operation(self.kind, self.target, self.key, self.since, 0).title
 
@@ -248,8 +248,8 @@ class Work(Generic[T]):
                     loop.call_soon_threadsafe(finish)
 
             self.add_done_callback(wake)
-            board = self._board
-            published = nullcontext() if board is None else board.during(cast("Work[object]", self), task_strand())
+            waits = self._waits
+            published = nullcontext() if waits is None else waits.during(cast("Work[object]", self), current_task_key())
             try:
                 with published:
                     async with asyncio.timeout(max(0.0, self.deadline - time.monotonic())):
@@ -265,7 +265,7 @@ class Work(Generic[T]):
         A failure of this operation is the failure of that handle, and so is whatever `function` raises. The operation's
         deadline is not that of `function`, which has as long as an operation without a timeout.
         """
-        return Following(self, function)
+        return ChainedWork(self, function)
 
     def result(self) -> T:
         """Return the result of a finished operation; raises what it failed with."""
@@ -301,18 +301,18 @@ class Work(Generic[T]):
         """
         if self._done:
             return True
-        board = self._board
-        if board is None:
+        waits = self._waits
+        if waits is None:
             return self._sleep_until(deadline)
-        serial = board.enter(cast("Work[object]", self), None, seconds)
+        serial = waits.enter(cast("Work[object]", self), None, seconds)
         try:
             return self._sleep_until(deadline)
         finally:
-            board.leave(cast("Work[object]", self), serial)
+            waits.leave(cast("Work[object]", self), serial)
 
     def _sleep_until(self, deadline: float) -> bool:
-        if self.driver is not None:
-            self.driver.drive(cast("Work[object]", self), deadline)
+        if self.poller is not None:
+            self.poller.poll(cast("Work[object]", self), deadline)
             if self._done:
                 return True
         sleeper = threading.Lock()
@@ -328,26 +328,26 @@ class Work(Generic[T]):
             self._value, self._error = value, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
-        if self.driver is not None:
-            self.driver.kick()
+        if self.poller is not None:
+            self.poller.wake()
         if spans.recorder is not None:
-            spans.recorder.add(spans.TRANSFER, self.operation, self.since, time.monotonic())
-        if self.serial is not None and self._board is not None:
-            self._board.operations.end(self.serial)
+            spans.recorder.add(spans.TRANSFER, self.title, self.since, time.monotonic())
+        if self.serial is not None and self._waits is not None:
+            self._waits.operations.end(self.serial)
         for callback in callbacks or ():
             callback()
         return True
 
     def _too_late(self, seconds: float) -> CommunicationTimeoutError:
-        picture = None if self._board is None else self._board.picture(cast("Work[object]", self))
-        return CommunicationTimeoutError(self.operation, seconds, picture=picture)
+        picture = None if self._waits is None else self._waits.picture(cast("Work[object]", self))
+        return CommunicationTimeoutError(self.title, seconds, picture=picture)
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"
-        return f"<Work {self.operation}: {state}>"
+        return f"<Work {self.title}: {state}>"
 
 
-class Following(Work[U]):
+class ChainedWork(Work[U]):
     """What a function makes of the result of another operation."""
 
     __slots__ = ("_after",)

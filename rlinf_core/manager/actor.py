@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.manager.manager import Manager
 
@@ -39,14 +39,14 @@ class ManagerProcess:
         """
         return function(*args)
 
-    def record(self) -> tuple[str, str, AddressCard, float]:
+    def record(self) -> tuple[str, str, EndpointInfo, float]:
         """Return the job's name, its secret in hex, where this is reached, and since when, for who looks from
         elsewhere.
 
         Whoever can ask has proven to Ray that it belongs to the cluster.
         """
-        return self._job, self._secret.hex(), self._endpoint.card, self._started
+        return self._job, self._secret.hex(), self._endpoint.info, self._started
 
-    def card(self) -> AddressCard:
+    def info(self) -> EndpointInfo:
         """Return where it is reached."""
-        return self._endpoint.card
+        return self._endpoint.info

@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import cast
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.codec import FallbackDumps
 from rlinf_core.collective.connection import NO_ANSWER
-from rlinf_core.collective.connector import Connector, FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.resolver import Resolver, StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.work import Work
@@ -51,14 +51,14 @@ _PICTURE_SECONDS = 1.5
 _EXPIRED = -2
 
 
-class ManagerClient(Connector):
+class ManagerClient(Resolver):
     """What a process uses to find others, to hear of their ends, and to say what it waits for.
 
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
         endpoint: through which it talks.
         board: what it is in.
-        card: where the manager is.
+        info: where the manager is.
         in_flight: tells the workers that have not answered a call of this process.
         channels: tells the channels that live in this process.
         on_cancel: called with the calls that whoever made them gave up, or None for all.
@@ -67,7 +67,7 @@ class ManagerClient(Connector):
     def __init__(
         self,
         session: Session,
-        card: AddressCard,
+        info: EndpointInfo,
         me: WorkerAddress,
         *,
         ip: str | None = None,
@@ -78,7 +78,7 @@ class ManagerClient(Connector):
         """
         Args:
             session: the job.
-            card: where its manager is.
+            info: where its manager is.
             me: the address of this process.
             ip: the address under which other nodes reach it.
             has_main: whether it runs code of its own outside methods, as a driver does.
@@ -86,7 +86,7 @@ class ManagerClient(Connector):
             settings: of its endpoint; by default from the environment.
         """
         self.me = me
-        self.card = card
+        self.info = info
         self.board = OperationBoard(has_main=has_main)
         self.in_flight: Callable[[], Sequence[str]] = tuple
         self.channels: Callable[[], Mapping[str, ChannelView]] = dict
@@ -110,9 +110,9 @@ class ManagerClient(Connector):
             fallback=fallback,
             explain=self._explain,
         )
-        self.endpoint.board.picture = self._picture
+        self.endpoint.waits.picture = self._picture
         manager = WorkerAddress(m.MANAGER)
-        self._link = self.endpoint.link(me, manager, FixedConnector({manager: card}))
+        self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
         self._post = Post(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
 
@@ -121,12 +121,12 @@ class ManagerClient(Connector):
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
         """Say that this process is there."""
         log = evidence.own_log()
-        hello = m.Hello(incarnation, self.endpoint.card, node, node_rank, device, log, evidence.memory_kills())
-        self._post.send(self._link, hello)
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, evidence.memory_kills())
+        self._post.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:
         """Tell the manager something that it does not answer."""
-        self._post.send(self._link, message)
+        self._post.send(self._stream, message)
 
     def say_last_words(self, cause: str) -> None:
         """This process is about to end by its own will: says why."""
@@ -147,10 +147,10 @@ class ManagerClient(Connector):
             Exception: whatever it answers with.
         """
         serial = next(self._serials)
-        work: Work[object] = Work(kind, target, timeout, self.endpoint.board)
+        work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
         self._requests[serial] = work
         try:
-            self._post.send(self._link, m.Request(serial, body))
+            self._post.send(self._stream, m.Request(serial, body))
             return work.wait()
         except CommunicationTimeoutError:
             self.tell(m.Forget(serial))
@@ -164,9 +164,9 @@ class ManagerClient(Connector):
             self._requests.pop(serial, None)
             self._notices.pop(serial, None)
 
-    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
         name = address.get_name()
-        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), AddressCard)
+        found = expect(self.request(m.Lookup(name), timeout, OperationKind.CONNECT, name), EndpointInfo)
         with self._news:
             self._deaths.pop(name, None)
         return found
@@ -205,7 +205,7 @@ class ManagerClient(Connector):
                 self._news.notify_all()
         return False
 
-    def _handle(self, link: Link | None, message: object) -> None:
+    def _handle(self, stream: PeerStream | None, message: object) -> None:
         if isinstance(message, m.Question):
             stacks = describe_stacks() if message.stacks else ""
             answer = m.Answer(message.round, self.board.publication(), tuple(self.in_flight()), self.channels(), stacks)
@@ -242,7 +242,7 @@ class ManagerClient(Connector):
         current = {one.operation.serial for one in self.board.publication().operations}
         for serial in stuck.serials:
             error = DeadlockError(stuck.members, stuck.picture, where=self._name)
-            if not self.endpoint.board.fail(serial, error) and serial in current:
+            if not self.endpoint.waits.fail(serial, error) and serial in current:
                 self._failures[serial] = error
 
     def _free_for(self) -> float:
@@ -303,7 +303,7 @@ class ManagerClient(Connector):
             # The manager has a connection of its own to that host, and may notice later.
             return WorkerDiedError(peer, node=self._node_of(peer), cause=reason, where=self._name)
         # Which life of it that was: there may be news of an earlier one.
-        endpoints = {link.incarnation for link in self.endpoint.links() if link.peer == peer}
+        endpoints = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == peer}
         died = self._await_death(peer, endpoints=endpoints - {None})
         if died is not None:
             return self._death(died)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.manager.messages import Answer, Hello, WorkerView
 from rlinf_core.manager.registry import WorkerRecord
 from rlinf_core.manager.wait_graph import Process, Wait
@@ -15,7 +15,7 @@ from rlinf_core.waiting import OperationKind
 def views(
     round_: Round,
     parties: Mapping[str, Hello],
-    workers: Mapping[str, WorkerRecord[AddressCard]],
+    workers: Mapping[str, WorkerRecord[EndpointInfo]],
     dead: Mapping[str, float],
 ) -> Iterator[WorkerView]:
     """Return one view for each process: the driver first, then the workers in order of their groups' launch and their
@@ -38,7 +38,7 @@ def views(
             yield _answered(name, hello, processes[name], round_.answers[name])
 
 
-def _absent(name: str, record: WorkerRecord[AddressCard] | None, died: float | None) -> WorkerView:
+def _absent(name: str, record: WorkerRecord[EndpointInfo] | None, died: float | None) -> WorkerView:
     node = (record.node if record else None) or ""
     if died is None:
         return WorkerView(name, node, None, None, "", "launching", "is being launched")
@@ -80,5 +80,5 @@ def _view(
     stacks: str = "",
 ) -> WorkerView:
     return WorkerView(
-        name, hello.node, hello.node_rank, hello.card.pid, hello.device, state, doing, since, waits_for, stacks
+        name, hello.node, hello.node_rank, hello.info.pid, hello.device, state, doing, since, waits_for, stacks
     )

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.card import AddressCard
 from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.errors import RLinfError
 from rlinf_core.failures import PackedError
 from rlinf_core.manager import evidence
@@ -39,7 +39,7 @@ class Party:
     """A process that is there."""
 
     name: str
-    link: Link
+    stream: PeerStream
     hello: m.Hello
     last_words: str | None = None
     # Whom it has looked for, and who has looked for it.
@@ -50,7 +50,7 @@ class Party:
 class _Pending:
     """A request that cannot be answered yet."""
 
-    link: Link
+    stream: PeerStream
     serial: int
     name: str
     sizes_only: bool = False
@@ -74,14 +74,14 @@ class Manager:
 
     def __init__(self, endpoint: Endpoint, job: str) -> None:
         self._job = job
-        self._card = endpoint.card
-        self._registry: Registry[AddressCard] = Registry()
+        self._info = endpoint.info
+        self._registry: Registry[EndpointInfo] = Registry()
         self._ownership = Ownership(m.DRIVER)
         self._parties: dict[str, Party] = {}
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch()
-        self._handlers: dict[type, Callable[[Link, object], None]] = {
+        self._handlers: dict[type, Callable[[PeerStream, object], None]] = {
             m.Hello: self._hello,
             m.CloseGroup: self._close_group,
             m.Declare: self._declare,
@@ -99,40 +99,40 @@ class Manager:
     def _free_for(self) -> float:
         return _SLICE if self._deaths or self._watch.busy else _IDLE
 
-    def _handle(self, link: Link | None, message: object) -> None:
-        if link is None:
+    def _handle(self, stream: PeerStream | None, message: object) -> None:
+        if stream is None:
             self._lost(expect(message, _Lost))
         else:
-            self._handlers[type(message)](link, message)
+            self._handlers[type(message)](stream, message)
 
     def _send(self, name: str, message: object) -> None:
         party = self._parties.get(name)
         if party is not None:
-            self._post.send(party.link, message)
+            self._post.send(party.stream, message)
 
     # Who is there
 
-    def _hello(self, link: Link, message: object) -> None:
+    def _hello(self, stream: PeerStream, message: object) -> None:
         hello = expect(message, m.Hello)
-        address = WorkerAddress.from_name(link.peer)
-        if address.ranks and not self._registry.ready(address, hello.incarnation, hello.card, hello.node):
+        address = WorkerAddress.from_name(stream.peer)
+        if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a straggler of a life that is over
-        self._parties[link.peer] = Party(link.peer, link, hello)
+        self._parties[stream.peer] = Party(stream.peer, stream, hello)
         self._retry_pending()
 
-    def _last_words(self, link: Link, message: m.LastWords) -> None:
-        party = self._parties.get(link.peer)
+    def _last_words(self, stream: PeerStream, message: m.LastWords) -> None:
+        party = self._parties.get(stream.peer)
         if party is not None:
             party.last_words = message.cause
 
-    def _open_group(self, link: Link, message: m.OpenGroup) -> int:
+    def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
         kind = Kind.CHANNEL if message.channel else Kind.GROUP
-        self._ownership.claim(Resource(kind, message.name), link.peer)
+        self._ownership.claim(Resource(kind, message.name), stream.peer)
         self._retry_pending()
         return incarnation
 
-    def _close_group(self, link: Link, message: object) -> None:
+    def _close_group(self, stream: PeerStream, message: object) -> None:
         closed = expect(message, m.CloseGroup)
         if closed.incarnation in (None, self._registry.incarnation(closed.name)):
             self._end_group(closed.name)
@@ -145,76 +145,76 @@ class Manager:
                 self._tell(party, "its group was shut down")
         self._ownership.release(Resource(Kind.GROUP, name))
 
-    def _declare(self, link: Link, message: object) -> None:
+    def _declare(self, stream: PeerStream, message: object) -> None:
         self._registry.declare(expect(message, m.Declare).groups)
         self._retry_pending()
 
     # Requests
 
-    def _request(self, link: Link, message: object) -> None:
+    def _request(self, stream: PeerStream, message: object) -> None:
         request = expect(message, m.Request)
         body = request.body
         try:
             if isinstance(body, m.OpenGroup):
-                self._reply(link, request.serial, self._open_group(link, body))
+                self._reply(stream, request.serial, self._open_group(stream, body))
             elif isinstance(body, m.Lookup):
-                self._try_pending(_Pending(link, request.serial, body.address), first=True)
+                self._try_pending(_Pending(stream, request.serial, body.address), first=True)
             elif isinstance(body, m.GroupSize):
-                self._try_pending(_Pending(link, request.serial, body.name, sizes_only=True), first=True)
+                self._try_pending(_Pending(stream, request.serial, body.name, sizes_only=True), first=True)
             elif isinstance(body, m.GroupMembers):
                 workers = self._registry.workers(body.name)
                 nodes = tuple(worker.node or "" for worker in workers)
                 life = m.GroupLife(workers[0].incarnation, nodes, self._registry.is_channel(body.name))
-                self._reply(link, request.serial, life)
+                self._reply(stream, request.serial, life)
             elif isinstance(body, m.LastWords):
-                self._reply(link, request.serial, self._last_words(link, body))
+                self._reply(stream, request.serial, self._last_words(stream, body))
             elif isinstance(body, m.Explain):
-                self._explain(link, request.serial, body)
+                self._explain(stream, request.serial, body)
             elif isinstance(body, m.Inspect):
-                self._inspect(link, request.serial, body)
+                self._inspect(stream, request.serial, body)
         except RLinfError as error:
-            self._refuse(link, request.serial, error)
+            self._refuse(stream, request.serial, error)
 
-    def _reply(self, link: Link, serial: int, value: object) -> None:
-        self._post.send(link, m.Reply(serial, value))
+    def _reply(self, stream: PeerStream, serial: int, value: object) -> None:
+        self._post.send(stream, m.Reply(serial, value))
 
-    def _refuse(self, link: Link, serial: int, error: Exception) -> None:
-        self._post.send(link, m.Reply(serial, error=PackedError.of(error)))
+    def _refuse(self, stream: PeerStream, serial: int, error: Exception) -> None:
+        self._post.send(stream, m.Reply(serial, error=PackedError.of(error)))
 
     def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
         try:
             found = self._find(pending)
         except RLinfError as error:
-            self._refuse(pending.link, pending.serial, error)
+            self._refuse(pending.stream, pending.serial, error)
             return
         if isinstance(found, NotYet):
             self._pending.append(pending)
             if first:
-                self._post.send(pending.link, m.NotYetNotice(pending.serial, found.message, found.help))
+                self._post.send(pending.stream, m.NotYetNotice(pending.serial, found.message, found.help))
             return
-        self._reply(pending.link, pending.serial, found)
+        self._reply(pending.stream, pending.serial, found)
 
-    def _find(self, pending: _Pending) -> AddressCard | int | NotYet:
+    def _find(self, pending: _Pending) -> EndpointInfo | int | NotYet:
         if pending.sizes_only:
             size = self._registry.groups().get(pending.name)
             if size is not None:
                 return size
             found = self._registry.look_up(WorkerAddress.from_name(f"{pending.name}:0"))
             return found if isinstance(found, NotYet) else 0
-        self._acquaint(pending.link.peer, pending.name)
+        self._acquaint(pending.stream.peer, pending.name)
         found = self._registry.look_up(WorkerAddress.from_name(pending.name))
         if isinstance(found, NotYet):
             return found
-        return found.card or NotYet(f"`{pending.name}` is being launched")
+        return found.info or NotYet(f"`{pending.name}` is being launched")
 
     def _retry_pending(self) -> None:
         waiting, self._pending = self._pending, []
         for pending in waiting:
             self._try_pending(pending)
 
-    def _forget(self, link: Link, message: object) -> None:
+    def _forget(self, stream: PeerStream, message: object) -> None:
         serial = expect(message, m.Forget).serial
-        self._pending = [one for one in self._pending if (one.link, one.serial) != (link, serial)]
+        self._pending = [one for one in self._pending if (one.stream, one.serial) != (stream, serial)]
 
     def _acquaint(self, one: str, other: str) -> None:
         for here, there in ((one, other), (other, one)):
@@ -224,21 +224,21 @@ class Manager:
 
     # Calls that were given up
 
-    def _cancel(self, link: Link, message: object) -> None:
+    def _cancel(self, stream: PeerStream, message: object) -> None:
         for name, calls in expect(message, m.Cancel).calls.items():
             self._send(name, m.Cancelled(calls))
 
-    def _dismiss(self, link: Link, message: object) -> None:
+    def _dismiss(self, stream: PeerStream, message: object) -> None:
         dismissed = expect(message, m.Dismiss)
         for name in dismissed.workers:
             party = self._parties.get(name)
             if party is not None and party.hello.incarnation == dismissed.incarnation:
-                self._post.send(party.link, m.Cancelled(None))
+                self._post.send(party.stream, m.Cancelled(None))
 
     # Who died
 
     def _lost(self, lost: _Lost) -> None:
-        self._pending = [one for one in self._pending if one.link.peer != lost.peer]
+        self._pending = [one for one in self._pending if one.stream.peer != lost.peer]
         party = self._parties.pop(lost.peer, None)
         self._watch.left(lost.peer)
         if party is None:
@@ -261,15 +261,15 @@ class Manager:
         if party.last_words is not None:
             self._conclude(party, party.last_words)
             return
-        if _same_place(hello.card, self._card):
+        if _same_place(hello.info, self._info):
             self._conclude(party, evidence.describe_end(hello.log, hello.memory_kills))
             return
         self._deaths[party.name] = _Death(party, time.monotonic() + _AUTOPSY_SECONDS)
-        neighbour = next((one for one in self._parties.values() if _same_place(one.hello.card, hello.card)), None)
+        neighbour = next((one for one in self._parties.values() if _same_place(one.hello.info, hello.info)), None)
         if neighbour is not None:
-            self._post.send(neighbour.link, m.AutopsyQuestion(party.name, hello))
+            self._post.send(neighbour.stream, m.AutopsyQuestion(party.name, hello))
 
-    def _autopsy(self, link: Link, message: object) -> None:
+    def _autopsy(self, stream: PeerStream, message: object) -> None:
         autopsy = expect(message, m.Autopsy)
         death = self._deaths.pop(autopsy.name, None)
         if death is not None:
@@ -283,7 +283,7 @@ class Manager:
 
     def _tell(self, party: Party, cause: str | None, *, vanished: bool = False) -> None:
         hello = party.hello
-        died = m.Died(party.name, hello.incarnation, hello.card.incarnation, hello.node, cause, vanished)
+        died = m.Died(party.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
         for name in {*party.acquaintances, m.DRIVER}:
             self._send(name, died)
 
@@ -301,11 +301,11 @@ class Manager:
                 serials = tuple(serial for owner, serial in deadlock.operations if owner == name)
                 self._send(name, m.Stuck(serials, deadlock.members, deadlock.picture))
 
-    def _report(self, link: Link, message: object) -> None:
+    def _report(self, stream: PeerStream, message: object) -> None:
         self._watch.alarm()
 
-    def _answer(self, link: Link, message: object) -> None:
-        self._watch.answered(link.peer, expect(message, m.Answer))
+    def _answer(self, stream: PeerStream, message: object) -> None:
+        self._watch.answered(stream.peer, expect(message, m.Answer))
 
     def _ask(self, round_: Round) -> Iterable[str]:
         names = [name for name in self._parties if not _only_looks(name)]
@@ -319,22 +319,22 @@ class Manager:
             name: now - (worker.died_at or now) for name, worker in self._workers().items() if worker.life is Life.DEAD
         }
 
-    def _explain(self, link: Link, serial: int, body: m.Explain) -> None:
+    def _explain(self, stream: PeerStream, serial: int, body: m.Explain) -> None:
         def answer(round_: Round) -> None:
-            round_.answers[link.peer] = m.Answer(round_.serial, body.publication)
-            self._reply(link, serial, round_.graph(self._dead()).explain(link.peer, body.serial))
+            round_.answers[stream.peer] = m.Answer(round_.serial, body.publication)
+            self._reply(stream, serial, round_.graph(self._dead()).explain(stream.peer, body.serial))
 
         self._watch.begin(time.monotonic(), self._ask, answer)
 
-    def _inspect(self, link: Link, serial: int, body: m.Inspect) -> None:
+    def _inspect(self, stream: PeerStream, serial: int, body: m.Inspect) -> None:
         def answer(round_: Round) -> None:
             parties = {name: party.hello for name, party in self._parties.items() if not _only_looks(name)}
             shown = views(round_, parties, self._workers(), self._dead())
-            self._reply(link, serial, m.JobPicture(self._job, tuple(shown)))
+            self._reply(stream, serial, m.JobPicture(self._job, tuple(shown)))
 
         self._watch.begin(time.monotonic(), self._ask, answer, stacks=body.stacks)
 
-    def _workers(self) -> dict[str, WorkerRecord[AddressCard]]:
+    def _workers(self) -> dict[str, WorkerRecord[EndpointInfo]]:
         return {
             str(worker.address): worker for group in self._registry.groups() for worker in self._registry.workers(group)
         }
@@ -348,7 +348,7 @@ class _Lost:
     reason: str
 
 
-def _same_place(one: AddressCard, other: AddressCard) -> bool:
+def _same_place(one: EndpointInfo, other: EndpointInfo) -> bool:
     """Return whether what one process leaves behind can be found by the other: containers share a machine, and no
     files.
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wakers import ChannelView
 from rlinf_core.waiting import Publication
@@ -32,7 +32,7 @@ class Hello:
 
     Attributes:
         incarnation: which life of its group it belongs to; 0 for what is no worker.
-        card: how to reach it.
+        info: how to reach it.
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
         node_rank: the rank of that node, or None where it is not known.
         device: what it computes on, as in `cuda:0`; empty when it is the CPU.
@@ -41,7 +41,7 @@ class Hello:
     """
 
     incarnation: int
-    card: AddressCard
+    info: EndpointInfo
     node: str
     node_rank: int | None = None
     device: str = ""
@@ -85,7 +85,7 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Answered with the card of a worker's endpoint as soon as it is there."""
+    """Answered with the info of a worker's endpoint as soon as it is there."""
 
     address: str
 

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from rlinf_core.collective.dispatcher import Delivery
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.link import Link
+from rlinf_core.collective.peer_stream import PeerStream
+from rlinf_core.collective.receiver import ServiceMessage
 from rlinf_core.manager.messages import CONTROL
 from rlinf_core.waiting import OperationKind
 
@@ -27,7 +27,7 @@ class Post:
 
     Args:
         endpoint: of this process.
-        handle: takes a message, and the link that it came through (None for what `put` gave).
+        handle: takes a message, and the stream that it came through (None for what `put` gave).
         tick: called after each message, and every so often, in the same thread.
         every: tells for how many seconds at most there is nothing to do but messages.
         at_once: looks at each message first, in the thread that reads: it must not block, and returns whether it took
@@ -37,7 +37,7 @@ class Post:
     def __init__(
         self,
         endpoint: Endpoint,
-        handle: Callable[[Link | None, object], None],
+        handle: Callable[[PeerStream | None, object], None],
         tick: Callable[[], None],
         every: Callable[[], float],
         at_once: Callable[[object], bool] | None = None,
@@ -47,17 +47,17 @@ class Post:
         self._tick = tick
         self._every = every
         self._at_once = at_once
-        self._inbox: queue.SimpleQueue[tuple[Link | None, object] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[PeerStream | None, object] | None] = queue.SimpleQueue()
         self._stopped = False
         endpoint.serve(CONTROL, self._deliver)
         self._thread = threading.Thread(target=self._run, name="rlinf-control", daemon=True)
         self._thread.start()
 
-    def send(self, link: Link, message: object) -> None:
+    def send(self, stream: PeerStream, message: object) -> None:
         """Send without waiting. A peer that is gone is told by the endpoint's own means."""
         endpoint = self._endpoint
-        work = endpoint.work(OperationKind.SEND, link.peer, _SEND_SECONDS)
-        endpoint.send_async(link, endpoint.message(message, tag=CONTROL), work)
+        work = endpoint.work(OperationKind.SEND, stream.peer, _SEND_SECONDS)
+        endpoint.send_async(stream, endpoint.message(message, tag=CONTROL), work)
 
     def put(self, message: object) -> None:
         """Give the handler a message of this process itself."""
@@ -67,10 +67,10 @@ class Post:
         self._stopped = True
         self._inbox.put(None)
 
-    def _deliver(self, delivery: Delivery) -> None:
-        message = delivery.parcel.load()
+    def _deliver(self, delivery: ServiceMessage) -> None:
+        message = delivery.received.load()
         if self._at_once is None or not self._at_once(message):
-            self._inbox.put((delivery.link, message))
+            self._inbox.put((delivery.stream, message))
 
     def _run(self) -> None:
         while not self._stopped:

@@ -34,7 +34,7 @@ class WorkerRecord(Generic[C]):
         address: its address.
         incarnation: which life of its group it belongs to, from 1; a relaunch of the group counts one up.
         life: how far it has come.
-        card: how to reach it, once it is ready.
+        info: how to reach it, once it is ready.
         node: where it runs, in words, once that is known.
         cause: why it died, where that is known.
         died_at: when it died, in monotonic seconds of whoever recorded it.
@@ -43,7 +43,7 @@ class WorkerRecord(Generic[C]):
     address: WorkerAddress
     incarnation: int
     life: Life = Life.LAUNCHING
-    card: C | None = None
+    info: C | None = None
     node: str | None = None
     cause: str | None = None
     died_at: float | None = None
@@ -168,12 +168,12 @@ class Registry(Generic[C]):
 
     # Workers
 
-    def ready(self, address: WorkerAddress, incarnation: int, card: C, node: str | None = None) -> bool:
+    def ready(self, address: WorkerAddress, incarnation: int, info: C, node: str | None = None) -> bool:
         """Return a worker is up and can be reached; False for a life that is over, whose word no longer counts."""
         known = self._current(address, incarnation)
         if known is None or known.life is Life.DEAD:
             return False
-        self._store(replace(known, life=Life.READY, card=card, node=node))
+        self._store(replace(known, life=Life.READY, info=info, node=node))
         return True
 
     def died(
@@ -191,7 +191,7 @@ class Registry(Generic[C]):
             replace(
                 known,
                 life=Life.DEAD,
-                card=None,
+                info=None,
                 node=known.node or node,
                 cause=known.cause or cause,
                 died_at=now if news else known.died_at,

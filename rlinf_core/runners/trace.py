@@ -59,7 +59,7 @@ class TraceWriter:
         self.dropped = 0
         self._left = most
         self._numbers: dict[str, int] = {}
-        self._strands: dict[tuple[str, int], int] = {}
+        self._task_keys: dict[tuple[str, int], int] = {}
         self._transfers = 0
         self._pending: dict[str, SpansHandle] = {}
         self._phase: tuple[str, float] | None = None
@@ -162,12 +162,12 @@ class TraceWriter:
             yield {**event, "ph": "b", "id": self._transfers, "tid": 0, "ts": start}
             yield {**event, "ph": "e", "id": self._transfers, "tid": 0, "ts": start + microseconds}
             return
-        strand = self._strands.get((process, span.strand))
-        if strand is None:
-            strand = self._strands[process, span.strand] = len(self._strands) + 1
-            name = "phases" if span.kind == "phase" else f"strand {strand}"
-            yield {"name": "thread_name", "ph": "M", "pid": number, "tid": strand, "args": {"name": name}}
-        yield {**event, "ph": "X", "tid": strand, "ts": start, "dur": microseconds}
+        task_key = self._task_keys.get((process, span.task_key))
+        if task_key is None:
+            task_key = self._task_keys[process, span.task_key] = len(self._task_keys) + 1
+            name = "phases" if span.kind == "phase" else f"task_key {task_key}"
+            yield {"name": "thread_name", "ph": "M", "pid": number, "tid": task_key, "args": {"name": name}}
+        yield {**event, "ph": "X", "tid": task_key, "ts": start, "dur": microseconds}
 
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._left <= 0:

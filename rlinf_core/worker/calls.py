@@ -18,13 +18,13 @@ class Call:
 
     Attributes:
         serial: the id that Ray gave it.
-        strand: what it holds up: the number of its thread, or its task.
+        task_key: what it holds up: the number of its thread, or its task.
         operation: the serial of the method on the board.
         given_up: what its operations raise, since whoever made it gave it up.
     """
 
     serial: str
-    strand: Hashable
+    task_key: Hashable
     operation: int = 0
     given_up: Exception | None = None
 

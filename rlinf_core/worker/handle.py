@@ -19,7 +19,7 @@ from rlinf_core.errors import CancelledOperationError, ClusterError, Communicati
 from rlinf_core.failures import WorkerGroupError, is_consequence
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
-from rlinf_core.operation_board import OperationBoard, task_strand
+from rlinf_core.operation_board import OperationBoard, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import check_call, unanswered
 from rlinf_core.worker.death import describe_death
@@ -151,7 +151,7 @@ class WorkerGroupHandle(Generic[T]):
         if not self._settled:
             client = self._connected()
             board = client.board if client else OperationBoard()
-            serial = board.begin(self._kind, self._title, peers=self._names, strand=task_strand())
+            serial = board.begin(self._kind, self._title, peers=self._names, task_key=current_task_key())
             answers = _together(self._references)
             try:
                 await self._async_wait(answers, client, serial)

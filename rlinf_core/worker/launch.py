@@ -135,7 +135,7 @@ def _construct(
             session=session,
             incarnation=incarnation,
         )
-        references.append(actor.construct.remote(context, client.card, pickled, master_port))
+        references.append(actor.construct.remote(context, client.info, pickled, master_port))
         members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation))
     handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
     return handle.wait()

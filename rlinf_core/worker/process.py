@@ -22,7 +22,7 @@ from rlinf_core import spans
 from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError
 from rlinf_core.failures import PackedError
@@ -91,7 +91,7 @@ class WorkerProcess:
         """Return a free port of this node, for the group's `MASTER_PORT`."""
         return free_port()
 
-    def construct(self, context: WorkerContext, manager: AddressCard, pickled: bytes, master_port: int) -> Birth:
+    def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> Birth:
         """Make the worker.
 
         Args:
@@ -117,7 +117,7 @@ class WorkerProcess:
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()
 
-    def _join(self, context: WorkerContext, manager: AddressCard) -> None:
+    def _join(self, context: WorkerContext, manager: EndpointInfo) -> None:
         """Make this process reachable for its peers, before code of the user runs that may look for them."""
         placement = context.placement
         client = ManagerClient(
@@ -125,7 +125,7 @@ class WorkerProcess:
         )
         client.on_cancel = self._give_up
         client.in_flight = unanswered.in_flight
-        client.endpoint.board.check = check_call
+        client.endpoint.waits.check = check_call
         self._client = client
         enter_job(client)
         device = ""
@@ -204,8 +204,8 @@ class WorkerProcess:
             raise RuntimeError("called before construct()")
 
         async def run() -> Any:
-            call.strand = asyncio.current_task()
-            with client.board.during(OperationKind.METHOD, method, strand=call.strand):
+            call.task_key = asyncio.current_task()
+            with client.board.during(OperationKind.METHOD, method, task_key=call.task_key):
                 return await result
 
         client.board.end(call.operation)
@@ -225,7 +225,7 @@ class WorkerProcess:
             if call is not None:
                 call.given_up = error
                 # Alone, everything that waits here waits for it, tasks of its own included.
-                client.endpoint.board.fail_strand(call.strand if len(self._calls) > 1 else None, error)
+                client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
 
     def take_spans(self) -> spans.Taken:
         """Return what this process recorded since it was asked last, where the run is traced."""

@@ -106,7 +106,7 @@ def test_tensors_cross_between_two_hosts(cable: Cable, stop: list[Any]) -> None:
     cast = make_cast(cable.ours)
     stop.append(cast)
     far = cast.add("far:0", ip=cable.theirs, prefix=cable.prefix)
-    assert far.card.network != cast.here.endpoint.card.network
+    assert far.info.network != cast.here.endpoint.info.network
     # From nothing to more than the arena holds.
     sizes = [0, 1, 1_000, 100_000, 3_000_000, 30_000_000]
     far.begin(exchange, cast.here.me, sizes)

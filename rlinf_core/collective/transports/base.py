@@ -55,7 +55,7 @@ class Message:
         for part, offset in zip(self.parts, offsets, strict=True):
             part.copy_into(target[offset : offset + part.nbytes])
 
-    def frame(self, kind: int, route: int, sequence: int, cargo: Cargo) -> Frame:
+    def frame(self, kind: int, route: int, sequence: int, cargo: EncodedBody) -> Frame:
         """Return the frame that announces this message, travelling as `cargo`."""
         return Frame(
             kind,
@@ -78,7 +78,7 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Cargo:
+class EncodedBody:
     """A message's body, made ready for one peer.
 
     Attributes:
@@ -102,7 +102,7 @@ class HostTransport(ABC):
     """A way for bodies that are, or can be brought, into host memory."""
 
     @abstractmethod
-    def load(self, message: Message, work: Work[object]) -> Cargo:
+    def load(self, message: Message, work: Work[object]) -> EncodedBody:
         """Make the body ready, waiting for room where there is none until `work`'s deadline.
 
         Raises:
@@ -111,7 +111,7 @@ class HostTransport(ABC):
         """
 
 
-class Announced(HostPart):
+class PlaceholderPart(HostPart):
     """A part whose bytes lie in the cargo already."""
 
     def __init__(self, nbytes: int, kind: int) -> None:
@@ -119,9 +119,9 @@ class Announced(HostPart):
         self.nbytes = nbytes
 
 
-def inline(message: Message) -> Cargo:
+def inline(message: Message) -> EncodedBody:
     """Return a small body, as bytes behind its frame."""
     size = message.body_size
     body = bytearray(size)
     message.gather(memoryview(body))
-    return Cargo(body=[body] if size else [], body_size=size)
+    return EncodedBody(body=[body] if size else [], body_size=size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from rlinf_core.collective.frame import Flag, Frame, Kind
+from rlinf_core.collective.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.payload import PartKind, copy_bytes
 from rlinf_core.collective.transports.base import Message
 
@@ -40,7 +40,7 @@ def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterat
 def grown_frame(route: int, sequence: int, filled: int | None) -> Frame:
     """Say how many bytes of the message with this number are there; None: there will be no more."""
     head = _FILLED.pack(_GIVEN_UP if filled is None else filled)
-    return Frame(Kind.GROWN, route=route, sequence=sequence, head=head)
+    return Frame(FrameKind.GROWN, route=route, sequence=sequence, head=head)
 
 
 def read_grown(frame: Frame) -> int | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from rlinf_core.collective.arena import Arena, Block, spill
+from rlinf_core.collective.arena import Arena, ArenaBlock, spill
 from rlinf_core.collective.frame import Flag, SharedPlace
-from rlinf_core.collective.segment import Segment
-from rlinf_core.collective.transports.base import Cargo, HostTransport, Message
+from rlinf_core.collective.segment import SharedSegment
+from rlinf_core.collective.transports.base import EncodedBody, HostTransport, Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 
@@ -25,11 +25,11 @@ class SharedMemoryTransport(HostTransport):
         self._spill_after = spill_after
         self._owners = owners
 
-    def load(self, message: Message, work: Work[object]) -> Cargo:
+    def load(self, message: Message, work: Work[object]) -> EncodedBody:
         block = self.fill(message, work)
         return shared_cargo(block, 0, lambda: self._arena.cancel(block))
 
-    def fill(self, message: Message, work: Work[object]) -> Block:
+    def fill(self, message: Message, work: Work[object]) -> ArenaBlock:
         """Return the block that holds the message's body."""
         block = self.room(message.body_size, work)
         try:
@@ -39,7 +39,7 @@ class SharedMemoryTransport(HostTransport):
             raise
         return block
 
-    def room(self, size: int, work: Work[object]) -> Block:
+    def room(self, size: int, work: Work[object]) -> ArenaBlock:
         """Return a block for a body, with a lease for each owner; waits for it.
 
         Raises:
@@ -71,7 +71,7 @@ class SharedMemoryTransport(HostTransport):
         use = self._arena.use()
         holders = ", ".join(f"`{name}` {held}" for name, held in sorted(use.holders.items())) or "nobody"
         return CommunicationTimeoutError(
-            work.operation,
+            work.title,
             work.seconds,
             picture=(
                 f"no room for {size} bytes: {use.used} of {use.capacity} bytes of shared memory are in use, held by "
@@ -81,15 +81,15 @@ class SharedMemoryTransport(HostTransport):
         )
 
 
-def shared_cargo(block: Block, place: int, undo: Callable[[], None]) -> Cargo:
+def shared_cargo(block: ArenaBlock, place: int, undo: Callable[[], None]) -> EncodedBody:
     """Return the cargo of the holder number `place` of a block."""
     segment = block.segment
     where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])
     flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
-    return Cargo(flags, where, fds=descriptors(segment), undo=undo)
+    return EncodedBody(flags, where, fds=descriptors(segment), undo=undo)
 
 
-def descriptors(segment: Segment) -> tuple[int, ...]:
+def descriptors(segment: SharedSegment) -> tuple[int, ...]:
     """Return what another process needs to use a segment: its memory, and how to tell its owner of a release."""
     if segment.release_event is None or segment.orphaned:
         return (segment.fd,)

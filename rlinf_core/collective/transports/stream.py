@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlinf_core.collective.frame import ALIGNMENT
-from rlinf_core.collective.parcel import private_memory
-from rlinf_core.collective.transports.base import Bytes, Cargo, HostTransport, Message
+from rlinf_core.collective.received_message import private_memory
+from rlinf_core.collective.transports.base import Bytes, EncodedBody, HostTransport, Message
 from rlinf_core.collective.work import Work
 
 _PADDING = bytes(ALIGNMENT)
@@ -13,7 +13,7 @@ _PADDING = bytes(ALIGNMENT)
 class StreamTransport(HostTransport):
     """Copies only what does not lie in one piece on the host."""
 
-    def load(self, message: Message, work: Work[object]) -> Cargo:
+    def load(self, message: Message, work: Work[object]) -> EncodedBody:
         body: list[Bytes] = []
         size = 0
         for part in message.parts:
@@ -27,4 +27,4 @@ class StreamTransport(HostTransport):
             if part.nbytes:
                 body.append(view)
             size += padding + part.nbytes
-        return Cargo(body=body, body_size=size)
+        return EncodedBody(body=body, body_size=size)

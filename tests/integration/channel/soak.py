@@ -76,9 +76,9 @@ def note_signatures(channel: Channel, book: Book) -> None:
     # It is signed by the thread that takes: the one that reads, or the one that waits.
     here = threading.local()
 
-    def note_count(link: Any, request: Any, slot: int, pieces: Any) -> None:
+    def note_count(stream: Any, request: Any, slot: int, pieces: Any) -> None:
         here.count = len(pieces)
-        take(link, request, slot, pieces)
+        take(stream, request, slot, pieces)
 
     def note(*of: Any) -> None:
         book.write("signs", here.count)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.channel.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.clientele import Loss
 from rlinf_core.errors import CancelledOperationError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 
@@ -102,7 +102,7 @@ def test_a_half_sent_item_is_dropped_and_reported(troupe: Any, channel: Channel,
     actors = troupe(2)
     actors(0, die_while_sending, channel, LARGE)
     until(channel.losses)
-    assert channel.losses() == [Loss(actors.name(0), "k")]
+    assert channel.losses() == [LostItem(actors.name(0), "k")]
     assert channel.empty("k")
     actors.call(1, put_some, channel, 1)
     assert channel.get()[0] == 0
@@ -171,7 +171,7 @@ def test_operations_fail_when_the_channels_own_process_dies(troupe: Any, channel
 def _process_of(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return backend.link.outgoing.connection.process.pid
+    return backend.stream.outgoing.connection.process.pid
 
 
 def create_and_put(worker: Any, name: str) -> int:

@@ -19,7 +19,7 @@ _names = itertools.count()
 def process_of(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return backend.link.outgoing.connection.process.pid
+    return backend.stream.outgoing.connection.process.pid
 
 
 def is_gone(process: int) -> Callable[[], bool]:

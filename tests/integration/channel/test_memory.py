@@ -111,7 +111,7 @@ def _until_stopped(process: int) -> None:
 def processes_of(troupe: Any, channel: Channel) -> list[int]:
     backend: Any = channel._backend
     backend.connect()
-    return [troupe.call(0, pid), troupe.call(1, pid), backend.link.outgoing.connection.process.pid]
+    return [troupe.call(0, pid), troupe.call(1, pid), backend.stream.outgoing.connection.process.pid]
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -60,14 +60,14 @@ class Peer:
         theirs.close()
         self._pipe = Connection(ours.detach())
         self._pipe.send((name, secret.key, ip, settings))
-        self.card = self._receive()
+        self.info = self._receive()
 
     def _receive(self) -> Any:
         assert self._pipe.poll(_PATIENCE), f"{self.name} does not answer"
         return self._pipe.recv()
 
-    def meet(self, name: str, card: Any) -> None:
-        self._pipe.send(("meet", name, card))
+    def meet(self, name: str, info: Any) -> None:
+        self._pipe.send(("meet", name, info))
         self._receive()
 
     def begin(self, function: Callable[..., Any], *args: Any) -> None:
@@ -108,12 +108,12 @@ class Cast:
 
     def add(self, name: str, **options: Any) -> Peer:
         peer = Peer(name, self.secret, options.pop("settings", self.settings), **options)
-        self.here.meet(name, peer.card)
-        peer.meet("here:0", self.here.endpoint.card)
+        self.here.meet(name, peer.info)
+        peer.meet("here:0", self.here.endpoint.info)
         self.peers.pop(name, None)  # a relaunch
         for other in self.peers.values():
-            other.meet(name, peer.card)
-            peer.meet(other.name, other.card)
+            other.meet(name, peer.info)
+            peer.meet(other.name, other.info)
         self.peers[name] = peer
         return peer
 

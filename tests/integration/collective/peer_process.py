@@ -9,8 +9,8 @@ from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.failures import PackedError
@@ -22,20 +22,20 @@ class Side:
     def __init__(self, name: str, secret: bytes, ip: str, settings: Settings) -> None:
         self.me = WorkerAddress.from_name(name)
         self.endpoint = Endpoint(ClusterSecret(secret), ip=ip, settings=settings)
-        self.connector = FixedConnector({self.me: self.endpoint.card})
+        self.resolver = StaticResolver({self.me: self.endpoint.info})
         self.kept: dict[str, Any] = {}
 
-    def meet(self, name: str, card: Any) -> None:
-        self.connector.cards[WorkerAddress.from_name(name)] = card
+    def meet(self, name: str, info: Any) -> None:
+        self.resolver.endpoints[WorkerAddress.from_name(name)] = info
 
     def group(self, *names: str) -> CollectiveGroup:
-        members = [WorkerAddress.from_name(name) for name in names] or list(self.connector.cards)
-        return CollectiveGroup(self.endpoint, self.me, members, self.connector)
+        members = [WorkerAddress.from_name(name) for name in names] or list(self.resolver.endpoints)
+        return CollectiveGroup(self.endpoint, self.me, members, self.resolver)
 
 
 def serve(pipe: Connection) -> None:
     side = Side(*pipe.recv())
-    pipe.send(side.endpoint.card)
+    pipe.send(side.endpoint.info)
     while True:
         try:
             request = pipe.recv()

@@ -63,10 +63,10 @@ def wait_for(condition: Any, seconds: float = 10.0) -> None:
 
 def over_tcp(cast: Any) -> None:
     """Make this process believe that its peers are on other hosts."""
-    cards = cast.here.connector.cards
-    for address, card in cards.items():
+    infos = cast.here.resolver.endpoints
+    for address, info in infos.items():
         if address != cast.here.me:
-            cards[address] = replace(card, unix_path=None)
+            infos[address] = replace(info, unix_path=None)
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -86,7 +86,7 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
         return work.wait() if async_op else work
 
     thread, outcome = in_thread(receive)
-    wait_for(lambda: cast.here.endpoint.board.waiting())
+    wait_for(lambda: cast.here.endpoint.waits.waiting())
     there.kill()
     killed = time.monotonic()
     thread.join(10)
@@ -141,7 +141,7 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
             group.send(b"x" * 10_000, THERE)
 
     thread, outcome = in_thread(flood)
-    wait_for(lambda: cast.here.endpoint.board.waiting(), 20)
+    wait_for(lambda: cast.here.endpoint.waits.waiting(), 20)
     there.kill()
     killed = time.monotonic()
     thread.join(10)
@@ -161,7 +161,7 @@ def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
         side.group().send(torch.ones(1_000_000), WorkerAddress("here", 0))
 
     there.call(send)
-    wait_for(lambda: cast.here.endpoint.link(cast.here.me, THERE).incoming.arrived() == 2)
+    wait_for(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 2)
     there.kill()
     assert group.recv(THERE) == "small"
     assert group.recv(THERE).sum() == 1_000_000
@@ -177,7 +177,7 @@ def test_a_relaunched_peer_is_another_one(make_cast: Any) -> None:
         side.group().send("of the old one", WorkerAddress("here", 0))
 
     there.call(send_old)
-    wait_for(lambda: cast.here.endpoint.link(cast.here.me, THERE).incoming.arrived() == 1)
+    wait_for(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 1)
     there.kill()
     there = cast.add("there:0")
     group = cast.here.group()
@@ -214,8 +214,8 @@ def test_blocked_operations_can_be_failed_from_outside(make_cast: Any) -> None:
 
     receiver, received = in_thread(group.recv, THERE)
     sender, sent = in_thread(flood)
-    wait_for(lambda: len(cast.here.endpoint.board.waiting()) == 2, 20)
-    titles = {work.operation for work in cast.here.endpoint.board.waiting()}
+    wait_for(lambda: len(cast.here.endpoint.waits.waiting()) == 2, 20)
+    titles = {work.title for work in cast.here.endpoint.waits.waiting()}
     assert titles == {"recv from there:0", "send to there:0"}
     error = DeadlockError(("here:0", "there:0"), "a picture")
     wait_for(lambda: cast.here.endpoint.fail(error, THERE) or (received and sent))
@@ -334,7 +334,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     assert group.recv(THERE) == "fork"
     child, _ = there.result()
     thread, outcome = in_thread(group.recv, THERE)
-    wait_for(lambda: cast.here.endpoint.board.waiting())
+    wait_for(lambda: cast.here.endpoint.waits.waiting())
     try:
         # The child has inherited the sockets: the peer's death must be seen all the same.
         there.kill()
@@ -369,7 +369,7 @@ def test_nothing_is_left_after_close(make_cast: Any) -> None:
             group.send(torch.ones(size * 30_000), THERE)
             group.recv(THERE)
         there.result()
-        directory = Path(cast.here.endpoint.card.unix_path).parent
+        directory = Path(cast.here.endpoint.info.unix_path).parent
         assert directory.exists()
         cast.stop()
         assert not directory.exists()

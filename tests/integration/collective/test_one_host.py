@@ -40,9 +40,9 @@ def test_a_first_contact_from_many_threads_is_one_connection(make_cast: Any, mon
     issued = threading.Event()
     dial, dials = handshake.dial, []
 
-    def dial_once_all_is_issued(sock: Any, secret: Any, mine: handshake.Identity, deadline: float) -> Any:
+    def dial_once_all_is_issued(sock: Any, secret: Any, mine: handshake.PeerIdentity, deadline: float) -> Any:
         # Other tests of this process may have an endpoint of their own open.
-        if mine.seeks == there.card.incarnation:
+        if mine.seeks == there.info.incarnation:
             dials.append(mine)
             assert issued.wait(30)
         return dial(sock, secret, mine, deadline)

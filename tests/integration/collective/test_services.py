@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.relay import Handover
+from rlinf_core.collective.forwarder import ForwardMode
 from rlinf_core.waiting import OperationKind
 
 TAG = 7
@@ -27,9 +27,9 @@ def wait_for(condition: Any, seconds: float = 10.0) -> None:
 def post(side: Any, target: Any, obj: Any, key: bytes) -> None:
     from rlinf_core.waiting import OperationKind
 
-    link = side.endpoint.link(side.me, target, side.connector)
+    stream = side.endpoint.stream(side.me, target, side.resolver)
     work = side.endpoint.work(OperationKind.PUT, "channel")
-    side.endpoint.send(link, side.endpoint.message(obj, tag=7, key=key, weight=2.5), work)
+    side.endpoint.send(stream, side.endpoint.message(obj, tag=7, key=key, weight=2.5), work)
 
 
 def post_tensor(side: Any, target: Any, size: int, value: float) -> None:
@@ -37,15 +37,15 @@ def post_tensor(side: Any, target: Any, size: int, value: float) -> None:
 
     from rlinf_core.waiting import OperationKind
 
-    link = side.endpoint.link(side.me, target, side.connector)
+    stream = side.endpoint.stream(side.me, target, side.resolver)
     work = side.endpoint.work(OperationKind.PUT, "channel")
-    side.endpoint.send(link, side.endpoint.message({"t": torch.full((size,), value)}, tag=7), work)
+    side.endpoint.send(stream, side.endpoint.message({"t": torch.full((size,), value)}, tag=7), work)
 
 
 def collect(side: Any) -> None:
     """Keep what comes for the service, unopened."""
     side.kept["parcels"] = []
-    side.endpoint.serve(7, lambda delivery: side.kept["parcels"].append(delivery.parcel))
+    side.endpoint.serve(7, lambda delivery: side.kept["parcels"].append(delivery.received))
 
 
 def opened(side: Any, count: int, keep: bool) -> list[float]:
@@ -55,7 +55,7 @@ def opened(side: Any, count: int, keep: bool) -> list[float]:
     while len(side.kept["parcels"]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    values = [parcel.load() for parcel in side.kept["parcels"]]
+    values = [received.load() for received in side.kept["parcels"]]
     side.kept["parcels"].clear()
     if keep:
         side.kept["values"] = values
@@ -77,9 +77,9 @@ def test_a_service_gets_the_message_with_its_words(make_cast: Any) -> None:
     cast.here.endpoint.serve(TAG, got.put)
     there.call(post, cast.here.me, {"item": [1, 2]}, b"key")
     delivery = got.get(timeout=10)
-    assert (delivery.link.peer, delivery.link.me) == ("there:0", "here:0")
+    assert (delivery.stream.peer, delivery.stream.me) == ("there:0", "here:0")
     assert (delivery.tag, delivery.key, delivery.weight) == (TAG, b"key", 2.5)
-    assert delivery.parcel.load() == {"item": [1, 2]}
+    assert delivery.received.load() == {"item": [1, 2]}
 
 
 def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,19 +92,21 @@ def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogC
     got: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, got.put)
     there.call(post, cast.here.me, "fine", b"")
-    assert got.get(timeout=10).parcel.load() == "fine"
+    assert got.get(timeout=10).received.load() == "fine"
 
 
-def forward_all(cast: Any, deliveries: Any, target: str, count: int, handover: Handover = Handover.GIVE) -> list[Any]:
+def forward_all(
+    cast: Any, deliveries: Any, target: str, count: int, handover: ForwardMode = ForwardMode.MOVE
+) -> list[Any]:
     here = cast.here
-    link = here.endpoint.link(here.me, WorkerAddress.from_name(target), here.connector)
+    stream = here.endpoint.stream(here.me, WorkerAddress.from_name(target), here.resolver)
     parcels = []
     for _ in range(count):
-        parcel = deliveries.get(timeout=10).parcel
+        received = deliveries.get(timeout=10).received
         work = here.endpoint.work(OperationKind.GET, "channel", detached=True)
-        here.endpoint.forward(link, parcel, work, tag=TAG, handover=handover)
+        here.endpoint.forward(stream, received, work, tag=TAG, handover=handover)
         work.wait()
-        parcels.append(parcel)
+        parcels.append(received)
     return parcels
 
 
@@ -163,12 +165,12 @@ def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
     deliveries: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, deliveries.put)
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
-    (parcel,) = forward_all(cast, deliveries, "consumer:0", 1, Handover.COPY)
+    (received,) = forward_all(cast, deliveries, "consumer:0", 1, ForwardMode.COPY)
     assert consumer.call(opened, 1, False) == [500_000]
-    value = parcel.load()
+    value = received.load()
     assert isinstance(value, dict)
     assert float(value["t"].sum()) == 500_000
-    del value, parcel
+    del value, received
     gc.collect()
     wait_for(lambda: producer.call(used) == 0)
 
@@ -179,16 +181,16 @@ def test_a_service_within_one_process(make_cast: Any) -> None:
     got: queue.Queue[Any] = queue.Queue()
     here.endpoint.serve(TAG, got.put)
     broker = WorkerAddress("channel", 0)
-    here.connector.cards[broker] = here.endpoint.card
-    link = here.endpoint.link(here.me, broker, here.connector)
+    here.resolver.endpoints[broker] = here.endpoint.info
+    stream = here.endpoint.stream(here.me, broker, here.resolver)
     here.endpoint.send(
-        link, here.endpoint.message(torch.ones(100_000), tag=TAG), here.endpoint.work(OperationKind.PUT, "c")
+        stream, here.endpoint.message(torch.ones(100_000), tag=TAG), here.endpoint.work(OperationKind.PUT, "c")
     )
     delivery = got.get(timeout=5)
-    # A broker and its consumer in one process: the parcel itself is handed on.
-    here.endpoint.link(broker, here.me, here.connector)
-    back = here.endpoint.link(broker, here.me, here.connector)
+    # A broker and its consumer in one process: the received itself is handed on.
+    here.endpoint.stream(broker, here.me, here.resolver)
+    back = here.endpoint.stream(broker, here.me, here.resolver)
     work = here.endpoint.work(OperationKind.GET, "c", detached=True)
-    here.endpoint.forward(back, delivery.parcel, work, tag=TAG)
+    here.endpoint.forward(back, delivery.received, work, tag=TAG)
     work.wait()
-    assert got.get(timeout=5).parcel.load().sum() == 100_000
+    assert got.get(timeout=5).received.load().sum() == 100_000

@@ -23,7 +23,7 @@ def duo(request: pytest.FixtureRequest, make_duo: Any) -> tuple[Any, Any]:
     """This process and one peer, on one host or as if on two."""
     here, there = make_duo()
     if request.param == "tcp":
-        here.connector.cards[THERE] = replace(here.connector.cards[THERE], unix_path=None)
+        here.resolver.endpoints[THERE] = replace(here.resolver.endpoints[THERE], unix_path=None)
     here.group().send("the connection is made from here", THERE)
     there.call(receive)
     return here, there

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.boxes import TICKETS, Boxes, box_of
+from rlinf_core.channel.boxes import ID_STEP, AnswerSlots, box_of
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.clients import ChannelClients
 from rlinf_core.channel.memory_gate import MIB, MemoryGate
-from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 
@@ -39,9 +39,9 @@ class Stage:
 
     def client(self, name: str, *, tcp: bool = False) -> Channel:
         """Return `tcp`: as from another host."""
-        card = self.endpoints["c:0"].card
-        connector = FixedConnector({WorkerAddress("c", 0): replace(card, unix_path=None) if tcp else card})
-        clients = ChannelClients(self.endpoint(name), WorkerAddress.from_name(name), connector)
+        info = self.endpoints["c:0"].info
+        resolver = StaticResolver({WorkerAddress("c", 0): replace(info, unix_path=None) if tcp else info})
+        clients = ChannelClients(self.endpoint(name), WorkerAddress.from_name(name), resolver)
         return Channel("c", clients.client("c"))
 
     def close(self) -> None:
@@ -77,9 +77,9 @@ def greeted(stage: Stage, name: str) -> Channel:
     return made
 
 
-def boxes_of(channel: Channel) -> Boxes:
+def boxes_of(channel: Channel) -> AnswerSlots:
     backend: Any = channel._backend
-    return backend._pending.pages[backend.link].boxes
+    return backend._pending.pages[backend.stream].boxes
 
 
 def check_nothing_is_left(channel: Channel) -> None:
@@ -87,5 +87,5 @@ def check_nothing_is_left(channel: Channel) -> None:
     backend: Any = channel._backend
     until(lambda: not backend._pending._open and not backend._pending._withdrawn)
     boxes = boxes_of(channel)
-    taken = [box_of(boxes.take(number * TICKETS)) for number in range(10**6, 10**6 + TICKETS)]
-    assert sorted(taken) == list(range(TICKETS))
+    taken = [box_of(boxes.take(number * ID_STEP)) for number in range(10**6, 10**6 + ID_STEP)]
+    assert sorted(taken) == list(range(ID_STEP))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.pending import Pending
-from rlinf_core.channel.request import Request
 from rlinf_core.errors import (
     CancelledOperationError,
     ChannelClosed,
@@ -139,12 +139,12 @@ def test_who_has_too_little_time_to_connect_is_told_that_and_not_that_the_channe
 def test_a_channel_has_come_to_its_end_when_it_is_closed_and_drained(stage: Stage) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=True)
     producer.put("left")
-    assert not stage.broker.say_farewell(), "it is open"
+    assert not stage.broker.announce_end(), "it is open"
     consumer.close()
-    assert not stage.broker.say_farewell(), "an item is left"
+    assert not stage.broker.announce_end(), "an item is left"
     assert consumer.get() == "left"
-    until(stage.broker.say_farewell)
-    # It is said to those who come between the farewell and the end of the process, too.
+    until(stage.broker.announce_end)
+    # It is said to those who come between the closed_notice and the end of the process, too.
     late = stage.client("l:0")
     for each in (producer, consumer, late):
         until(lambda each=each: each.statistics())
@@ -169,10 +169,10 @@ def test_memory_that_was_passed_on_keeps_a_drained_channel(stage: Stage) -> None
     item = consumer.get()
     consumer.close()
     assert consumer.qsize() == 0
-    assert not stage.broker.say_farewell(), "its return, should the consumer die, is the channel's business"
+    assert not stage.broker.announce_end(), "its return, should the consumer die, is the channel's business"
     assert len(item) == 4 << 20
     del item
-    until(stage.broker.say_farewell)
+    until(stage.broker.announce_end)
 
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
@@ -181,13 +181,13 @@ def test_an_item_that_comes_while_its_get_is_cancelled_is_got_or_goes_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, size: int, tcp: bool
 ) -> None:
     producer, consumer = stage.client("p:0"), stage.client("k:0", tcp=tcp)
-    claim, sign = Request.claim, Pending._sign
+    claim, sign = ChannelOperation.claim, Pending._sign
     cancelled: list[bool] = []
 
-    def cancel(request: Request[object]) -> None:
+    def cancel(request: ChannelOperation[object]) -> None:
         cancelled.append(request.fail(CancelledOperationError("given up")))
 
-    def claim_late(self: Request[object]) -> bool:
+    def claim_late(self: ChannelOperation[object]) -> bool:
         cancel(self)
         return claim(self)
 
@@ -196,7 +196,7 @@ def test_an_item_that_comes_while_its_get_is_cancelled_is_got_or_goes_back(
         sign(self, *of)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Request, "claim", claim_late)
+        patch.setattr(ChannelOperation, "claim", claim_late)
         work = consumer.get(async_op=True)
         producer.put(bytes(size))
         with pytest.raises(CancelledOperationError):
@@ -204,7 +204,7 @@ def test_an_item_that_comes_while_its_get_is_cancelled_is_got_or_goes_back(
         until(lambda: producer.qsize() == 1)
     with monkeypatch.context() as patch:
         patch.setattr(Pending, "_sign", sign_late)
-        signs = [cast("Request[object]", consumer.get(async_op=True, key="other"))]
+        signs = [cast("ChannelOperation[object]", consumer.get(async_op=True, key="other"))]
         producer.put(bytes(size), key="other")
         assert signs[0].wait(5) == bytes(size)
     assert cancelled == [True, False]
@@ -217,16 +217,16 @@ def test_what_came_of_a_batch_that_is_given_up_takes_no_memory(stage: Stage, mon
     for _ in range(2):
         producer.put(np.ones(1 << 20, np.uint8), weight=1)
     came: list[int] = []
-    add = Request.add
+    add = ChannelOperation.add
 
-    def give_up_halfway(self: Request[object], place: int, *rest: Any) -> bool:
+    def give_up_halfway(self: ChannelOperation[object], place: int, *rest: Any) -> bool:
         complete = add(self, place, *rest)
         came.append(place)
         if len(came) == 1:
             self.fail(CancelledOperationError("given up"))
         return complete
 
-    monkeypatch.setattr(Request, "add", give_up_halfway)
+    monkeypatch.setattr(ChannelOperation, "add", give_up_halfway)
     with pytest.raises(CancelledOperationError):
         consumer.get_batch(2)
     until(lambda: producer.qsize() == 2)

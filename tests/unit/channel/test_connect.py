@@ -13,10 +13,10 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.clients import ChannelClients
-from rlinf_core.channel.launch import ChannelConnector
-from rlinf_core.channel.request import _GRACE
-from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.channel.launch import ChannelResolver
+from rlinf_core.channel.operation import _GRACE
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
 from rlinf_core.manager.messages import GroupLife
@@ -41,23 +41,23 @@ class Register:
     def lookup(self, address: WorkerAddress, timeout: float) -> object:
         del address, timeout
         self.lookups += 1
-        return "a card"
+        return "a info"
 
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_worker_group_is_no_channel_though_it_is_launched_later(after: int) -> None:
     register = Register(channel=False, after=after)
-    connector = ChannelConnector(cast("Any", register))
+    resolver = ChannelResolver(cast("Any", register))
     with pytest.raises(ChannelError, match="`c` is a worker group, not a channel"):
-        connector.lookup(WorkerAddress("c", 0), 5)
+        resolver.lookup(WorkerAddress("c", 0), 5)
     assert register.lookups == after
 
 
 @pytest.mark.parametrize("after", [0, 1])
 def test_a_channel_is_found_though_it_is_created_later(after: int) -> None:
-    connector = ChannelConnector(cast("Any", Register(channel=True, after=after)))
-    assert connector.lookup(WorkerAddress("c", 0), 5) == "a card"
-    assert connector.lookup(WorkerAddress("c", 0), -0.1) == "a card"
+    resolver = ChannelResolver(cast("Any", Register(channel=True, after=after)))
+    assert resolver.lookup(WorkerAddress("c", 0), 5) == "a info"
+    assert resolver.lookup(WorkerAddress("c", 0), -0.1) == "a info"
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def deaf() -> Iterator[Any]:
     """A channel `c` that does not answer."""
     secret, settings = ClusterSecret.generate(), replace(SETTINGS, connect_timeout=0.2)
     broker, mine = (Endpoint(secret, ip="127.0.0.1", settings=settings) for _ in range(2))
-    connector = FixedConnector({WorkerAddress("c", 0): broker.card})
-    yield ChannelClients(mine, WorkerAddress("p", 0), connector).client("c")
+    resolver = StaticResolver({WorkerAddress("c", 0): broker.info})
+    yield ChannelClients(mine, WorkerAddress("p", 0), resolver).client("c")
     for endpoint in (mine, broker):
         endpoint.close()
 
@@ -97,7 +97,7 @@ def test_what_asks_or_closes_a_channel_is_not_published_as_a_put_or_a_get(
     stage: Stage, operation: Callable[[Channel], object], kind: OperationKind
 ) -> None:
     channel = greeted(stage, "p:0")
-    board = stage.endpoints["p:0"].board.operations
+    board = stage.endpoints["p:0"].waits.operations
     thread = threading.Thread(target=operation, args=(channel,))
     with stage.broker._lock:
         thread.start()

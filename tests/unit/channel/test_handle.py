@@ -157,7 +157,7 @@ def test_nothing_is_left_of_what_was_let_go_of(stage: Stage) -> None:
         consumer.get(key=f"k{number % 3}", async_op=True)
         consumer.get_batch(5, key=f"k{number % 3}", async_op=True)
     check_nothing_is_left(consumer)
-    assert not stage.endpoints["k:0"].board.operations.publication().operations
+    assert not stage.endpoints["k:0"].waits.operations.publication().operations
 
 
 def test_what_nobody_waits_for_ends_at_its_deadline(channel: Channel) -> None:

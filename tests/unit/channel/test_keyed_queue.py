@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.channel import keyed_queue
-from rlinf_core.channel.effects import Accepted, Delivered, Effect, Lost, Reason, Refused, Taken
+from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Lost, Reason, Refused
 from rlinf_core.channel.keyed_queue import KeyedQueue
 
 
@@ -12,16 +12,16 @@ def told(effects: list[Effect[str]]) -> list[tuple[object, ...]]:
     result: list[tuple[object, ...]] = []
     for effect in effects:
         match effect:
-            case Accepted(ticket):
-                result.append(("accepted", ticket))
-            case Delivered(ticket, items):
-                result.append(("delivered", ticket, "".join(item.payload for item in items)))
-            case Taken(ticket, items):
-                result.append(("taken", ticket, "".join(item.payload for item in items)))
-            case Refused(ticket, reason, dropped):
-                result.append((reason.value, ticket, dropped))
-            case Lost(ticket, key, producer, dropped):
-                result.append(("lost", ticket, key, producer, dropped))
+            case Accepted(op_id):
+                result.append(("accepted", op_id))
+            case Delivered(op_id, items):
+                result.append(("delivered", op_id, "".join(item.payload for item in items)))
+            case Acknowledged(op_id, items):
+                result.append(("taken", op_id, "".join(item.payload for item in items)))
+            case Refused(op_id, reason, dropped):
+                result.append((reason.value, op_id, dropped))
+            case Lost(op_id, key, producer, dropped):
+                result.append(("lost", op_id, key, producer, dropped))
     return result
 
 
@@ -66,8 +66,8 @@ def test_blocked_puts_come_in_as_they_came() -> None:
     queue = filled("a", maxsize=1)
     for payload in "bcd":
         queue.put(payload, payload)
-    for ticket, payload in enumerate("abc"):
-        assert ("delivered", ticket, payload) in told(queue.get(ticket))
+    for op_id, payload in enumerate("abc"):
+        assert ("delivered", op_id, payload) in told(queue.get(op_id))
     assert contents(queue) == "d"
 
 
@@ -334,7 +334,7 @@ def test_held_back_queues_take_only_what_somebody_waits_for() -> None:
 def test_what_was_held_back_goes_on_in_order() -> None:
     queue: KeyedQueue[str] = KeyedQueue(maxsize=2)
     queue.hold_back(True)
-    for ticket in (1, 2, 3):
-        queue.put(ticket, str(ticket))
+    for op_id in (1, 2, 3):
+        queue.put(op_id, str(op_id))
     assert queue.hold_back(False) == [Accepted(1), Accepted(2)]
     assert [item.payload for item in queue.peek_all()] == ["1", "2"]

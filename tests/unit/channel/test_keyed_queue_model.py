@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_core.channel.effects import Accepted, Delivered, Effect, Lost, Refused, Taken
+from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Lost, Refused
 from rlinf_core.channel.keyed_queue import KeyedQueue
 
 KEYS = st.sampled_from(["x", "y"])
@@ -16,18 +16,18 @@ PARTIES = st.sampled_from(["p", "q", "r"])
 
 @dataclass
 class Put:
-    ticket: int
+    op_id: int
     key: str
-    party: str
+    owner: str
     value: int
     weight: int
 
 
 @dataclass
 class Get:
-    ticket: int
+    op_id: int
     key: str
-    party: str
+    owner: str
     need: int | None
 
 
@@ -69,23 +69,23 @@ class Model:
             self.deliver(key, len(pool))
             return True
         if self.closed and gets and not any(get.key == key for get, _ in self.delivered.values()):
-            self.told.append(("closed", gets.pop(0).ticket))
+            self.told.append(("closed", gets.pop(0).op_id))
             return True
         return False
 
     def accept(self, put: Put) -> None:
         self.pool[put.key].append((self.accepted, put))
         self.accepted += 1
-        self.told.append(("accepted", put.ticket))
+        self.told.append(("accepted", put.op_id))
 
     def deliver(self, key: str, count: int) -> None:
         get = self.gets[key].pop(0)
         items, self.pool[key] = self.pool[key][:count], self.pool[key][count:]
-        self.delivered[get.ticket] = (get, items)
-        self.told.append(("delivered", get.ticket, tuple(put.value for _, put in items)))
+        self.delivered[get.op_id] = (get, items)
+        self.told.append(("delivered", get.op_id, tuple(put.value for _, put in items)))
 
-    def take_back(self, ticket: int) -> str:
-        get, items = self.delivered.pop(ticket)
+    def take_back(self, op_id: int) -> str:
+        get, items = self.delivered.pop(op_id)
         self.pool[get.key] = sorted(self.pool[get.key] + items, key=lambda entry: entry[0])
         return get.key
 
@@ -95,16 +95,16 @@ class Model:
 
 def plain(effect: Effect[int]) -> tuple[object, ...]:
     match effect:
-        case Accepted(ticket):
-            return ("accepted", ticket)
-        case Delivered(ticket, items):
-            return ("delivered", ticket, tuple(item.payload for item in items))
-        case Taken(ticket, items):
-            return ("taken", ticket, tuple(item.payload for item in items))
-        case Refused(ticket, reason, _):
-            return (reason.value, ticket)
-        case Lost(ticket, key, producer, _):
-            return ("lost", ticket, key, producer)
+        case Accepted(op_id):
+            return ("accepted", op_id)
+        case Delivered(op_id, items):
+            return ("delivered", op_id, tuple(item.payload for item in items))
+        case Acknowledged(op_id, items):
+            return ("taken", op_id, tuple(item.payload for item in items))
+        case Refused(op_id, reason, _):
+            return (reason.value, op_id)
+        case Lost(op_id, key, producer, _):
+            return ("lost", op_id, key, producer)
 
 
 class QueueAgainstModel(RuleBasedStateMachine):
@@ -112,11 +112,11 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def start(self, maxsize: int) -> None:
         self.real: KeyedQueue[int] = KeyedQueue(maxsize)
         self.model = Model(maxsize)
-        self.tickets = 0
+        self.op_ids = 0
 
-    def ticket(self) -> int:
-        self.tickets += 1
-        return self.tickets
+    def op_id(self) -> int:
+        self.op_ids += 1
+        return self.op_ids
 
     def compare(self, effects: list[Effect[int]]) -> None:
         # The order of effects on different keys is free, so both sides are sorted.
@@ -124,97 +124,97 @@ class QueueAgainstModel(RuleBasedStateMachine):
         assert real == sorted(self.model.told, key=repr)
         self.model.told.clear()
 
-    @rule(key=KEYS, party=PARTIES, weight=st.integers(0, 3), announced=st.booleans(), wait=st.booleans())
-    def put(self, key: str, party: str, weight: int, announced: bool, wait: bool) -> None:
-        ticket = self.ticket()
+    @rule(key=KEYS, owner=PARTIES, weight=st.integers(0, 3), announced=st.booleans(), wait=st.booleans())
+    def put(self, key: str, owner: str, weight: int, announced: bool, wait: bool) -> None:
+        op_id = self.op_id()
         model = self.model
-        put = Put(ticket, key, party, ticket * 10, weight)
+        put = Put(op_id, key, owner, op_id * 10, weight)
         if announced:
-            self.real.announce(ticket, key=key, producer=party)
+            self.real.announce(op_id, key=key, producer=owner)
         if model.closed:
-            model.told.append(("closed", ticket))
+            model.told.append(("closed", op_id))
         elif wait or not model.maxsize or len(model.available(key)) < model.maxsize:
             model.blocked[key].append(put)
             model.settle(key)
         else:
-            model.told.append(("full", ticket))
-        self.compare(self.real.put(ticket, put.value, weight=weight, key=key, producer=party, wait=wait))
+            model.told.append(("full", op_id))
+        self.compare(self.real.put(op_id, put.value, weight=weight, key=key, producer=owner, wait=wait))
 
-    @rule(key=KEYS, party=PARTIES)
-    def announce(self, key: str, party: str) -> None:
-        ticket = self.ticket()
-        self.real.announce(ticket, key=key, producer=party)
-        self.model.announced[ticket] = Put(ticket, key, party, 0, 0)
+    @rule(key=KEYS, owner=PARTIES)
+    def announce(self, key: str, owner: str) -> None:
+        op_id = self.op_id()
+        self.real.announce(op_id, key=key, producer=owner)
+        self.model.announced[op_id] = Put(op_id, key, owner, 0, 0)
 
-    @rule(key=KEYS, party=PARTIES, need=st.none() | st.integers(1, 5), wait=st.booleans())
-    def get(self, key: str, party: str, need: int | None, wait: bool) -> None:
-        ticket = self.ticket()
+    @rule(key=KEYS, owner=PARTIES, need=st.none() | st.integers(1, 5), wait=st.booleans())
+    def get(self, key: str, owner: str, need: int | None, wait: bool) -> None:
+        op_id = self.op_id()
         model = self.model
-        get = Get(ticket, key, party, need)
+        get = Get(op_id, key, owner, need)
         model.gets[key].append(get)
         model.settle(key)
         if not wait and get in model.gets[key]:
             model.gets[key].remove(get)
-            model.told.append(("empty", ticket))
+            model.told.append(("empty", op_id))
         if need is None:
-            self.compare(self.real.get(ticket, key=key, consumer=party, wait=wait))
+            self.compare(self.real.get(op_id, key=key, consumer=owner, wait=wait))
         else:
-            self.compare(self.real.get_batch(ticket, need, key=key, consumer=party, wait=wait))
+            self.compare(self.real.get_batch(op_id, need, key=key, consumer=owner, wait=wait))
 
     @precondition(lambda self: self.model.delivered)
     @rule(data=st.data())
     def taken(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(sorted(self.model.delivered)))
-        get, items = self.model.delivered.pop(ticket)
+        op_id = data.draw(st.sampled_from(sorted(self.model.delivered)))
+        get, items = self.model.delivered.pop(op_id)
         values = [put.value for _, put in items]
         self.model.taken += values
-        self.model.told.append(("taken", ticket, tuple(values)))
+        self.model.told.append(("taken", op_id, tuple(values)))
         self.model.settle(get.key)
-        self.compare(self.real.taken(ticket))
+        self.compare(self.real.taken(op_id))
 
-    @precondition(lambda self: self.tickets)
+    @precondition(lambda self: self.op_ids)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         model = self.model
-        ticket = data.draw(st.integers(1, self.tickets))
-        touched = model.announced.pop(ticket, None) is not None
+        op_id = data.draw(st.integers(1, self.op_ids))
+        touched = model.announced.pop(op_id, None) is not None
         for key in ("x", "y"):
             for waiting in (model.blocked[key], model.gets[key]):
-                for entry in [entry for entry in waiting if entry.ticket == ticket]:
+                for entry in [entry for entry in waiting if entry.op_id == op_id]:
                     waiting.remove(entry)  # pyright: ignore[reportArgumentType]
                     touched = True
-        if ticket in model.delivered:
-            model.take_back(ticket)
+        if op_id in model.delivered:
+            model.take_back(op_id)
             touched = True
         if touched:
-            model.told.append(("cancelled", ticket))
+            model.told.append(("cancelled", op_id))
         for key in ("x", "y"):
             model.settle(key)
-        self.compare(self.real.cancel(ticket))
+        self.compare(self.real.cancel(op_id))
 
-    @rule(party=PARTIES)
-    def die(self, party: str) -> None:
+    @rule(owner=PARTIES)
+    def die(self, owner: str) -> None:
         model = self.model
-        lost = [put for put in model.announced.values() if put.party == party]
+        lost = [put for put in model.announced.values() if put.owner == owner]
         for key in ("x", "y"):
-            lost += [put for put in model.blocked[key] if put.party == party]
-            model.blocked[key] = [put for put in model.blocked[key] if put.party != party]
-            model.gets[key] = [get for get in model.gets[key] if get.party != party]
-        model.announced = {ticket: put for ticket, put in model.announced.items() if put.party != party}
-        model.told += [("lost", put.ticket, put.key, party) for put in lost]
-        for ticket in [ticket for ticket, (get, _) in model.delivered.items() if get.party == party]:
-            model.take_back(ticket)
+            lost += [put for put in model.blocked[key] if put.owner == owner]
+            model.blocked[key] = [put for put in model.blocked[key] if put.owner != owner]
+            model.gets[key] = [get for get in model.gets[key] if get.owner != owner]
+        model.announced = {op_id: put for op_id, put in model.announced.items() if put.owner != owner}
+        model.told += [("lost", put.op_id, put.key, owner) for put in lost]
+        for op_id in [op_id for op_id, (get, _) in model.delivered.items() if get.owner == owner]:
+            model.take_back(op_id)
         for key in ("x", "y"):
             model.settle(key)
-        self.compare(self.real.remove(party))
+        self.compare(self.real.remove(owner))
 
-    @precondition(lambda self: self.tickets > 8)
+    @precondition(lambda self: self.op_ids > 8)
     @rule()
     def close(self) -> None:
         model = self.model
         model.closed = True
         for key in ("x", "y"):
-            model.told += [("closed", put.ticket) for put in model.blocked[key]]
+            model.told += [("closed", put.op_id) for put in model.blocked[key]]
             model.blocked[key] = []
             model.settle(key)
         self.compare(self.real.close())

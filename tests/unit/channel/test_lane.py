@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.channel.lane import Lane, Outgoing
+from rlinf_core.channel.put_pipeline import PutPipeline, QueuedPut
 from rlinf_core.collective.payload import Encoded
 
 KIB = 1 << 10
@@ -15,23 +15,23 @@ KIB = 1 << 10
 
 @dataclass
 class Handle:
-    ticket: int
+    op_id: int
     settled: bool = False
 
 
 @dataclass
 class Line:
-    """A lane, what it sent, and what is on its way."""
+    """A pipeline, what it sent, and what is on its way."""
 
     frames: list[list[int]] = field(default_factory=list[list[int]])
     ended: int = 0
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.lane = Lane(self._send, self._end)
+        self.pipeline = PutPipeline(self._send, self._end)
 
-    def _send(self, run: Sequence[Outgoing]) -> None:
-        self.frames.append([put.request.ticket for put in run])
+    def _send(self, run: Sequence[QueuedPut]) -> None:
+        self.frames.append([put.operation.op_id for put in run])
 
     def _end(self) -> None:
         self.ended += 1
@@ -40,12 +40,12 @@ class Line:
         self.count += 1
         handle = Handle(self.count)
         item: Any = Encoded(b"", []) if large else b""
-        assert self.lane.add(Outgoing(cast("Any", handle), item, 0, size))
+        assert self.pipeline.add(QueuedPut(cast("Any", handle), item, 0, size))
         return handle
 
     @property
     def sent(self) -> list[int]:
-        return [ticket for frame in self.frames for ticket in frame]
+        return [op_id for frame in self.frames for op_id in frame]
 
 
 def test_the_first_goes_at_once_and_what_comes_before_it_is_accepted_goes_together() -> None:
@@ -53,11 +53,11 @@ def test_the_first_goes_at_once_and_what_comes_before_it_is_accepted_goes_togeth
     for _ in range(4):
         line.put()
     assert line.frames == [[1]]
-    line.lane.ended([1])
+    line.pipeline.ended([1])
     assert line.frames == [[1], [2, 3, 4]]
-    line.lane.ended([2, 3])
+    line.pipeline.ended([2, 3])
     assert line.ended == 0
-    line.lane.ended([4])
+    line.pipeline.ended([4])
     assert line.ended == 1
 
 
@@ -74,7 +74,7 @@ def test_what_exceeds_the_window_stays_here() -> None:
         line.put()
     assert len(line.sent) <= 1024 + 256
     while line.sent != list(range(1, 5001)):
-        line.lane.ended(line.frames[-1])
+        line.pipeline.ended(line.frames[-1])
     assert all(len(frame) <= 256 for frame in line.frames)
 
 
@@ -84,10 +84,10 @@ def test_large_ones_go_alone_and_a_few_at_a_time() -> None:
         line.put(10 << 20, large=True)
     assert line.frames == [[1], [2]]
     line.put()
-    line.lane.ended([1, 2])
+    line.pipeline.ended([1, 2])
     assert line.frames[2:] == [[3], [4]]
-    line.lane.ended([3, 4])
-    line.lane.ended([5, 6])
+    line.pipeline.ended([3, 4])
+    line.pipeline.ended([5, 6])
     assert line.sent == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -95,7 +95,7 @@ def test_what_was_given_up_before_it_was_sent_is_not_sent() -> None:
     line = Line()
     handles = [line.put() for _ in range(4)]
     handles[2].settled = True
-    line.lane.ended([1])
+    line.pipeline.ended([1])
     assert line.sent == [1, 2, 4]
 
 
@@ -103,7 +103,7 @@ def test_flushing_sends_all_whatever_the_window() -> None:
     line = Line()
     for _ in range(3000):
         line.put()
-    line.lane.flush()
+    line.pipeline.flush()
     assert line.sent == list(range(1, 3001))
 
 
@@ -111,9 +111,9 @@ def test_a_lane_that_ended_takes_nothing_more() -> None:
     line = Line()
     line.put()
     line.put()
-    line.lane.drop()
+    line.pipeline.drop()
     assert line.ended == 1
-    assert not line.lane.add(Outgoing(cast("Any", Handle(3)), b"", 0, 0))
+    assert not line.pipeline.add(QueuedPut(cast("Any", Handle(3)), b"", 0, 0))
 
 
 @given(st.lists(st.sampled_from(["small", "large", "accept"]), max_size=300))
@@ -126,7 +126,7 @@ def test_the_order_is_that_of_the_calls_and_everything_leaves(steps: list[str]) 
         seen = len(line.sent)
         if step == "accept":
             if open_ones:
-                line.lane.ended([open_ones.pop(0)])
-        elif not line.lane.closed:
+                line.pipeline.ended([open_ones.pop(0)])
+        elif not line.pipeline.closed:
             line.put(20 << 20 if step == "large" else 100, large=step == "large")
     assert line.sent == list(range(1, line.count + 1))

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import LARGEST, TICKETS, Boxes, PostOffice
+from rlinf_core.channel.boxes import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
 from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.outbox import Outbox
-from rlinf_core.channel.request import Request
-from rlinf_core.collective.link import Link
+from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,
@@ -33,9 +33,9 @@ class Messages:
         self.said: list[int] = []
         reply = Outbox.reply
 
-        def count(outbox: Outbox, link: Link, key: bytes, head: bytes | bytearray = b"") -> None:
+        def count(outbox: Outbox, stream: PeerStream, key: bytes, head: bytes | bytearray = b"") -> None:
             self.said.append(wire.unpack_reply(key).say)
-            reply(outbox, link, key, head)
+            reply(outbox, stream, key, head)
 
         monkeypatch.setattr(Outbox, "reply", count)
 
@@ -55,7 +55,7 @@ def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeyp
     assert (figures.puts, figures.gets) == (51, 51)
     stage.broker.keep_house()
     producer.close()
-    until(stage.broker.say_farewell)
+    until(stage.broker.announce_end)
 
 
 def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +64,13 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     assert consumer.get() == "first"
     messages = Messages(monkeypatch)
     asleep = threading.Event()
-    leave_note = Boxes.leave_note
+    leave_note = AnswerSlots.leave_note
 
-    def leave_note_and_tell(boxes: Boxes, ticket: int) -> None:
-        leave_note(boxes, ticket)
+    def leave_note_and_tell(boxes: AnswerSlots, op_id: int) -> None:
+        leave_note(boxes, op_id)
         asleep.set()
 
-    monkeypatch.setattr(Boxes, "leave_note", leave_note_and_tell)
+    monkeypatch.setattr(AnswerSlots, "leave_note", leave_note_and_tell)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(consumer.get()))
     thread.start()
@@ -78,7 +78,7 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     producer.put("second")
     thread.join(10)
     assert got == ["second"]
-    assert wire.Say.MAIL in messages.said
+    assert wire.ReplyKind.MAIL in messages.said
 
 
 def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
@@ -87,25 +87,25 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
     producer, consumer = stage.client("p:0"), stage.client("k:0")
     producer.put("first")
     assert consumer.get() == "first"
-    deliver = PostOffice.deliver
+    deliver = AnswerWriter.deliver
 
-    def blind(self: PostOffice, ticket: int, slot: int, item: bytes) -> bool:
-        deliver(self, ticket, slot, item)
+    def blind(self: AnswerWriter, op_id: int, slot: int, item: bytes) -> bool:
+        deliver(self, op_id, slot, item)
         return False
 
-    def answer_blind(self: PostOffice, ticket: int) -> bool:
-        answer(self, ticket)
+    def answer_blind(self: AnswerWriter, op_id: int) -> bool:
+        answer(self, op_id)
         return False
 
-    answer = PostOffice.answer
-    monkeypatch.setattr(PostOffice, "deliver", blind)
-    monkeypatch.setattr(PostOffice, "answer", answer_blind)
+    answer = AnswerWriter.answer
+    monkeypatch.setattr(AnswerWriter, "deliver", blind)
+    monkeypatch.setattr(AnswerWriter, "answer", answer_blind)
     monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
-    # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
+    # LocalItem the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
     monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
-    answered = Boxes.answered
-    monkeypatch.setattr(Boxes, "answered", lambda self, ticket: next(looks, True) and answered(self, ticket))
+    answered = AnswerSlots.answered
+    monkeypatch.setattr(AnswerSlots, "answered", lambda self, op_id: next(looks, True) and answered(self, op_id))
     begun = time.monotonic()
     producer.put("second", timeout=10)
     looks = iter([False, False])
@@ -124,7 +124,7 @@ def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
     def overtake(look: object, until: float) -> None:
         """What the producer hears of before it looks."""
         ((_, request),) = producer._backend._pending._open.items()
-        wait_for(lambda: request.boxes.answered(request.ticket))
+        wait_for(lambda: request.boxes.answered(request.op_id))
         if ends == "closed":
             request.refuse(Reason.CLOSED, "")
         elif ends == "failed":
@@ -149,7 +149,7 @@ def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatc
         raise KeyboardInterrupt
 
     producer.put("second")
-    for _ in range(2 * TICKETS):
+    for _ in range(2 * ID_STEP):
         with monkeypatch.context() as patch:
             patch.setattr("rlinf_core.channel.pending.spin", interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ def test_more_threads_than_boxes_get_each_item_once(stage: Stage) -> None:
     def take(count: int) -> None:
         got.extend([consumer.get(timeout=10) for _ in range(count)])
 
-    threads = [threading.Thread(target=take, args=(20,)) for _ in range(2 * TICKETS)]
+    threads = [threading.Thread(target=take, args=(20,)) for _ in range(2 * ID_STEP)]
     for thread in threads:
         thread.start()
     for number in range(20 * len(threads)):
@@ -190,19 +190,19 @@ def test_what_is_accepted_while_it_is_withdrawn_is_accepted(stage: Stage) -> Non
     class Open(dict[int, Any]):
         """Hears of an operation just when another thread has taken it out."""
 
-        def pop(self, ticket: int, *default: Any) -> Any:
-            request = super().pop(ticket, *default)
+        def pop(self, op_id: int, *default: Any) -> Any:
+            request = super().pop(op_id, *default)
             if request is not None and not request.settled:
-                pending._accepted((ticket,))
+                pending._accepted((op_id,))
             return request
 
     request = producer.put("second", async_op=True)
     request.wait()
-    late = cast("Request[Any]", producer.put("third", key="held", async_op=True))
+    late = cast("ChannelOperation[Any]", producer.put("third", key="held", async_op=True))
     late.wait()
     # As if it had not been heard of yet.
     late._done = False
-    pending._open = Open({late.ticket: late})
+    pending._open = Open({late.op_id: late})
     late._withdraw(late)
     assert late.settled
     assert late.result() is None
@@ -219,12 +219,12 @@ def test_a_put_that_leaves_as_its_time_ends_is_what_the_channel_says_of_it(
         if type(work) is not Work or work.kind != "put":
             return wait(work, timeout)
         until(other.qsize)
-        raise CommunicationTimeoutError(work.operation, work.seconds)
+        raise CommunicationTimeoutError(work.title, work.seconds)
 
-    # A large one is on its way, so that the next one waits for its turn in the thread of the link.
+    # A large one is on its way, so that the next one waits for its turn in the thread of the stream.
     backend._under_way += 1
     started, go_on = threading.Event(), threading.Event()
-    backend.link.outgoing.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
+    backend.stream.outgoing.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
     assert started.wait(10)
     monkeypatch.setattr(Work, "wait", wait_too_long)
     threading.Timer(0.05, go_on.set).start()
@@ -242,7 +242,7 @@ def test_a_call_that_is_cancelled_before_it_waits_leaves_the_item(stage: Stage) 
     def cancelled() -> None:
         raise CancelledOperationError("the call was cancelled")
 
-    board = stage.endpoints["k:0"].board
+    board = stage.endpoints["k:0"].waits
     board.check, check = cancelled, board.check
     with pytest.raises(CancelledOperationError):
         consumer.get()
@@ -253,7 +253,7 @@ def test_a_call_that_is_cancelled_before_it_waits_leaves_the_item(stage: Stage) 
 
 def test_no_box_is_lost_to_a_timeout_that_is_none(stage: Stage) -> None:
     producer = greeted(stage, "p:0")
-    for _ in range(TICKETS):
+    for _ in range(ID_STEP):
         with pytest.raises(ValueError, match="a timeout is a number"):
             producer.put(1, timeout=-1)
     check_nothing_is_left(producer)
@@ -265,21 +265,21 @@ def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
 ) -> None:
     client, other = greeted(stage, "k:0"), greeted(stage, "o:0")
     backend: Any = client._backend
-    make = backend._request
+    make = backend._begin
 
     def lose_and_greet_anew(of: OperationKind, *args: Any, **options: Any) -> object:
         request = make(of, *args, **options)
         if of is kind:
             endpoint: Any = stage.endpoints["k:0"]
-            backend._pending._open.pop(request.ticket)  # the loss comes before it is known
-            endpoint._dispatcher.lost(backend.link.outgoing.connection, "lost")
+            backend._pending._open.pop(request.op_id)  # the loss comes before it is known
+            endpoint._dispatcher.lost(backend.stream.outgoing.connection, "lost")
             backend.connect()
-            backend._pending._open[request.ticket] = request
+            backend._pending._open[request.op_id] = request
         return request
 
     if kind is OperationKind.GET:
         other.put("second")
-    monkeypatch.setattr(backend, "_request", lose_and_greet_anew)
+    monkeypatch.setattr(backend, "_begin", lose_and_greet_anew)
     if kind is OperationKind.GET:
         assert client.get(timeout=5) == "second"
     else:
@@ -291,7 +291,7 @@ def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
 def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> None:
     client = greeted(stage, "p:0")
     pending = cast("Any", client._backend)._pending
-    shared = weakref.ref(pending.pages[cast("Any", client._backend).link])
+    shared = weakref.ref(pending.pages[cast("Any", client._backend).stream])
     stage.endpoints["c:0"].close()
     until(lambda: shared() is None)
     with pytest.raises(WorkerDiedError):
@@ -317,8 +317,8 @@ def test_an_interrupted_put_that_was_accepted_leaves_nothing_but_its_item(
 
 def test_what_nobody_waits_for_ends_in_time_though_its_channel_cannot_be_told(stage: Stage) -> None:
     client = greeted(stage, "k:0")
-    request = cast("Request[Any]", client.get(async_op=True, timeout=0.05))
-    outgoing = cast("Any", client._backend).link.outgoing
+    request = cast("ChannelOperation[Any]", client.get(async_op=True, timeout=0.05))
+    outgoing = cast("Any", client._backend).stream.outgoing
     outgoing.connection, kept = None, outgoing.connection
     until(lambda: request.settled)
     outgoing.connection = kept

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from rlinf_core.channel.receipts import NO_SLOT, SIZE, SLOTS, ReceiptPage, Receipts
+from rlinf_core.channel.receipts import NO_SLOT, SIZE, SLOTS, AckReader, AckWriter
 
 
-def both_sides() -> tuple[ReceiptPage, Receipts]:
+def both_sides() -> tuple[AckWriter, AckReader]:
     shared = memoryview(bytearray(SIZE + 100))
-    return ReceiptPage(shared), Receipts(shared)
+    return AckWriter(shared), AckReader(shared)
 
 
 def test_what_is_signed_for_is_told_once() -> None:
     page, receipts = both_sides()
-    slots = {ticket: receipts.slot(ticket) for ticket in (11, 12, 13)}
+    slots = {op_id: receipts.slot(op_id) for op_id in (11, 12, 13)}
     assert receipts.signed() == []
     page.sign(slots[13], 13)
     page.sign(slots[11], 11)
@@ -32,7 +32,7 @@ def test_a_place_that_is_used_again_is_not_signed_yet() -> None:
 
 def test_there_is_no_place_when_all_are_taken() -> None:
     page, receipts = both_sides()
-    slots = [receipts.slot(ticket) for ticket in range(1, SLOTS + 1)]
+    slots = [receipts.slot(op_id) for op_id in range(1, SLOTS + 1)]
     assert len(set(slots)) == SLOTS
     assert receipts.slot(1000) == NO_SLOT
     receipts.drop(7)

@@ -13,7 +13,7 @@ from rlinf_core.channel import wire
 from rlinf_core.collective.codec import encode
 from rlinf_core.errors import PayloadError
 
-TICKETS = st.integers(0, 2**64 - 1)
+ID_STEP = st.integers(0, 2**64 - 1)
 
 
 def through(item: object) -> Any:
@@ -21,25 +21,29 @@ def through(item: object) -> Any:
     return wire.unpack_item(wire.pack_item(encoded.head, encoded.parts))
 
 
-@given(st.sampled_from(wire.Ask), st.booleans(), TICKETS, st.text(max_size=20))
-def test_requests_survive(ask: wire.Ask, wait: bool, ticket: int, key: str) -> None:
-    assert wire.unpack_request(wire.pack_request(ask, ticket, key.encode(), wait)) == (ask, wait, ticket, key)
+@given(st.sampled_from(wire.RequestKind), st.booleans(), ID_STEP, st.text(max_size=20))
+def test_requests_survive(ask: wire.RequestKind, wait: bool, op_id: int, key: str) -> None:
+    assert wire.unpack_request(wire.pack_request(ask, op_id, key.encode(), wait)) == (ask, wait, op_id, key)
 
 
 @given(
-    st.sampled_from(wire.Say), TICKETS, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**16 - 1)
+    st.sampled_from(wire.ReplyKind),
+    ID_STEP,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**16 - 1),
 )
-def test_replies_survive(say: wire.Say, ticket: int, place: int, total: int, slot: int) -> None:
-    reply = (say, ticket, place, total, slot)
+def test_replies_survive(say: wire.ReplyKind, op_id: int, place: int, total: int, slot: int) -> None:
+    reply = (say, op_id, place, total, slot)
     assert wire.unpack_reply(wire.pack_reply(*reply)) == reply
 
 
-@given(st.lists(TICKETS))
-def test_tickets_survive(tickets: list[int]) -> None:
-    assert list(wire.unpack_tickets(wire.pack_tickets(tickets))) == tickets
+@given(st.lists(ID_STEP))
+def test_tickets_survive(op_ids: list[int]) -> None:
+    assert list(wire.unpack_op_ids(wire.pack_op_ids(op_ids))) == op_ids
 
 
-@given(st.lists(st.tuples(TICKETS, st.floats(0, 1e300), st.binary(max_size=50)), min_size=1))
+@given(st.lists(st.tuples(ID_STEP, st.floats(0, 1e300), st.binary(max_size=50)), min_size=1))
 def test_puts_survive(puts: list[tuple[int, float, bytes]]) -> None:
     assert wire.unpack_puts(wire.pack_puts(puts)) == puts
 

@@ -28,11 +28,13 @@ def travel(obj: object, **options: Any) -> Any:
     message = Message.of(encode(obj, **options), 1 << 15)
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
-    from rlinf_core.collective.frame import Kind
-    from rlinf_core.collective.parcel import Parcel
-    from rlinf_core.collective.transports.base import Cargo
+    from rlinf_core.collective.frame import FrameKind
+    from rlinf_core.collective.received_message import ReceivedMessage
+    from rlinf_core.collective.transports.base import EncodedBody
 
-    return Parcel(message.frame(Kind.MESSAGE, 0, 1, Cargo(body_size=message.body_size)), body).load()
+    return ReceivedMessage(
+        message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(body_size=message.body_size)), body
+    ).load()
 
 
 values = st.recursive(
@@ -108,13 +110,13 @@ def test_the_fallback_takes_what_plain_pickle_cannot_name() -> None:
     assert travel(1, fallback=fallback) == 1
     assert calls == [function]
     # Its name would mean something else in another process.
-    kind = type("Kind", (), {"__module__": "__main__"})
+    kind = type("FrameKind", (), {"__module__": "__main__"})
     main = sys.modules["__main__"]
-    main.Kind = kind  # type: ignore[attr-defined]
+    main.FrameKind = kind  # type: ignore[attr-defined]
     try:
         assert travel(kind(), fallback=fallback) == "from the fallback"
     finally:
-        del main.Kind  # type: ignore[attr-defined]
+        del main.FrameKind  # type: ignore[attr-defined]
 
 
 def test_without_torch_a_tensor_becomes_an_array(monkeypatch: pytest.MonkeyPatch) -> None:

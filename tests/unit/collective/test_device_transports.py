@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.collective.codec import decode, encode
-from rlinf_core.collective.parcel import adopted
 from rlinf_core.collective.payload import HostPart, Part, PartKind
+from rlinf_core.collective.received_message import adopted
 from rlinf_core.collective.transports.cuda_ipc import CudaIpcTransport
 from rlinf_core.collective.transports.device import DeviceRouter, DeviceTransport, flat_bytes
 from rlinf_core.collective.transports.nccl import NcclTransport, PairCommunicator, TorchPair
@@ -63,7 +63,7 @@ def test_a_handle_takes_the_place_of_the_bytes(monkeypatch: pytest.MonkeyPatch) 
     drawer = Drawer()
     router = DeviceRouter([drawer])
     export = router.export_to(connection())
-    # Host tensors are never offered to a device's way, so this asks for all of them.
+    # ReceiverContext tensors are never offered to a device's way, so this asks for all of them.
     reduce = torch_payload.TorchPickler.reducer_override
 
     def offer(self: Any, obj: Any) -> Any:

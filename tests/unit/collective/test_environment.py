@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.collective import budget
-from rlinf_core.collective.card import make_card
+from rlinf_core.collective import memory_budget
+from rlinf_core.collective.endpoint_info import make_endpoint_info
 from rlinf_core.collective.network import advertised_address
 from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
 from rlinf_core.collective.settings import Settings
@@ -32,9 +32,9 @@ MEMINFO = {"proc/meminfo": f"MemTotal: {16 * 1024 * 1024} kB\nMemAvailable: {8 *
 
 def test_without_limits_the_machine_decides(tmp_path: Path) -> None:
     write(tmp_path, MEMINFO)
-    assert budget.allowed_bytes(tmp_path) == 16 << 30
-    assert budget.default_arena_bytes(tmp_path) == 2 << 30
-    assert 7 << 30 < budget.free_bytes(tmp_path) < 8 << 30
+    assert memory_budget.allowed_bytes(tmp_path) == 16 << 30
+    assert memory_budget.default_arena_bytes(tmp_path) == 2 << 30
+    assert 7 << 30 < memory_budget.free_bytes(tmp_path) < 8 << 30
 
 
 def test_the_tightest_group_decides(tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_the_tightest_group_decides(tmp_path: Path) -> None:
             f"{group}/job/worker/memory.stat": "",
         },
     )
-    assert budget.allowed_bytes(tmp_path) == 800 * MIB
-    assert budget.default_arena_bytes(tmp_path) == 100 * MIB
+    assert memory_budget.allowed_bytes(tmp_path) == 800 * MIB
+    assert memory_budget.default_arena_bytes(tmp_path) == 100 * MIB
     # What the kernel can drop does not count as used.
-    assert budget.free_bytes(tmp_path) == (800 - 400 - 64) * MIB
+    assert memory_budget.free_bytes(tmp_path) == (800 - 400 - 64) * MIB
 
 
 def test_older_groups_count_too_and_a_container_sees_its_own_at_the_base(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_older_groups_count_too_and_a_container_sees_its_own_at_the_base(tmp_pat
             f"{group}/memory.stat": "total_inactive_file 0\n",
         },
     )
-    assert budget.allowed_bytes(tmp_path) == 400 * MIB
-    assert budget.free_bytes(tmp_path) == 0
-    assert budget.default_arena_bytes(tmp_path) == 64 * MIB
+    assert memory_budget.allowed_bytes(tmp_path) == 400 * MIB
+    assert memory_budget.free_bytes(tmp_path) == 0
+    assert memory_budget.default_arena_bytes(tmp_path) == 64 * MIB
 
 
 def test_the_environment_decides_about_times_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_interface_that_is_named_gives_the_address(monkeypatch: pytest.Monke
 
 
 def test_cards_of_one_host_share_it_and_no_two_are_the_same() -> None:
-    one, two = make_card("/a/s", "10.0.0.1", 1), make_card("/b/s", "10.0.0.1", 2)
+    one, two = make_endpoint_info("/a/s", "10.0.0.1", 1), make_endpoint_info("/b/s", "10.0.0.1", 2)
     assert one.incarnation != two.incarnation
     assert one.shares_host_with(two)
-    assert not one.shares_host_with(make_card(None, "10.0.0.1", 3))
+    assert not one.shares_host_with(make_endpoint_info(None, "10.0.0.1", 3))

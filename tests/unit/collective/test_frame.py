@@ -12,17 +12,17 @@ from rlinf_core.collective.frame import (
     HEADER,
     Flag,
     Frame,
-    Kind,
-    ProtocolError,
+    FrameError,
+    FrameKind,
     SharedPlace,
     layout,
     unpack,
 )
-from rlinf_core.collective.reader import FrameReader
+from rlinf_core.collective.frame_reader import FrameReader
 
 frames = st.builds(
     lambda key, head, sizes, route, sequence, weight, shared: Frame(
-        Kind.MESSAGE,
+        FrameKind.MESSAGE,
         Flag.SHARED if shared else 0,
         tag=3,
         route=route,
@@ -66,11 +66,11 @@ def test_parts_are_aligned_and_apart(sizes: list[int]) -> None:
 
 def test_what_is_no_frame_is_refused() -> None:
     for data in (b"GET / HTTP/1.1\r\n".ljust(HEADER.size), bytes(HEADER.size)):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(FrameError):
             unpack(data, 0, HEADER.size)
-    huge = bytearray(Frame(Kind.MESSAGE).pack())
+    huge = bytearray(Frame(FrameKind.MESSAGE).pack())
     huge[HEADER.size - 12 : HEADER.size - 8] = b"\xff\xff\xff\xff"
-    with pytest.raises(ProtocolError, match="announces"):
+    with pytest.raises(FrameError, match="announces"):
         unpack(bytes(huge), 0, HEADER.size)
 
 
@@ -107,8 +107,8 @@ def test_a_body_without_a_place_waits() -> None:
     places: list[memoryview | None] = [None, memoryview(bytearray(5))]
     got: list[bytes] = []
     reader = FrameReader(theirs, lambda frame: places.pop(0))
-    body = Frame(Kind.MESSAGE, sizes=(5,), kinds=(0,), body_size=5)
-    ours.sendall(body.pack() + b"12345" + Frame(Kind.GOODBYE).pack())
+    body = Frame(FrameKind.MESSAGE, sizes=(5,), kinds=(0,), body_size=5)
+    ours.sendall(body.pack() + b"12345" + Frame(FrameKind.GOODBYE).pack())
 
     def deliver(frame: Frame, body: memoryview | None) -> None:
         got.append(bytes(body or b""))

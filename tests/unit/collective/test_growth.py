@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from rlinf_core.collective.growth import Growth
-from rlinf_core.collective.work import Board, Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
 
@@ -17,13 +17,13 @@ _RECV = (OperationKind.RECV_TENSOR, "actor:0")
 class Idle:
     """A connection that nobody reads."""
 
-    def drive(self, work: Work[object], deadline: float) -> None: ...
+    def poll(self, work: Work[object], deadline: float) -> None: ...
 
-    def kick(self) -> None: ...
+    def wake(self) -> None: ...
 
 
 def new_growth(seconds: float = 5.0) -> Growth:
-    return Growth(100, "actor:0", Idle(), Board(), seconds)
+    return Growth(100, "actor:0", Idle(), WaitTable(), seconds)
 
 
 def test_who_waits_is_told_of_each_piece() -> None:

@@ -15,15 +15,15 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective import handshake
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connector import FixedConnector
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.handshake import Acceptance, Identity, Verdict
+from rlinf_core.collective.handshake import Acceptance, Admission, PeerIdentity
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import AuthenticationError
 
 SECRET = ClusterSecret.generate()
-DIALER, ACCEPTOR = Identity("d", "a", "c"), Identity("a", "d", "c")
+DIALER, ACCEPTOR = PeerIdentity("d", "a", "c"), PeerIdentity("a", "d", "c")
 
 
 def meet(dialer_secret: ClusterSecret, acceptor_secret: ClusterSecret) -> list[object]:
@@ -33,7 +33,7 @@ def meet(dialer_secret: ClusterSecret, acceptor_secret: ClusterSecret) -> list[o
     def accept() -> None:
         try:
             acceptance = Acceptance(theirs, acceptor_secret, time.monotonic() + 5)
-            acceptance.answer(Verdict.WELCOME, ACCEPTOR)
+            acceptance.answer(Admission.WELCOME, ACCEPTOR)
             outcome.append(acceptance.dialer)
         except (OSError, AuthenticationError) as error:
             outcome.append(error)
@@ -54,7 +54,7 @@ def meet(dialer_secret: ClusterSecret, acceptor_secret: ClusterSecret) -> list[o
 def test_members_learn_who_the_other_is() -> None:
     outcome = meet(SECRET, SECRET)
     assert DIALER in outcome
-    assert (Verdict.WELCOME, ACCEPTOR) in outcome
+    assert (Admission.WELCOME, ACCEPTOR) in outcome
 
 
 def test_a_wrong_secret_is_refused_on_both_sides() -> None:
@@ -69,7 +69,7 @@ def test_an_acceptor_must_prove_itself_too() -> None:
         theirs.recv(1000)
         theirs.sendall(b"rlinf data plane 1\n" + bytes(32))
         theirs.recv(1000)
-        theirs.sendall(bytes([Verdict.WELCOME]) + bytes(32) + b"\x02\x00{}")
+        theirs.sendall(bytes([Admission.WELCOME]) + bytes(32) + b"\x02\x00{}")
 
     thread = threading.Thread(target=impostor)
     thread.start()
@@ -103,13 +103,13 @@ def endpoints() -> Iterator[Callable[..., Endpoint]]:
 
 
 def connect(endpoint: Endpoint) -> socket.socket:
-    return socket.create_connection((endpoint.card.tcp_host, endpoint.card.tcp_port), timeout=5)
+    return socket.create_connection((endpoint.info.tcp_host, endpoint.info.tcp_port), timeout=5)
 
 
 def groups(one: Endpoint, two: Endpoint) -> tuple[CollectiveGroup, CollectiveGroup]:
     here, there = WorkerAddress("one", 0), WorkerAddress("two", 0)
-    connector = FixedConnector({here: one.card, there: two.card})
-    return CollectiveGroup(one, here, [there], connector), CollectiveGroup(two, there, [here], connector)
+    resolver = StaticResolver({here: one.info, there: two.info})
+    return CollectiveGroup(one, here, [there], resolver), CollectiveGroup(two, there, [here], resolver)
 
 
 def assert_talking(one: CollectiveGroup, two: CollectiveGroup) -> None:
@@ -155,8 +155,8 @@ def test_a_stranger_gets_nothing_and_stops_nothing(endpoints: Callable[..., Endp
     # The greeting and a nonce are all that anybody learns.
     assert len(received) <= len(b"rlinf data plane 1\n") + 32
     assert not Bomb.exploded
-    assert one.links()
-    assert {link.peer for link in one.links()} == {"two:0"}
+    assert one.streams()
+    assert {stream.peer for stream in one.streams()} == {"two:0"}
 
 
 def test_what_was_recorded_cannot_be_used_again(endpoints: Callable[..., Endpoint]) -> None:
@@ -173,9 +173,9 @@ def test_what_was_recorded_cannot_be_used_again(endpoints: Callable[..., Endpoin
             recorded.extend(data)
             self._sock.sendall(data)
 
-    identity = Identity(one.card.incarnation, two.card.incarnation, "c")
+    identity = PeerIdentity(one.info.incarnation, two.info.incarnation, "c")
     verdict, _ = handshake.dial(Recorder(ours), SECRET, identity, time.monotonic() + 5)  # type: ignore[arg-type]
-    assert verdict is Verdict.WELCOME
+    assert verdict is Admission.WELCOME
     with connect(two) as replay:
         replay.sendall(recorded)
         received = b""
@@ -193,10 +193,10 @@ def test_dawdlers_cost_a_bounded_number_of_threads_and_keep_nobody_out(endpoints
     here, there = WorkerAddress("one", 0), WorkerAddress("two", 0)
     from dataclasses import replace
 
-    connector = FixedConnector({here: replace(one.card, unix_path=None), there: two.card})
-    group = CollectiveGroup(two, there, [here], connector)
+    resolver = StaticResolver({here: replace(one.info, unix_path=None), there: two.info})
+    group = CollectiveGroup(two, there, [here], resolver)
     group.send("through", here)
-    other = CollectiveGroup(one, here, [there], connector)
+    other = CollectiveGroup(one, here, [there], resolver)
     assert other.recv(there) == "through"
     waiting = [thread for thread in threading.enumerate() if thread.name == "rlinf-handshake"]
     assert one._listener.unproven() <= 8
@@ -225,9 +225,9 @@ def test_two_clusters_do_not_mix(endpoints: Callable[..., Endpoint], caplog: pyt
 def test_a_dial_meant_for_a_predecessor_is_turned_away(endpoints: Callable[..., Endpoint]) -> None:
     one, two = endpoints(), endpoints()
     with connect(two) as sock:
-        stale = Identity(one.card.incarnation, "an earlier one", "c")
+        stale = PeerIdentity(one.info.incarnation, "an earlier one", "c")
         verdict, _ = handshake.dial(sock, SECRET, stale, time.monotonic() + 5)
-    assert verdict is Verdict.STALE
+    assert verdict is Admission.STALE
 
 
 def test_both_dial_at_once_and_share_one_connection(endpoints: Callable[..., Endpoint]) -> None:

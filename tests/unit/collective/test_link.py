@@ -11,35 +11,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.frame import Flag, Frame, Kind
-from rlinf_core.collective.link import Incoming, Origin, Outgoing, find_mismatch
-from rlinf_core.collective.parcel import Parcel
+from rlinf_core.collective.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.payload import PartKind
-from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.peer_stream import MessageSource, ReceiveQueue, SendQueue, find_mismatch
+from rlinf_core.collective.posted_receive import PostedReceive
+from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.torch_payload import TensorTarget
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
 
 
-class Silent(Origin):
+class Silent(MessageSource):
     def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
         raise AssertionError("nothing asked for that")
 
 
-def new_receipt() -> Receipt[Any]:
-    return Receipt(OperationKind.RECV, "peer:0", 5.0, lambda parcel, filled: parcel.frame.sequence)
+def new_receipt() -> PostedReceive[Any]:
+    return PostedReceive(OperationKind.RECV, "peer:0", 5.0, lambda received, filled: received.frame.sequence)
 
 
 @given(st.lists(st.sampled_from(["deliver", "post", "withdraw"]), max_size=60))
 def test_the_nth_message_meets_the_nth_receive(steps: list[str]) -> None:
-    incoming = Incoming("peer -> me")
+    incoming = ReceiveQueue("peer -> me")
     sent = 0
-    posted: list[Receipt[Any]] = []
+    posted: list[PostedReceive[Any]] = []
     for step in steps:
         if step == "deliver":
             sent += 1
-            incoming.deliver(Parcel(Frame(Kind.MESSAGE, sequence=sent)), Silent())
+            incoming.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=sent)), Silent())
         elif step == "post":
             posted.append(new_receipt())
             incoming.post(posted[-1])
@@ -52,12 +52,12 @@ def test_the_nth_message_meets_the_nth_receive(steps: list[str]) -> None:
 
 
 def test_a_failed_receive_takes_no_message() -> None:
-    incoming = Incoming("peer -> me")
+    incoming = ReceiveQueue("peer -> me")
     failed, good = new_receipt(), new_receipt()
     incoming.post(failed)
     incoming.post(good)
     failed.fail(ValueError())
-    incoming.deliver(Parcel(Frame(Kind.MESSAGE, sequence=1)), Silent())
+    incoming.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=1)), Silent())
     assert good.wait() == 1
 
 
@@ -73,19 +73,19 @@ def test_a_failed_receive_takes_no_message() -> None:
     ],
 )
 def test_what_stays_on_an_accelerator_fits_by_its_shape(sent: str, fits: bool) -> None:
-    handle = Frame(Kind.MESSAGE, Flag.TENSOR, head=sent.encode(), sizes=[100], kinds=[PartKind.CUDA_IPC])
-    receipt: Receipt[Any] = Receipt(
-        OperationKind.RECV_TENSOR, "peer:0", 5.0, lambda parcel, filled: None, target=TensorTarget(torch.zeros(4))
+    handle = Frame(FrameKind.MESSAGE, Flag.TENSOR, head=sent.encode(), sizes=[100], kinds=[PartKind.CUDA_IPC])
+    receipt: PostedReceive[Any] = PostedReceive(
+        OperationKind.RECV_TENSOR, "peer:0", 5.0, lambda received, filled: None, target=TensorTarget(torch.zeros(4))
     )
-    assert (find_mismatch(receipt, Parcel(handle), "peer -> me") is None) == fits
+    assert (find_mismatch(receipt, ReceivedMessage(handle), "peer -> me") is None) == fits
 
 
 def test_a_receipt_opens_its_parcel_once() -> None:
     opened: list[int] = []
-    receipt: Receipt[int] = Receipt(
-        OperationKind.RECV, "peer:0", 5.0, lambda parcel, filled: opened.append(1) or len(opened)
+    receipt: PostedReceive[int] = PostedReceive(
+        OperationKind.RECV, "peer:0", 5.0, lambda received, filled: opened.append(1) or len(opened)
     )
-    receipt.arrive(Parcel(Frame(Kind.MESSAGE)))
+    receipt.arrive(ReceivedMessage(Frame(FrameKind.MESSAGE)))
     assert not opened, "who receives for everybody does not open"
     assert receipt.done()
     assert [receipt.wait(), receipt.wait()] == [1, 1]
@@ -96,7 +96,7 @@ def send_work() -> Work[Any]:
 
 
 def test_jobs_leave_in_the_order_of_issue() -> None:
-    outgoing = Outgoing("peer:0")
+    outgoing = SendQueue("peer:0")
     left: list[int] = []
     gate = threading.Event()
     first = send_work()
@@ -117,7 +117,7 @@ def test_jobs_leave_in_the_order_of_issue() -> None:
 
 
 def test_a_job_that_fails_fails_its_work_only() -> None:
-    outgoing = Outgoing("peer:0")
+    outgoing = SendQueue("peer:0")
 
     def fail() -> None:
         raise ValueError("broken")
@@ -131,14 +131,14 @@ def test_a_job_that_fails_fails_its_work_only() -> None:
 
 
 def test_a_mismatch_is_taken_once() -> None:
-    outgoing, error = Outgoing("peer:0"), MismatchError("a", "b")
+    outgoing, error = SendQueue("peer:0"), MismatchError("a", "b")
     outgoing.acknowledged(1, error)
     assert outgoing.take_mismatches() == [error]
     assert outgoing.take_mismatches() == []
 
 
 def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
-    outgoing = Outgoing("peer:0")
+    outgoing = SendQueue("peer:0")
     for number in range(1000):
         outgoing.acknowledged(number, MismatchError(str(number), "b"))
     kept = outgoing.take_mismatches()
@@ -147,7 +147,7 @@ def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
 
 
 def test_every_mismatch_is_recorded_before_its_message_counts_as_acknowledged() -> None:
-    outgoing, error = Outgoing("me -> peer"), MismatchError("float32[1]", "float32[2]")
+    outgoing, error = SendQueue("me -> peer"), MismatchError("float32[1]", "float32[2]")
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
     outgoing.unacknowledged[7] = work

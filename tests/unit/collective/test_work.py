@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_core.collective.work import Board, Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
 
 
-def new_work(seconds: float = 5.0, board: Board | None = None, *, detached: bool = False) -> Work[int]:
+def new_work(seconds: float = 5.0, board: WaitTable | None = None, *, detached: bool = False) -> Work[int]:
     return Work(OperationKind.RECV, "actor:0", seconds, board, detached=detached)
 
 
@@ -157,7 +157,7 @@ def test_what_follows_an_operation_that_is_late_names_the_operation() -> None:
 
 
 def test_who_waits_is_on_the_board_while_it_waits() -> None:
-    board = Board()
+    board = WaitTable()
     work = new_work(board=board)
     thread = threading.Thread(target=work.wait)
     thread.start()
@@ -172,7 +172,7 @@ def test_who_waits_is_on_the_board_while_it_waits() -> None:
 
 
 def test_an_operation_in_the_background_is_on_the_board_until_it_ends() -> None:
-    board = Board()
+    board = WaitTable()
     work = new_work(board=board, detached=True)
     (published,) = board.operations.publication().operations
     assert published.operation.detached

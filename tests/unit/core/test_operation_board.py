@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_core.operation_board import OperationBoard, task_strand
+from rlinf_core.operation_board import OperationBoard, current_task_key
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 
@@ -135,12 +135,12 @@ def test_a_driver_runs_unless_its_main_thread_waits() -> None:
 def test_one_waiting_task_does_not_stop_the_others() -> None:
     board = OperationBoard()
     with (
-        board.during(OperationKind.METHOD, "one", strand="task 1"),
-        board.during(OperationKind.METHOD, "two", strand="task 2"),
-        board.during(OperationKind.GET, "data", strand="task 1"),
+        board.during(OperationKind.METHOD, "one", task_key="task 1"),
+        board.during(OperationKind.METHOD, "two", task_key="task 2"),
+        board.during(OperationKind.GET, "data", task_key="task 1"),
     ):
         assert board.publication().running
-        with board.during(OperationKind.GET, "data", strand="task 2"):
+        with board.during(OperationKind.GET, "data", task_key="task 2"):
             assert not board.publication().running
 
 
@@ -184,7 +184,7 @@ def test_a_thread_that_methods_are_called_on_is_idle_between_them() -> None:
 
 
 async def _in_an_operation(board: OperationBoard, go_on: asyncio.Event) -> None:
-    with board.during(OperationKind.RECV, "actor:0", strand=task_strand()):
+    with board.during(OperationKind.RECV, "actor:0", task_key=current_task_key()):
         await go_on.wait()
 
 
@@ -222,7 +222,7 @@ def test_a_task_that_waits_for_its_own_tasks_waits_with_them() -> None:
 
     async def method() -> None:
         go_on = asyncio.Event()
-        with board.during(OperationKind.METHOD, "train", strand=asyncio.current_task()):
+        with board.during(OperationKind.METHOD, "train", task_key=asyncio.current_task()):
             asyncio.get_running_loop().call_later(0.05, lambda: (seen.append(board.publication().running), go_on.set()))
             await asyncio.gather(_in_an_operation(board, go_on), _in_an_operation(board, go_on))
             seen.append(board.publication().running)

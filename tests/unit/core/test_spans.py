@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_core import spans
-from rlinf_core.collective.work import Board, Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.spans import SpanRecorder
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.timer import timer
@@ -38,7 +38,7 @@ def test_a_timer_is_a_span() -> None:
     taken = spans.take()
     inner, outer = taken.spans
     assert [(span.kind, span.name) for span in taken.spans] == [("timer", "inner"), ("timer", "outer")]
-    assert inner.strand == outer.strand == threading.get_ident()
+    assert inner.task_key == outer.task_key == threading.get_ident()
     # One lies within the other, whatever comes between the two ends; the rest is rounding of seconds since 1970.
     assert outer.began <= inner.began + 1e-6
     assert inner.began + inner.seconds <= outer.began + outer.seconds + 1e-6
@@ -49,7 +49,7 @@ def test_a_timer_is_a_span() -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_waits_and_transfers_are_spans() -> None:
-    board = Board()
+    board = WaitTable()
     work: Work[int] = Work(OperationKind.RECV, "actor:0", 30.0, board)
     sender: Work[int] = Work(OperationKind.SEND, "actor:0", 30.0, board, detached=True)
     threading.Timer(0.01, lambda: (work.finish(1), sender.finish(2))).start()
@@ -67,12 +67,12 @@ def test_waits_and_transfers_are_spans() -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_a_wait_for_what_goes_on_in_the_background_is_a_span() -> None:
-    work: Work[int] = Work(OperationKind.SEND, "actor:0", 30.0, Board(), detached=True)
+    work: Work[int] = Work(OperationKind.SEND, "actor:0", 30.0, WaitTable(), detached=True)
     threading.Timer(0.05, lambda: work.finish(1)).start()
     work.wait()
     waits = [span for span in spans.take().spans if span.kind == spans.WAIT]
     assert [span.name for span in waits] == ["send to actor:0"]
-    assert waits[0].strand == threading.get_ident()
+    assert waits[0].task_key == threading.get_ident()
 
 
 @pytest.mark.usefixtures("traced")
@@ -85,8 +85,8 @@ def test_tasks_of_one_thread_are_told_apart() -> None:
         await asyncio.gather(timed("a"), timed("b"))
 
     asyncio.run(both())
-    strands = {span.name: span.strand for span in spans.take().spans}
-    assert strands["a"] != strands["b"]
+    task_keys = {span.name: span.task_key for span in spans.take().spans}
+    assert task_keys["a"] != task_keys["b"]
 
 
 def test_memory_is_bounded() -> None:

@@ -41,7 +41,7 @@ def join(manager: ManagerProcess) -> Iterator[Join]:
     def make(name: str, incarnation: int = 0) -> ManagerClient:
         address = WorkerAddress.from_name(name)
         client = ManagerClient(
-            Session("job", SECRET), manager.card(), address, ip="127.0.0.1", has_main=not address.ranks
+            Session("job", SECRET), manager.info(), address, ip="127.0.0.1", has_main=not address.ranks
         )
         clients.append(client)
         client.announce(incarnation, "node 0 (127.0.0.1)", 0)
@@ -68,7 +68,7 @@ def test_a_lookup_waits_until_the_worker_is_there(join: Join) -> None:
     looking.start()
     worker = join("actor:0", incarnation)
     looking.join(10)
-    assert found == [worker.endpoint.card.incarnation]
+    assert found == [worker.endpoint.info.incarnation]
     assert driver.group_size("actor", 5) == 1
     assert driver.group_life("actor", 5).nodes == ("node 0 (127.0.0.1)",)
 
@@ -118,7 +118,7 @@ def test_a_knot_is_failed_in_all_its_members(join: Join) -> None:
 
     def wait(rank: int) -> None:
         endpoint = workers[rank].endpoint
-        with endpoint.board.operations.during(OperationKind.METHOD, "train"):
+        with endpoint.waits.operations.during(OperationKind.METHOD, "train"):
             work = endpoint.work(OperationKind.RECV, f"actor:{1 - rank}")
             with pytest.raises(DeadlockError) as caught:
                 work.wait()
@@ -143,7 +143,7 @@ def test_the_picture_of_a_job(join: Join) -> None:
     driver.lookup(WorkerAddress("actor", 1), 5)
     die(gone)
     assert driver.cause_of_death("actor:1", incarnation) is None
-    serial = worker.board.begin(OperationKind.RECV, "actor:1", strand="a task")
+    serial = worker.board.begin(OperationKind.RECV, "actor:1", task_key="a task")
     visitor = join("inspect-1")
     picture = visitor.request(Inspect(), 5)
     assert isinstance(picture, JobPicture)
@@ -176,7 +176,7 @@ def test_whoever_shuts_down_a_life_that_is_over_leaves_the_next_one_alone(join: 
     second = join("actor:0", other.open_group("actor", 1, 5))
     told: list[object] = []
     second.on_cancel = told.append
-    assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.card
+    assert driver.lookup(WorkerAddress("actor", 0), 5) == second.endpoint.info
     driver.tell(Dismiss(("actor:0",), 1))
     driver.tell(CloseGroup("actor", 1))
     assert driver.group_life("actor", 5).incarnation == 2

@@ -19,10 +19,10 @@ def registry() -> Registry[str]:
 
 def test_a_worker_can_be_reached_once_it_is_ready(registry: Registry[str]) -> None:
     assert registry.look_up(ACTOR_0) == NotYet("`actor:0` is being launched")
-    assert registry.ready(ACTOR_0, 1, "card 0", "node 0")
+    assert registry.ready(ACTOR_0, 1, "info 0", "node 0")
     found = registry.look_up(ACTOR_0)
     assert isinstance(found, WorkerRecord)
-    assert (found.card, found.node, found.life) == ("card 0", "node 0", Life.READY)
+    assert (found.info, found.node, found.life) == ("info 0", "node 0", Life.READY)
     assert registry.groups() == {"actor": 2}
     assert [worker.life for worker in registry.workers("actor")] == [Life.READY, Life.LAUNCHING]
 
@@ -43,7 +43,7 @@ def test_a_group_that_was_not_declared_is_wrong_at_once(registry: Registry[str])
 
 def test_a_group_that_was_launched_needs_no_declaration(registry: Registry[str]) -> None:
     registry.declare(["rollout"])
-    registry.ready(ACTOR_0, 1, "card")
+    registry.ready(ACTOR_0, 1, "info")
     assert isinstance(registry.look_up(ACTOR_0), WorkerRecord)
 
 
@@ -54,7 +54,7 @@ def test_groups_of_workers_are_not_declared(registry: Registry[str]) -> None:
     registry.ready(WorkerAddress("actor", (0, 1)), 1, "nested")
     found = registry.look_up(WorkerAddress("actor", (0, 1)))
     assert isinstance(found, WorkerRecord)
-    assert found.card == "nested"
+    assert found.info == "nested"
 
 
 def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: Registry[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_rank_that_does_not_exist_is_wrong_at_once(registry: Registry[str]) ->
 
 
 def test_the_dead_are_named_with_their_cause(registry: Registry[str]) -> None:
-    registry.ready(ACTOR_0, 1, "card", "node 0 (10.0.0.1)")
+    registry.ready(ACTOR_0, 1, "info", "node 0 (10.0.0.1)")
     assert registry.died(ACTOR_0, 1, now=5.0)
     assert not registry.died(ACTOR_0, 1, now=6.0, cause="killed by the kernel: out of memory")
     with pytest.raises(WorkerDiedError) as caught:
@@ -76,8 +76,8 @@ def test_the_dead_are_named_with_their_cause(registry: Registry[str]) -> None:
     assert caught.value.cause == "killed by the kernel: out of memory"
     record = registry.record(ACTOR_0)
     assert record is not None
-    assert (record.died_at, record.card) == (5.0, None)
-    assert not registry.ready(ACTOR_0, 1, "late card")
+    assert (record.died_at, record.info) == (5.0, None)
+    assert not registry.ready(ACTOR_0, 1, "late info")
 
 
 def test_a_name_that_a_channel_has_is_said_to_be_a_channels(registry: Registry[str]) -> None:
@@ -114,7 +114,7 @@ def test_a_group_can_be_launched_again_under_its_name(registry: Registry[str]) -
     assert not registry.died(ACTOR_0, 1, now=9.0)
     found = registry.look_up(ACTOR_0)
     assert isinstance(found, WorkerRecord)
-    assert found.card == "new"
+    assert found.info == "new"
 
 
 def test_a_closed_group_frees_its_name_and_not_its_incarnation(registry: Registry[str]) -> None:

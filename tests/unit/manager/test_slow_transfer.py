@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.connector import FixedConnector
+from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.manager.actor import ManagerProcess
@@ -69,12 +69,12 @@ def workers() -> Iterator[tuple[ManagerClient, ManagerClient]]:
     """Two workers of a job, as if on two hosts."""
     manager = ManagerProcess("job", SECRET, "127.0.0.1", None)
     session = Session("job", SECRET)
-    driver = ManagerClient(session, manager.card(), WorkerAddress("driver"), ip="127.0.0.1")
+    driver = ManagerClient(session, manager.info(), WorkerAddress("driver"), ip="127.0.0.1")
     driver.announce(0, "node 0", 0)
     incarnation = driver.open_group("actor", 2, 10)
     settings = Settings(timeout=60.0, socket_buffer=1 << 16)
     made = [
-        ManagerClient(session, manager.card(), address, ip="127.0.0.1", settings=settings) for address in (ONE, OTHER)
+        ManagerClient(session, manager.info(), address, ip="127.0.0.1", settings=settings) for address in (ONE, OTHER)
     ]
     for rank, client in enumerate(made):
         client.announce(incarnation, f"node {rank}", rank)
@@ -87,15 +87,15 @@ def workers() -> Iterator[tuple[ManagerClient, ManagerClient]]:
 def test_a_slow_transfer_is_no_deadlock(workers: tuple[ManagerClient, ManagerClient]) -> None:
     one, other = workers
     # Whichever side connects first.
-    roads = [SlowRoad(each.endpoint.card.tcp_port) for each in workers]
-    cards = [
-        replace(each.endpoint.card, unix_path=None, tcp_port=road.port)
+    roads = [SlowRoad(each.endpoint.info.tcp_port) for each in workers]
+    infos = [
+        replace(each.endpoint.info, unix_path=None, tcp_port=road.port)
         for each, road in zip(workers, roads, strict=True)
     ]
     outcomes: dict[str, object] = {}
 
     def send() -> None:
-        group = CollectiveGroup(one.endpoint, ONE, (OTHER,), FixedConnector({OTHER: cards[1]}))
+        group = CollectiveGroup(one.endpoint, ONE, (OTHER,), StaticResolver({OTHER: infos[1]}))
         try:
             group.send(bytes(SIZE), OTHER)
             outcomes["sent"] = True
@@ -105,7 +105,7 @@ def test_a_slow_transfer_is_no_deadlock(workers: tuple[ManagerClient, ManagerCli
     sending = threading.Thread(target=send, name="rlinf-test-send", daemon=True)
     began = time.monotonic()
     sending.start()
-    group = CollectiveGroup(other.endpoint, OTHER, (ONE,), FixedConnector({ONE: cards[0]}))
+    group = CollectiveGroup(other.endpoint, OTHER, (ONE,), StaticResolver({ONE: infos[0]}))
     received = group.recv(ONE)
     sending.join(30)
     for road in roads:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_core.channel.request import Request
+from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.payload import Encoded
 
 # One frame holds at most so many puts, and about so many bytes of them.
@@ -25,23 +25,23 @@ _WINDOW_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
-class Outgoing:
+class QueuedPut:
     """A put that was issued.
 
     Attributes:
-        request: its handle.
+        operation: its handle.
         item: packed, or as it is to be sent when it is large.
         weight: of the item.
         nbytes: of the item.
     """
 
-    request: Request[Any]
+    operation: ChannelOperation[Any]
     item: bytes | Encoded
     weight: float
     nbytes: int
 
 
-class Lane:
+class PutPipeline:
     """The puts of one key that are not accepted yet.
 
     Args:
@@ -49,17 +49,17 @@ class Lane:
         idle: called when nothing is left.
     """
 
-    def __init__(self, send: Callable[[Sequence[Outgoing]], None], idle: Callable[[], None]) -> None:
+    def __init__(self, send: Callable[[Sequence[QueuedPut]], None], idle: Callable[[], None]) -> None:
         self._send = send
         self._idle = idle
         self._lock = threading.Lock()
-        self._waiting: deque[Outgoing] = deque()
+        self._waiting: deque[QueuedPut] = deque()
         self._sent: dict[int, int] = {}
         self._sent_bytes = 0
         self.closed = False
 
-    def add(self, put: Outgoing) -> bool:
-        """Take a put; False when the lane has ended."""
+    def add(self, put: QueuedPut) -> bool:
+        """Take a put; False when the pipeline has ended."""
         with self._lock:
             if self.closed:
                 return False
@@ -74,11 +74,11 @@ class Lane:
             while self._waiting:
                 self._send_some()
 
-    def ended(self, tickets: Sequence[int]) -> None:
+    def ended(self, op_ids: Sequence[int]) -> None:
         """These puts are accepted, or never will be."""
         with self._lock:
-            for ticket in tickets:
-                self._sent_bytes -= self._sent.pop(ticket, 0)
+            for op_id in op_ids:
+                self._sent_bytes -= self._sent.pop(op_id, 0)
             self._send_within_window()
             if not self._sent and not self._waiting and not self.closed:
                 self.closed = True
@@ -102,18 +102,18 @@ class Lane:
     def _send_some(self) -> None:
         """Send what fits in one frame."""
         waiting = self._waiting
-        run: list[Outgoing] = []
+        run: list[QueuedPut] = []
         size = 0
         while waiting and len(run) < _FRAME_PUTS and size < _FRAME_BYTES:
             large = isinstance(waiting[0].item, Encoded)
             if large and run:
                 break
             put = waiting.popleft()
-            if put.request.settled:
+            if put.operation.settled:
                 continue  # it was given up before it was sent
             run.append(put)
             size += put.nbytes
-            self._sent[put.request.ticket] = put.nbytes
+            self._sent[put.operation.op_id] = put.nbytes
             if large:
                 break
         self._sent_bytes += size

@@ -10,13 +10,13 @@ import random
 import threading
 
 from rlinf_core.collective.connection import Connection
-from rlinf_core.collective.segment import Lease, LeaseState
+from rlinf_core.collective.segment import BlockLease, LeaseState
 
 # Released leases are forgotten whenever about this many have come together.
 _SWEEP_AT = 4096
 
 
-class Forwards:
+class ForwardedLeases:
     """What this process passed on and has not heard of again.
 
     Attributes:
@@ -27,11 +27,11 @@ class Forwards:
         self.mark = random.randint(LeaseState.FIRST_MARK, 255)
         self._lock = threading.Lock()
         # By segment and index, for these are used again: whoever was passed one last holds it.
-        self._held: dict[tuple[int, int], tuple[Lease, Connection]] = {}
+        self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
         self._departed: set[Connection] = set()
         self._sweep_at = _SWEEP_AT
 
-    def remember(self, lease: Lease, connection: Connection) -> None:
+    def remember(self, lease: BlockLease, connection: Connection) -> None:
         """The other side of a connection holds a lease from now on."""
         with self._lock:
             self._held[lease.segment.identity, lease.index] = (lease, connection)

@@ -6,16 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.card import AddressCard
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import PeerNotFoundError
 
 
-class Connector(ABC):
+class Resolver(ABC):
     """Finds the endpoint at which a worker lives."""
 
     @abstractmethod
-    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
-        """Return the card of the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+        """Return the info of the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
 
         Called again after a connection was lost, so it must answer with what holds now.
 
@@ -26,14 +26,14 @@ class Connector(ABC):
         """
 
 
-class FixedConnector(Connector):
+class StaticResolver(Resolver):
     """Knows every endpoint from the start."""
 
-    def __init__(self, cards: Mapping[WorkerAddress, AddressCard]) -> None:
-        self.cards = dict(cards)
+    def __init__(self, endpoints: Mapping[WorkerAddress, EndpointInfo]) -> None:
+        self.endpoints = dict(endpoints)
 
-    def lookup(self, address: WorkerAddress, timeout: float) -> AddressCard:
-        card = self.cards.get(address)
-        if card is None:
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+        info = self.endpoints.get(address)
+        if info is None:
             raise PeerNotFoundError(address.get_name(), f"`{address.get_name()}` has no known endpoint")
-        return card
+        return info

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from rlinf_core.collective import handshake
-from rlinf_core.collective.card import AddressCard
-from rlinf_core.collective.connection import Connection, Watcher
-from rlinf_core.collective.handshake import Acceptance, Identity, Verdict
+from rlinf_core.collective.connection import Connection, ConnectionHandler
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.handshake import Acceptance, Admission, PeerIdentity
 from rlinf_core.collective.listener import peer_credentials, tune_tcp
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
@@ -37,19 +37,19 @@ class UnreachableError(RuntimeFailure):
         self.gone = gone
 
 
-class Connections:
+class ConnectionPool:
     """The connections of one endpoint, by the incarnation of the other."""
 
     def __init__(
         self,
-        card: AddressCard,
+        info: EndpointInfo,
         secret: ClusterSecret,
         settings: Settings,
-        watcher: Watcher,
+        watcher: ConnectionHandler,
         opened: Callable[[Connection], None],
     ) -> None:
         """`opened` is called for every new connection before anything is read from it."""
-        self._card = card
+        self._info = info
         self._secret = secret
         self._settings = settings
         self._watcher = watcher
@@ -73,14 +73,14 @@ class Connections:
         with self._changed:
             return self._get(incarnation)
 
-    def connect(self, card: AddressCard, deadline: float) -> Connection:
-        """Return the connection to `card`, made when there is none.
+    def connect(self, info: EndpointInfo, deadline: float) -> Connection:
+        """Return the connection to `info`, made when there is none.
 
         Raises:
             UnreachableError: there is none by the deadline, or nothing can be there.
             AuthenticationError: whoever is there does not belong to this cluster.
         """
-        peer = card.incarnation
+        peer = info.incarnation
         trouble: UnreachableError | None = None
         refused = False
         retry_at = 0.0
@@ -91,14 +91,14 @@ class Connections:
                     return connection
                 now = time.monotonic()
                 if now >= deadline or (trouble is not None and trouble.gone):
-                    raise trouble or UnreachableError(f"no connection to {card} in time", gone=False)
+                    raise trouble or UnreachableError(f"no connection to {info} in time", gone=False)
                 # Another thread dials, or the other side does: where it cannot be reached, it may reach us.
                 if peer in self._dialing or now < retry_at:
                     self._changed.wait(min(deadline - now, _RETRY_AFTER))
                     continue
                 self._dialing[peer] = False
             try:
-                trouble = self._dial(card, deadline)
+                trouble = self._dial(info, deadline)
             except AuthenticationError:
                 # Who is killed in the middle of a handshake looks like a stranger; then nobody will be there.
                 if refused:
@@ -120,7 +120,7 @@ class Connections:
         except OSError:
             sock.close()
             raise
-        if verdict is not Verdict.WELCOME:
+        if verdict is not Admission.WELCOME:
             sock.close()
             return
         self._establish(dialer.connection, sock, dialer)
@@ -142,62 +142,62 @@ class Connections:
         group = self._established.get(incarnation)
         return next((one for one in group if not one.closed), None) if group else None
 
-    def _judge(self, dialer: Identity) -> Verdict:
-        if dialer.seeks != self._card.incarnation:
-            return Verdict.STALE
+    def _judge(self, dialer: PeerIdentity) -> Admission:
+        if dialer.seeks != self._info.incarnation:
+            return Admission.STALE
         existing = self._get(dialer.incarnation)
         if existing is not None:
             # The other side may know before us that it is lost.
-            return Verdict.WELCOME if dialer.replaces == existing.name else Verdict.DUPLICATE
+            return Admission.WELCOME if dialer.replaces == existing.name else Admission.DUPLICATE
         # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
         # may.
-        if self._dialing.get(dialer.incarnation) and self._card.incarnation < dialer.incarnation:
-            return Verdict.DUPLICATE
-        return Verdict.WELCOME
+        if self._dialing.get(dialer.incarnation) and self._info.incarnation < dialer.incarnation:
+            return Admission.DUPLICATE
+        return Admission.WELCOME
 
-    def _dial(self, card: AddressCard, deadline: float) -> UnreachableError | None:
+    def _dial(self, info: EndpointInfo, deadline: float) -> UnreachableError | None:
         """Try once; None when it is worth looking again at once."""
         try:
-            sock = self._reach(card, deadline)
+            sock = self._reach(info, deadline)
         except OSError as error:
             gone = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-            return UnreachableError(f"{card} cannot be reached", gone=gone, why=error.strerror or str(error))
+            return UnreachableError(f"{info} cannot be reached", gone=gone, why=error.strerror or str(error))
         with self._changed:
-            self._dialing[card.incarnation] = True
-            replaces = self._last_lost.get(card.incarnation, "")
+            self._dialing[info.incarnation] = True
+            replaces = self._last_lost.get(info.incarnation, "")
         name = secrets.token_hex(8)
         timeout = time.monotonic() + self._settings.handshake_timeout
         try:
             verdict, peer = handshake.dial(
-                sock, self._secret, self._identity(card.incarnation, name, replaces), min(deadline, timeout)
+                sock, self._secret, self._identity(info.incarnation, name, replaces), min(deadline, timeout)
             )
         except (OSError, AuthenticationError) as error:
             sock.close()
             if isinstance(error, AuthenticationError):
                 raise
-            return UnreachableError(f"{card} does not answer", gone=False, why=error.strerror or str(error))
-        if verdict is Verdict.WELCOME:
+            return UnreachableError(f"{info} does not answer", gone=False, why=error.strerror or str(error))
+        if verdict is Admission.WELCOME:
             self._establish(name, sock, peer)
             return None
         sock.close()
-        if verdict is Verdict.STALE:
-            return UnreachableError(f"{card} is another process by now", gone=True)
-        return UnreachableError(f"{card} did not dial back", gone=False)
+        if verdict is Admission.STALE:
+            return UnreachableError(f"{info} is another process by now", gone=True)
+        return UnreachableError(f"{info} did not dial back", gone=False)
 
-    def _reach(self, card: AddressCard, deadline: float) -> socket.socket:
-        if self._card.shares_host_with(card) and card.unix_path is not None:
+    def _reach(self, info: EndpointInfo, deadline: float) -> socket.socket:
+        if self._info.shares_host_with(info) and info.unix_path is not None:
             try:
-                return self._reach_unix(card.unix_path)
+                return self._reach_unix(info.unix_path)
             except (PermissionError, FileNotFoundError):
                 # Two containers share a kernel, not a file system.
-                if os.path.isdir(os.path.dirname(card.unix_path)):
+                if os.path.isdir(os.path.dirname(info.unix_path)):
                     raise
-        family = socket.AF_INET6 if ":" in card.tcp_host else socket.AF_INET
+        family = socket.AF_INET6 if ":" in info.tcp_host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             tune_tcp(sock, self._settings.socket_buffer)
             sock.settimeout(max(0.01, min(_DIAL_TIMEOUT, deadline - time.monotonic())))
-            sock.connect((card.tcp_host, card.tcp_port))
+            sock.connect((info.tcp_host, info.tcp_port))
         except OSError:
             sock.close()
             raise
@@ -215,7 +215,7 @@ class Connections:
             raise
         return sock
 
-    def _establish(self, name: str, sock: socket.socket, peer: Identity) -> None:
+    def _establish(self, name: str, sock: socket.socket, peer: PeerIdentity) -> None:
         if sock.family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
         connection = Connection(name, sock, peer, self._watcher)
@@ -224,14 +224,14 @@ class Connections:
             self._opened(connection)
             self._changed.notify_all()
 
-    def _identity(self, seeks: str, connection: str, replaces: str = "") -> Identity:
-        return Identity(
-            incarnation=self._card.incarnation,
+    def _identity(self, seeks: str, connection: str, replaces: str = "") -> PeerIdentity:
+        return PeerIdentity(
+            incarnation=self._info.incarnation,
             seeks=seeks,
             connection=connection,
             replaces=replaces,
             pid=os.getpid(),
             interpreter=sys.executable,
             python=platform.python_version(),
-            devices=self._card.devices,
+            devices=self._info.devices,
         )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
-from rlinf_core.channel.boxes import Boxes
+from rlinf_core.channel.boxes import AnswerSlots
 from rlinf_core.channel.effects import Reason
-from rlinf_core.collective.parcel import Parcel
-from rlinf_core.collective.work import Board, Work
+from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import (
     CancelledOperationError,
     ChannelClosed,
@@ -27,23 +27,23 @@ from rlinf_core.errors import (
 from rlinf_core.waiting import OperationKind
 
 if TYPE_CHECKING:
-    from rlinf_core.channel.lane import Lane
+    from rlinf_core.channel.put_pipeline import PutPipeline
 
 T = TypeVar("T")
-# A packed item, a parcel, or what is `Here`.
+# A packed item, a received, or what is `LocalItem`.
 Piece: TypeAlias = object
 # How long after its deadline an operation still waits to hear what became of it.
 _GRACE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LocalItem:
     """An item that never left this process."""
 
     item: object
 
 
-class Shape(Enum):
+class ResultKind(Enum):
     """What the result of an operation is made of."""
 
     NOTHING = 0
@@ -52,15 +52,15 @@ class Shape(Enum):
     ANSWER = 3  # a pickled value
 
 
-class Request(Work[T], Generic[T]):
+class ChannelOperation(Work[T], Generic[T]):
     """A put, a get or a question that was issued. Items are unpickled by the first who asks for the result.
 
     Attributes:
-        ticket: names it among all of this process.
+        op_id: names it among all of this process.
         pieces: what has come of its result.
         missing: how many items of its result are still to come.
         sending: what sends it in the background, if that takes time.
-        lane: the asynchronous puts that it is one of, if it is.
+        pipeline: the asynchronous puts that it is one of, if it is.
         boxes: where its answer may be found, if it has a box there.
     """
 
@@ -73,42 +73,42 @@ class Request(Work[T], Generic[T]):
         "_shape",
         "_withdraw",
         "boxes",
-        "lane",
         "missing",
+        "op_id",
         "pieces",
+        "pipeline",
         "sending",
-        "ticket",
     )
 
     def __init__(
         self,
-        ticket: int,
+        op_id: int,
         kind: OperationKind,
         channel: str,
         key: str,
         seconds: float,
-        shape: Shape,
-        withdraw: Callable[[Request[object]], bool],
-        board: Board | None = None,
+        shape: ResultKind,
+        withdraw: Callable[[ChannelOperation[object]], bool],
+        waits: WaitTable | None = None,
         *,
         detached: bool = False,
-        boxes: Boxes | None = None,
+        boxes: AnswerSlots | None = None,
     ) -> None:
         """`withdraw` ends it on the other side, and tells whether that will say what became of it."""
-        super().__init__(kind, channel, seconds, board, key=key, detached=detached)
-        self.ticket = ticket
+        super().__init__(kind, channel, seconds, waits, key=key, detached=detached)
+        self.op_id = op_id
         self.pieces: list[Piece] = []
         self.missing = -1
         self.sending: Work[object] | None = None
-        self.lane: Lane | None = None
+        self.pipeline: PutPipeline | None = None
         self.boxes = boxes
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
         self._shape = shape
         self._withdraw = withdraw
-        self._opened = shape is Shape.NOTHING
-        self._opening: threading.Lock | None = None if shape is Shape.NOTHING else threading.Lock()
+        self._opened = shape is ResultKind.NOTHING
+        self._opening: threading.Lock | None = None if shape is ResultKind.NOTHING else threading.Lock()
 
     @property
     def packed_key(self) -> bytes:
@@ -156,12 +156,12 @@ class Request(Work[T], Generic[T]):
         """Return whether it is a put of which that was said before it was told anything else, and nobody has
         looked yet.
         """
-        return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.ticket)
+        return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.op_id)
 
     def _end_in_box(self) -> None:
         """The channel is done with it."""
         if self.boxes is not None:
-            self.boxes.ended(self.ticket)
+            self.boxes.ended(self.op_id)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
         channel, key = self.target, self.key
@@ -175,13 +175,13 @@ class Request(Work[T], Generic[T]):
             return ChannelEmpty(channel, f"channel `{channel}`{of_key} is empty", key=key, why=why or None)
         picture = self._late.picture if self._late is not None else None
         words = "; ".join(part for part in (why, picture) if part)
-        return CommunicationTimeoutError(self.operation, self.seconds, picture=words or None, help=_hint(why))
+        return CommunicationTimeoutError(self.title, self.seconds, picture=words or None, help=_hint(why))
 
     def fail(self, error: BaseException) -> bool:
         if self._was_accepted():
             self.finish(cast("T", None))
             # What is still kept of it goes.
-            self._withdraw(cast("Request[object]", self))
+            self._withdraw(cast("ChannelOperation[object]", self))
             return False
         if self._opening is not None:
             # What is signed for can not go to another one: then it has not failed.
@@ -192,7 +192,7 @@ class Request(Work[T], Generic[T]):
                 self._given_up = True
         failed = super().fail(error)
         if failed:
-            self._withdraw(cast("Request[object]", self))
+            self._withdraw(cast("ChannelOperation[object]", self))
             if self.sending is not None:
                 self.sending.fail(error)
             if self._opening is not None:
@@ -238,7 +238,7 @@ class Request(Work[T], Generic[T]):
     def abandon(self) -> None:
         """End it, for nobody waits for it any more."""
         if not self._done:
-            self.fail(CancelledOperationError(f"`{self.operation}` was interrupted"))
+            self.fail(CancelledOperationError(f"`{self.title}` was interrupted"))
 
     def forsake(self) -> None:
         """Nobody holds it any more who could ask for its result: what comes from now on goes to another one.
@@ -260,13 +260,13 @@ class Request(Work[T], Generic[T]):
     def give_up(self, late: CommunicationTimeoutError) -> None:
         """Its time is up, and nobody waits for it: it fails once the other side let go of it, or cannot be asked."""
         self._late = late
-        if not self._withdraw(cast("Request[object]", self)):
+        if not self._withdraw(cast("ChannelOperation[object]", self)):
             self.fail(late)
 
     def expire(self, late: CommunicationTimeoutError) -> None:
         """Its time is up: what came at the last moment counts, else it is withdrawn, and fails with the reason."""
         self._late = late
-        if not self._done and self._withdraw(cast("Request[object]", self)):
+        if not self._done and self._withdraw(cast("ChannelOperation[object]", self)):
             self.wait_until(time.monotonic() + _GRACE)
         if not self._done and not self.fail(late):
             # It arrives at this very moment.
@@ -303,9 +303,9 @@ class Request(Work[T], Generic[T]):
             self._opened = True
 
     def _open(self, pieces: Sequence[Piece]) -> object:
-        if self._shape is Shape.ANSWER:
+        if self._shape is ResultKind.ANSWER:
             return pickle.loads(cast("bytes", pieces[0]))  # noqa: S301 - the peer is authenticated
-        if self._shape is Shape.ONE:
+        if self._shape is ResultKind.ONE:
             return _object(pieces[0])
         return [_object(piece) for piece in pieces]
 
@@ -313,14 +313,14 @@ class Request(Work[T], Generic[T]):
 def let_go(pieces: Sequence[Piece]) -> None:
     """Drop items that nobody will open. What was lent goes back by other means; what was copied here is ours."""
     for piece in pieces:
-        if isinstance(piece, Parcel) and piece.frame.place is None:
+        if isinstance(piece, ReceivedMessage) and piece.frame.place is None:
             piece.release()
 
 
 def _object(piece: Piece) -> object:
-    if isinstance(piece, Parcel):
+    if isinstance(piece, ReceivedMessage):
         return piece.load()
-    if isinstance(piece, Here):
+    if isinstance(piece, LocalItem):
         return piece.item
     return wire.unpack_item(cast("bytes", piece))
 

@@ -9,7 +9,7 @@ from rlinf_core.collective.codec import decode
 from rlinf_core.collective.frame import Flag, Frame, layout
 from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.payload import PartKind, copy_bytes
-from rlinf_core.collective.segment import Lease
+from rlinf_core.collective.segment import BlockLease
 from rlinf_core.collective.torch_payload import TensorTarget
 
 _HUGE_PAGE = 2 << 20
@@ -17,7 +17,7 @@ _HUGE_PAGE = 2 << 20
 Adopt = Callable[[int, memoryview], object]
 
 
-class Parcel:
+class ReceivedMessage:
     """One message as it lies here. It is opened once with `load`, handed on, or dropped with `release`.
 
     Attributes:
@@ -29,7 +29,11 @@ class Parcel:
     __slots__ = ("_body", "_lease", "frame", "growth", "nbytes")
 
     def __init__(
-        self, frame: Frame, body: memoryview | None = None, lease: Lease | None = None, growth: Growth | None = None
+        self,
+        frame: Frame,
+        body: memoryview | None = None,
+        lease: BlockLease | None = None,
+        growth: Growth | None = None,
     ) -> None:
         self.frame = frame
         self.growth = growth
@@ -38,7 +42,7 @@ class Parcel:
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
 
     @property
-    def lease(self) -> Lease | None:
+    def lease(self) -> BlockLease | None:
         """The shared memory that the body lies in, if it does."""
         return self._lease
 
@@ -108,7 +112,7 @@ class Parcel:
         if lease is not None:
             lease.release()
 
-    def take_lease(self) -> Lease | None:
+    def take_lease(self) -> BlockLease | None:
         """Return the lease, which is the caller's from now on."""
         lease, self._lease = self._lease, None
         return lease

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class AddressCard:
+class EndpointInfo:
     """How to reach the endpoint of one process; pickles, so that a registry can hold it.
 
     Attributes:
@@ -40,7 +40,7 @@ class AddressCard:
     torch: str | None
     devices: tuple[str, ...] = ()
 
-    def shares_host_with(self, other: AddressCard) -> bool:
+    def shares_host_with(self, other: EndpointInfo) -> bool:
         """Return whether a unix socket may reach from one to the other; only trying it tells for certain."""
         return self.host == other.host and self.network == other.network and bool(self.unix_path and other.unix_path)
 
@@ -48,9 +48,11 @@ class AddressCard:
         return f"pid {self.pid} at {self.tcp_host}:{self.tcp_port}"
 
 
-def make_card(unix_path: str | None, tcp_host: str, tcp_port: int, devices: tuple[str, ...] = ()) -> AddressCard:
-    """Return the card of this process, under a new incarnation."""
-    return AddressCard(
+def make_endpoint_info(
+    unix_path: str | None, tcp_host: str, tcp_port: int, devices: tuple[str, ...] = ()
+) -> EndpointInfo:
+    """Return the info of this process, under a new incarnation."""
+    return EndpointInfo(
         incarnation=secrets.token_hex(8),
         host=host_identity(),
         network=network_identity(),

@@ -49,7 +49,7 @@ class FrameReader:
         Raises:
             EOFError: the other side closed the connection.
             OSError: the connection broke.
-            ProtocolError: what came is no frame.
+            FrameError: what came is no frame.
         """
         if self.stalled is not None:
             return self._resume(deliver)

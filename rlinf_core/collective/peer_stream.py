@@ -1,7 +1,8 @@
-"""The two directions between one local address and one remote one, each with its own order.
+"""The two directions between one local address and one remote address, each ordered by itself.
 
-Incoming: messages and receives meet in the order in which each was issued. Outgoing: messages leave in the order of
-issue, by the calling thread when it may block, else by a thread of the link that exists while there is work.
+Incoming messages and posted receives are matched in the order in which each was issued. Outgoing messages leave in the
+order of issue, sent by the calling thread where it may block, else by a thread of the stream that lives while there
+is something to send.
 """
 
 from __future__ import annotations
@@ -15,67 +16,67 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from rlinf_core.collective.frame import Flag, Frame
-from rlinf_core.collective.parcel import Parcel
-from rlinf_core.collective.receipt import Receipt
+from rlinf_core.collective.posted_receive import PostedReceive
+from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 
 if TYPE_CHECKING:
     from rlinf_core.collective.connection import Connection
-    from rlinf_core.collective.connector import Connector
+    from rlinf_core.collective.resolver import Resolver
 
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
 _MISMATCHES_KEPT = 64
-AnyReceipt = Receipt[object]
+AnyReceive = PostedReceive[object]
 
 
-class Origin(ABC):
-    """Where a parcel came from: told what became of it."""
+class MessageSource(ABC):
+    """Where a received came from: told what became of it."""
 
     @abstractmethod
     def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
         """It met a receive that it fitted, or did not. Must not block."""
 
-    def queued(self, parcel: Parcel) -> None:  # noqa: B027 - most need not know
+    def queued(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
         """It waits for a receive."""
 
-    def taken(self, parcel: Parcel) -> None:  # noqa: B027 - most need not know
+    def taken(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
         """It had waited for a receive, and does not any more."""
 
 
-class Incoming:
+class ReceiveQueue:
     """Messages from one peer, and the receives that wait for them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._arrived: deque[tuple[Parcel, Origin]] = deque()
-        self._pending: deque[AnyReceipt] = deque()
+        self._arrived: deque[tuple[ReceivedMessage, MessageSource]] = deque()
+        self._pending: deque[AnyReceive] = deque()
 
-    def deliver(self, parcel: Parcel, origin: Origin) -> bool:
+    def deliver(self, received: ReceivedMessage, origin: MessageSource) -> bool:
         """Return a message is here; tells whether somebody waited for it."""
         with self._lock:
-            receipt = self._next_receipt()
-            if receipt is None:
-                self._arrived.append((parcel, origin))
-                origin.queued(parcel)
+            posted = self._next_posted()
+            if posted is None:
+                self._arrived.append((received, origin))
+                origin.queued(received)
                 return False
-        self._match(receipt, parcel, origin)
+        self._match(posted, received, origin)
         return True
 
-    def post(self, receipt: AnyReceipt) -> bool:
+    def post(self, posted: AnyReceive) -> bool:
         """Return a receive was issued; tells whether it met a message."""
         with self._lock:
             if not self._arrived:
-                self._pending.append(receipt)
+                self._pending.append(posted)
                 return False
-            parcel, origin = self._arrived.popleft()
-        origin.taken(parcel)
-        self._match(receipt, parcel, origin)
+            received, origin = self._arrived.popleft()
+        origin.taken(received)
+        self._match(posted, received, origin)
         return True
 
-    def claim(self, size: int, dtype_and_shape: str) -> AnyReceipt | None:
+    def claim(self, size: int, dtype_and_shape: str) -> AnyReceive | None:
         """Take the next receive out of the queue when it wants just these bytes in memory that lies in one piece."""
         with self._lock:
             while self._pending and self._pending[0].settled:
@@ -87,53 +88,53 @@ class Incoming:
                 return None
             return self._pending.popleft() if target.view() is not None else None
 
-    def withdraw(self, receipt: AnyReceipt) -> None:
+    def withdraw(self, posted: AnyReceive) -> None:
         """Forget a receive that nobody waits for any more."""
         with self._lock:
-            if receipt in self._pending:
-                self._pending.remove(receipt)
+            if posted in self._pending:
+                self._pending.remove(posted)
 
     def reset(self) -> int:
         """Return the peer was launched anew: drops what its predecessor sent and nobody took, and tells how many."""
         with self._lock:
             stale = list(self._arrived)
             self._arrived.clear()
-        for parcel, origin in stale:
-            origin.taken(parcel)
-            parcel.release()
+        for received, origin in stale:
+            origin.taken(received)
+            received.release()
         return len(stale)
 
-    def pending(self) -> list[AnyReceipt]:
+    def pending(self) -> list[AnyReceive]:
         with self._lock:
-            return [receipt for receipt in self._pending if not receipt.settled]
+            return [posted for posted in self._pending if not posted.settled]
 
     def arrived(self) -> int:
         return len(self._arrived)
 
-    def _next_receipt(self) -> AnyReceipt | None:
+    def _next_posted(self) -> AnyReceive | None:
         while self._pending:
-            receipt = self._pending.popleft()
-            if not receipt.settled:
-                return receipt
+            posted = self._pending.popleft()
+            if not posted.settled:
+                return posted
         return None
 
-    def _match(self, receipt: AnyReceipt, parcel: Parcel, origin: Origin) -> None:
-        mismatch = find_mismatch(receipt, parcel, self._name)
+    def _match(self, posted: AnyReceive, received: ReceivedMessage, origin: MessageSource) -> None:
+        mismatch = find_mismatch(posted, received, self._name)
         if mismatch is None:
-            if not receipt.arrive(parcel):
-                parcel.release()
+            if not posted.arrive(received):
+                received.release()
         else:
-            parcel.release()
-            receipt.fail(mismatch)
-        frame = parcel.frame
+            received.release()
+            posted.fail(mismatch)
+        frame = received.frame
         if mismatch is not None:
             origin.acknowledge(frame, mismatch)
         elif frame.flags & Flag.ACKNOWLEDGE:
-            if parcel.growth is None:
+            if received.growth is None:
                 origin.acknowledge(frame, None)
             else:
                 # Not before: its sender may then change the memory that it still copies from.
-                parcel.growth.when_ended(lambda: origin.acknowledge(frame, None))
+                received.growth.when_ended(lambda: origin.acknowledge(frame, None))
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
@@ -141,9 +142,9 @@ def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
     return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
 
 
-def find_mismatch(receipt: AnyReceipt, parcel: Parcel, where: str) -> MismatchError | None:
+def find_mismatch(posted: AnyReceive, received: ReceivedMessage, where: str) -> MismatchError | None:
     """Return why a message is not what a receive asked for, or None when it is."""
-    frame, target = parcel.frame, receipt.buffer
+    frame, target = received.frame, posted.buffer
     is_tensor = bool(frame.flags & Flag.TENSOR)
     sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
     if target is None:
@@ -169,7 +170,7 @@ def _elements(dtype_and_shape: str) -> int:
     return math.prod(map(int, shape.split(","))) if shape else 1
 
 
-class Outgoing:
+class SendQueue:
     """Messages to one peer."""
 
     def __init__(self, name: str) -> None:
@@ -208,7 +209,7 @@ class Outgoing:
             self._order.release()
 
     def queue(self, job: Callable[[], None], work: Work[object]) -> None:
-        """Run `job` in its turn in the link's own thread; `work` carries what it raises, and finishes with it."""
+        """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
         with self._jobs_lock:
             self._jobs.append((job, work))
             if self._busy:
@@ -273,7 +274,7 @@ class Outgoing:
                 work.finish(None)
 
 
-class Link:
+class PeerStream:
     """Both directions between `me` and `peer`.
 
     Attributes:
@@ -282,16 +283,16 @@ class Link:
         incoming: what comes from it.
         outgoing: what goes to it.
         incarnation: the endpoint that the peer was last known by, or None.
-        connector: finds the peer, or None where it was the peer that came to us.
+        resolver: finds the peer, or None where it was the peer that came to us.
     """
 
     def __init__(self, me: str, peer: str) -> None:
         self.me = me
         self.peer = peer
-        self.incoming = Incoming(f"{peer} -> {me}")
-        self.outgoing = Outgoing(peer)
+        self.incoming = ReceiveQueue(f"{peer} -> {me}")
+        self.outgoing = SendQueue(peer)
         self.incarnation: str | None = None
-        self.connector: Connector | None = None
+        self.resolver: Resolver | None = None
 
     def open_works(self) -> list[Work[object]]:
         """Operations that the peer's death ends."""
