@@ -49,6 +49,7 @@ class WorkerContext:
         hardware: the robots or other declared units that it owns, in the order of its `local_hardware_ranks`.
         session: the job.
         incarnation: which launch of the group this is, from 1: a relaunched worker is told from its predecessor by it.
+        given: the names of the variables that the file gives to it; the runtime sets its own but for these.
     """
 
     address: WorkerAddress
@@ -59,6 +60,7 @@ class WorkerContext:
     hardware: tuple[RobotUnit, ...]
     session: Session
     incarnation: int
+    given: frozenset[str] = frozenset()
 
 
 # The one ambient value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.

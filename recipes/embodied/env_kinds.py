@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlinf_core.config.cluster import CLUSTER_LABEL
 from rlinf_core.config.fragments.checks import Report, blame, is_given
 from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.config.tree import Path
+from rlinf_core.placement.environment import process_environment
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
@@ -134,5 +136,7 @@ def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
     """Return whether env workers run here, in the Python that is checking the file."""
     cluster = config.cluster
     elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
-    interpreters = [each.python_interpreter_path for group in cluster.node_groups for each in group.env_configs]
+    entry = cluster.component_placement.get("env")
+    labels = (entry.node_group if entry else ()) or (CLUSTER_LABEL,)
+    interpreters = [process_environment(cluster, 0, label).interpreter for label in labels]
     return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

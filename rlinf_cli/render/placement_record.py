@@ -7,8 +7,8 @@ from typing import Any
 
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import Layout, masked, secret_texts
-from rlinf_core.placement.environment import node_environment
-from rlinf_core.placement.explain import process_environment, unit_uses
+from rlinf_core.placement.environment import process_environment
+from rlinf_core.placement.explain import process_variables, unit_uses
 from rlinf_core.placement.placement import Placement
 
 SCHEMA = "rlinf.placement/1"
@@ -30,12 +30,12 @@ def placement_record(job: SoundJob, layout: Layout) -> dict[str, Any]:
 
 def _processes(job: SoundJob, placements: Sequence[Placement]) -> list[dict[str, Any]]:
     secrets = secret_texts(job)
-    nodes = {placement.cluster_node_rank for placement in placements}
-    environments = {node: node_environment(job.cluster, node) for node in nodes}
+    places = {(placement.cluster_node_rank, placement.node_group_label) for placement in placements}
+    environments = {place: process_environment(job.cluster, *place) for place in places}
     records: list[dict[str, Any]] = []
     for placement in placements:
-        environment = environments[placement.cluster_node_rank]
-        variables = process_environment(job.cluster, placement, environment=environment)
+        environment = environments[placement.cluster_node_rank, placement.node_group_label]
+        variables = process_variables(job.cluster, placement, environment=environment)
         records.append(
             {
                 "rank": placement.rank,

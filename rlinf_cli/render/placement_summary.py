@@ -11,16 +11,19 @@ from rlinf_cli.render.picture import NODE, Card, Picture
 from rlinf_cli.render.placement_picture import hosts_by_rank
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
-from rlinf_core.placement.environment import node_environment
-from rlinf_core.placement.explain import Layer, process_environment
+from rlinf_core.placement.explain import Layer, process_interpreter, process_variables
 from rlinf_core.placement.placement import Placement
+from rlinf_core.topology import ClusterTopology
 
-_HEADERS = ("component", "processes", "group", "nodes", "units", "per process")
+_HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")
 
 
 def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
     """Return the whole summary."""
-    rows = [_row(name, each, layout.resources[name]) for name, each in layout.placements.items()]
+    rows = [
+        (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
+        for name, each in layout.placements.items()
+    ]
     lines = [console.style(picture.title, "bold"), picture.subtitle, ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
     notes = [*sharing_lines(picture), *_environment_lines(job, layout)]
@@ -29,7 +32,9 @@ def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
 
 def processes_table(job: SoundJob, layout: Layout) -> str:
     """Return a row per process."""
-    interpreters = _interpreters(job, layout)
+    interpreters = {
+        place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
+    }
     hosts = hosts_by_rank(job.cluster)
     rows: list[tuple[str, ...]] = []
     for name, placements in layout.placements.items():
@@ -42,40 +47,55 @@ def processes_table(job: SoundJob, layout: Layout) -> str:
                     f"{node} {hosts.get(node, '')}".strip(),
                     units if placement.local_hardware_ranks else "-",
                     f"{placement.local_rank} of {placement.local_world_size}",
-                    interpreters[node] or "the node's own",
+                    interpreters[node, placement.node_group_label] or "the node's own",
                 )
             )
     return console.table(("process", "node", "unit", "on its node", "python"), rows)
 
 
-def _interpreters(job: SoundJob, layout: Layout) -> dict[int, str | None]:
-    """Return the interpreter of every node that is used, None for its own."""
-    nodes = sorted({each.cluster_node_rank for placements in layout.placements.values() for each in placements})
-    return {node: node_environment(job.cluster, node).interpreter for node in nodes}
-
-
 def _environment_lines(job: SoundJob, layout: Layout) -> list[str]:
-    """Interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
-    interpreters: dict[str, list[int]] = {}
-    variables: dict[tuple[str, str], list[int]] = {}
+    """Return the interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
+    interpreters: dict[tuple[str, str], dict[int, None]] = {}
+    variables: dict[tuple[str, str], dict[int, None]] = {}
     secrets = secret_texts(job)
-    any_process = {each.cluster_node_rank: each for placements in layout.placements.values() for each in placements}
-    for node, placement in sorted(any_process.items()):
-        environment = node_environment(job.cluster, node)
-        if environment.interpreter:
-            interpreters.setdefault(environment.interpreter, []).append(node)
-        for variable in process_environment(job.cluster, placement, environment=environment):
+    for placement in _one_for_each_environment(layout).values():
+        node = placement.cluster_node_rank
+        python = process_interpreter(job.cluster, placement)
+        if python.path is not None:
+            interpreters.setdefault((python.path, python.layer), {})[node] = None
+        for variable in process_variables(job.cluster, placement):
             if variable.layer is not Layer.RUNTIME:
                 value = visible(masked(variable.name, variable.value, secrets)) or '""'
-                variables.setdefault((f"{variable.name}={value}", str(variable.layer)), []).append(node)
-    lines = [f"python: {path} on {_nodes(nodes)}" for path, nodes in interpreters.items()]
-    return lines + [f"{setting} on {_nodes(nodes)} ({layer})" for (setting, layer), nodes in variables.items()]
+                layer = f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
+                variables.setdefault((f"{variable.name}={value}", layer), {})[node] = None
+    lines = [f"python: {path} on {_nodes(list(nodes))} ({layer})" for (path, layer), nodes in interpreters.items()]
+    return lines + [f"{setting} on {_nodes(list(nodes))} ({layer})" for (setting, layer), nodes in variables.items()]
+
+
+def _one_for_each_environment(layout: Layout) -> dict[tuple[int, str], Placement]:
+    """Return a process for each node and group that has one: what a file gives depends on nothing else."""
+    found = {
+        (each.cluster_node_rank, each.node_group_label): each
+        for placements in layout.placements.values()
+        for each in placements
+    }
+    return dict(sorted(found.items()))
 
 
 def _row(name: str, placements: Sequence[Placement], resources: str) -> tuple[str, ...]:
     groups = dict.fromkeys(placement.node_group_label for placement in placements)
     nodes = sorted({placement.cluster_node_rank for placement in placements})
     return name, str(len(placements)), ", ".join(groups), format_ranks(nodes), resources, _share(placements)
+
+
+def _visible_accelerators(placements: Sequence[Placement], topology: ClusterTopology) -> str:
+    """Return the accelerators that the processes of a component see, in words."""
+    if any(placement.local_accelerator_rank is not None for placement in placements):
+        return "its own"
+    nodes = {placement.cluster_node_rank for placement in placements}
+    if all(topology.nodes[node].num_accelerators == 0 for node in nodes):
+        return "none"
+    return "all of its node's, none reserved"
 
 
 def _share(placements: Sequence[Placement]) -> str:

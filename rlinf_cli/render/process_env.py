@@ -8,12 +8,10 @@ from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import masked, secret_texts
 from rlinf_cli.render.placement_picture import hosts_by_rank
-from rlinf_core.config.places import place
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
-from rlinf_core.placement.environment import node_environment
-from rlinf_core.placement.explain import EnvVar, process_environment
+from rlinf_core.placement.explain import EnvVar, process_interpreter, process_variables
 from rlinf_core.placement.placement import Placement
 
 SCHEMA = "rlinf.env/1"
@@ -27,22 +25,19 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
     held = ""
     if placement.local_hardware_ranks:
         held = f", {placement.hardware_type} {format_ranks(placement.local_hardware_ranks)}"
-    environment = node_environment(job.cluster, node)
-    span = _interpreter_span(job, node)
-    python = "python: the node's own"
-    if environment.interpreter:
-        python = console.table(("python", "set by"), [(environment.interpreter, str(span))])
+    python = process_interpreter(job.cluster, placement, job.tree)
+    set_by = _origin(python.layer, python.span)
     secrets = secret_texts(job)
     rows = [
-        (each.name, visible(masked(each.name, each.value, secrets)) or '""', _origin(each))
-        for each in process_environment(job.cluster, placement, job.tree, environment)
+        (each.name, visible(masked(each.name, each.value, secrets)) or '""', _origin(_layer(each), each.span))
+        for each in process_variables(job.cluster, placement, job.tree)
     ]
     head = console.style(f"{component}:{placement.rank}", "bold")
     return "\n".join(
         [
             f"{head} on {where}{held}",
             "",
-            python,
+            console.table(("python", "set by"), [(python.path or "the node's own", set_by)]),
             "",
             console.table(("variable", "value", "set by"), rows),
         ]
@@ -51,15 +46,16 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
 
 def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str, Any]:
     """Return the contract `rlinf.env/1`."""
-    environment = node_environment(job.cluster, placement.cluster_node_rank)
+    python = process_interpreter(job.cluster, placement, job.tree)
     secrets = secret_texts(job)
     return {
         "schema": SCHEMA,
         "component": component,
         "rank": placement.rank,
         "node_rank": placement.cluster_node_rank,
-        "python": environment.interpreter,
-        "python_place": _place(_interpreter_span(job, placement.cluster_node_rank)),
+        "python": python.path,
+        "python_layer": python.layer,
+        "python_place": _place(python.span),
         "variables": [
             {
                 "name": each.name,
@@ -68,22 +64,19 @@ def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str,
                 "node_group": each.group,
                 "place": _place(each.span),
             }
-            for each in process_environment(job.cluster, placement, job.tree, environment)
+            for each in process_variables(job.cluster, placement, job.tree)
         ],
     }
 
 
-def _interpreter_span(job: SoundJob, node: int) -> Span | None:
-    path = node_environment(job.cluster, node).interpreter_path
-    return place(job.tree, path) if path else None
+def _layer(variable: EnvVar) -> str:
+    """Return `runtime`, `env_configs of a800`."""
+    return f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
 
 
-def _origin(variable: EnvVar) -> str:
+def _origin(layer: str, span: Span | None) -> str:
     """Return `runtime`, `env_configs of a800, job.yaml:24`."""
-    words = str(variable.layer)
-    if variable.group:
-        words += f" of {variable.group}"
-    return f"{words}, {variable.span.source.name}:{variable.span.begin.line}" if variable.span else words
+    return f"{layer}, {span.source.name}:{span.begin.line}" if span else layer
 
 
 def _place(span: Span | None) -> dict[str, Any] | None:

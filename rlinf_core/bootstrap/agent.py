@@ -14,6 +14,7 @@ from rlinf_core.bootstrap.transport import Kind, Result, Transport
 
 # In the order in which they import each other. All of them travel.
 PARTS: Final = (
+    "node_env",
     "node_processes",
     "node_facts",
     "node_inspect",

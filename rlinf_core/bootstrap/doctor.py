@@ -6,6 +6,7 @@ Nothing is started but for the moment of a measurement, and nothing is written.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,12 +126,13 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
     request: dict[str, Any] = {
         "verb": "inspect",
         "cluster": cluster_id,
-        "env": dict(node.env),
-        "prepended": list(node.prepended),
+        "env": node.env,
+        "environments": [each.request() for each in node.environments],
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
         "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
+        "camera_environment": next((each.request() for each in node.environments if each.has_robots), None),
     }
     answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
     if answer.data is None:
@@ -153,18 +155,22 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
     here = [
         *access.token(recorded.token_path if recorded else None),
         *access.authentication(up=recorded is not None, authenticated=recorded is not None and recorded.authenticated),
+        *software.forwarded(request.cluster.forward_env, os.environ),
     ]
     if not seen:
         return here
     declared = request.cluster.head_address
     head = next((links.address_of(each.facts, declared) for each in seen if each.node.is_head), declared)
+    of_groups = software.of_groups(seen)
+    # An interpreter that does not answer is told once, and not for each thing that it lacks.
+    answering = [*seen, *(each for each in of_groups if not each.facts.get("fault"))]
     return [
         *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
         *access.machines(seen),
-        *software.interpreters(seen),
-        *software.rays(seen),
-        *software.codes(seen, request.fingerprint),
-        *software.recipes(seen, request.recipe, request.own_recipe),
+        *software.interpreters([*seen, *of_groups]),
+        *software.rays(answering),
+        *software.codes(answering, request.fingerprint),
+        *software.recipes(answering, request.recipe, request.own_recipe),
         *room.clocks(seen),
         *room.ports(seen),
         *room.disks(seen),

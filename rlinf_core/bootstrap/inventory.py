@@ -6,24 +6,21 @@ Pure: nothing here touches a machine.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.config.cluster import ClusterConfig, DeclaredAccelerators, SshConfig
+from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.env_vars import NODE_RANK
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.placement.environment import PATH_LISTS, NodeEnvironment, node_environment
+from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
 
 RANK_LABEL: Final = "rlinf.io/rank"
 GROUP_LABEL: Final = "rlinf.io/group"
-# Tells a driver that the node's Ray was started with the variables of its file, and so needs them only once.
-ENV_LABEL: Final = "rlinf.io/env"
 # What Ray takes as the value of a label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
 # Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
@@ -88,6 +85,27 @@ class NodePorts(NamedTuple):
         return {name: getattr(self, name) for name in names if head or name not in only_head}
 
 
+class GroupEnvironment(NamedTuple):
+    """The environment of the processes that one group places on a node.
+
+    Attributes:
+        label: the label of the group; `cluster` stands for processes that no group's `env_configs` hold for.
+        interpreter: the absolute path of their Python.
+        variables: those that the group gives; forwarded ones are not among them.
+        has_robots: whether the group declares robots.
+    """
+
+    label: str
+    interpreter: str
+    variables: Mapping[str, str]
+    has_robots: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """Return it as `node_env` reads it."""
+        names = [name for name in self.variables if name in PATH_LISTS]
+        return {"interpreter": self.interpreter, "env": dict(self.variables), "prepended": names}
+
+
 @dataclass(frozen=True, slots=True)
 class NodeTarget:
     """One machine that is to be a node.
@@ -99,12 +117,11 @@ class NodeTarget:
         ssh: how it is reached; empty for this machine.
         interpreter: absolute path of the Python that runs Ray there.
         declared_interpreter: whether the file names it; else it is the one that runs here.
-        env: the variables that Ray is started with, `RLINF_NODE_RANK` among them.
-        prepended: the names among them whose value goes before the node's own, such as PATH.
         ports: what Ray listens on.
         accelerators: what its group declares, or None.
         robots: what its groups declare, as (hardware type, unit).
-        env_digest: of the variables that its groups give it; empty when that is not known.
+        forwarded: the names of the variables that travel from the driver.
+        environments: the other environments with an interpreter of their own that processes may run in there.
     """
 
     rank: int
@@ -113,12 +130,11 @@ class NodeTarget:
     ssh: SshConfig
     interpreter: str
     declared_interpreter: bool
-    env: Mapping[str, str]
-    prepended: tuple[str, ...]
     ports: NodePorts
     accelerators: DeclaredAccelerators | None = None
     robots: tuple[tuple[str, RobotUnit], ...] = ()
-    env_digest: str = ""
+    forwarded: tuple[str, ...] = ()
+    environments: tuple[GroupEnvironment, ...] = ()
 
     @property
     def is_head(self) -> bool:
@@ -131,58 +147,51 @@ class NodeTarget:
 
     @property
     def connect_seconds(self) -> float:
-        """That reaching it may take; none for this machine."""
+        """Seconds that connecting to it may take; 0 for this machine."""
         return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that Ray is started with. Those of groups are for their processes alone."""
+        return {NODE_RANK.name: str(self.rank)}
 
     @property
     def labels(self) -> dict[str, str]:
         """Ray's labels of the node; a name that Ray does not take as a label's value is stood for by its digest."""
         labels = {RANK_LABEL: str(self.rank)}
-        if self.env_digest:
-            labels[ENV_LABEL] = self.env_digest
         if self.groups:
             group = self.groups[0]
             labels[GROUP_LABEL] = group if _LABEL.match(group) else f"g-{_digest(group)}"
         return labels
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be the same for a running node to be this one: plain data, without the values of
-        variables.
-        """
+        """Return what must be the same for a running node to be this one, as plain data."""
         return {
             "rank": self.rank,
             "groups": list(self.groups),
             "interpreter": self.interpreter,
             "ports": f"{self.ports.gcs}-{self.ports.last_worker}",
-            "env_vars": {name: _digest(value) for name, value in sorted(self.env.items())},
         }
 
 
 def targets(
     cluster: ClusterConfig,
     *,
-    environ: Mapping[str, str] | None = None,
     default_interpreter: str | None = None,
 ) -> tuple[NodeTarget, ...]:
     """Return the machines that a checked `cluster` section means, by rank.
 
     Args:
         cluster: the section.
-        environ: where the variables of `forward_env` are taken from; default this process's own.
         default_interpreter: the Python of nodes that declare none; default the path of the one that runs this.
 
     Raises:
-        ConfigError: some nodes have a host and others none, the ports are too few, or a variable that is to be
-            forwarded is not set.
+        ConfigError: some nodes have a host and others none, or the ports are too few.
     """
-    environ = os.environ if environ is None else environ
     interpreter = default_interpreter or sys.executable
     ports = NodePorts.of(cluster.ports)
-    forwarded = _forwarded(cluster, environ)
     hosts = host_by_rank(cluster)
-    return tuple(
-        _target(cluster, rank, hosts.get(rank), forwarded, interpreter, ports) for rank in range(cluster.num_nodes)
-    )
+    return tuple(_target(cluster, rank, hosts.get(rank), interpreter, ports) for rank in range(cluster.num_nodes))
 
 
 def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
@@ -208,22 +217,10 @@ def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
     return hosts
 
 
-def _forwarded(cluster: ClusterConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    unset = [name for name in cluster.forward_env if name not in environ]
-    if unset:
-        listed = ", ".join(f"`{name}`" for name in unset)
-        raise ConfigError(
-            f"`cluster.forward_env` names {listed}, which {'is' if len(unset) == 1 else 'are'} not set here",
-            help="set it before this command, or take it out of the file",
-        )
-    return {name: environ[name] for name in cluster.forward_env}
-
-
 def _target(
     cluster: ClusterConfig,
     rank: int,
     host: str | None,
-    forwarded: Mapping[str, str],
     interpreter: str,
     ports: NodePorts,
 ) -> NodeTarget:
@@ -231,17 +228,14 @@ def _target(
     ssh = cluster.ssh
     for group in reversed(members):
         ssh = group.ssh.over(ssh) if group.ssh else ssh
-    environment = node_environment(cluster, rank)
-    env = {**forwarded, **{each.name: each.value for each in environment.variables}, NODE_RANK.name: str(rank)}
+    declared = ray_interpreter(cluster, rank)
     return NodeTarget(
         rank=rank,
         host=host,
         groups=tuple(group.label for group in members),
         ssh=ssh,
-        interpreter=environment.interpreter or interpreter,
-        declared_interpreter=environment.interpreter is not None,
-        env=env,
-        prepended=tuple(name for name in env if name in PATH_LISTS),
+        interpreter=declared or interpreter,
+        declared_interpreter=declared is not None,
         ports=ports,
         accelerators=next((group.accelerators for group in members if group.accelerators), None),
         robots=tuple(
@@ -251,13 +245,24 @@ def _target(
             for unit in group.hardware.configs
             if unit.node_rank == rank
         ),
-        env_digest=environment_digest(environment),
+        forwarded=cluster.forward_env,
+        environments=_environments(cluster, rank, members, declared or interpreter),
     )
 
 
-def environment_digest(environment: NodeEnvironment) -> str:
-    """Return a short name of what node groups give to a node, which tells nothing of it."""
-    return _digest(repr(sorted((each.name, each.value) for each in environment.variables)))
+def _environments(
+    cluster: ClusterConfig, rank: int, members: Sequence[NodeGroup], ray: str
+) -> tuple[GroupEnvironment, ...]:
+    """Return the environments of the processes that may run on a node, but for that of its Ray."""
+    with_robots = {group.label: group.hardware is not None for group in members}
+    found: dict[str, GroupEnvironment] = {}
+    for label in (*with_robots, CLUSTER_LABEL):
+        given = process_environment(cluster, rank, label)
+        if given.interpreter is not None and (given.variables or given.interpreter != ray):
+            variables = {variable.name: variable.value for variable in given.variables}
+            each = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
+            found.setdefault(repr((each.interpreter, sorted(variables.items()), each.has_robots)), each)
+    return tuple(found.values())
 
 
 def _digest(text: str) -> str:

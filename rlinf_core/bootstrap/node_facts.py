@@ -16,6 +16,7 @@ import tempfile
 import time
 from typing import Any, cast
 
+from rlinf_core.bootstrap.node_env import merged
 from rlinf_core.bootstrap.node_processes import alive, described, listeners, marked, session_of
 
 _RECORD = "node.json"
@@ -102,26 +103,21 @@ def digest_of(text: str) -> str:
 
 
 def environment(request: dict[str, Any]) -> dict[str, str]:
-    """Return the environment of what runs on this node: its own, and over it what the file gives."""
-    env = dict(os.environ)
-    prepended = set(request.get("prepended", ()))
-    for name, value in request.get("env", {}).items():
-        before = env.get(name) if name in prepended else None
-        env[name] = f"{value}:{before}" if before else value
+    """Return the environment of what runs on this node: its own, with `env` and the code that was shipped."""
+    env = merged(os.environ, request.get("env", {}), ())
     if request.get("code"):
-        code, before = code_folder(request["cluster"]), env.get("PYTHONPATH")
-        env["PYTHONPATH"] = f"{code}:{before}" if before else code
+        env = merged(env, {"PYTHONPATH": code_folder(request["cluster"])}, ["PYTHONPATH"])
     # A Ray of ours authenticates as it is told here, whatever this user's login sets.
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
         env.pop(name, None)
     return env
 
 
-def software(env: dict[str, str]) -> dict[str, Any]:
-    """Return the versions that this interpreter has, and what stands in for those when it cannot tell."""
+def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
+    """Return the versions that an interpreter has, and what stands in for those when it cannot tell."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _SOFTWARE],
+            [interpreter, "-c", _SOFTWARE],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -177,7 +173,7 @@ def running(folder: str) -> dict[str, Any] | None:
 
 def without_env(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record without the values of variables, which may be secret."""
-    return {name: value for name, value in record.items() if name not in ("env", "prepended")}
+    return {name: value for name, value in record.items() if name != "env"}
 
 
 def probe(request: dict[str, Any]) -> dict[str, Any]:

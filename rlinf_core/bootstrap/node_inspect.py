@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlinf_core.bootstrap import node_facts as facts
+from rlinf_core.bootstrap.node_env import merged
 
 _TOOL_SECONDS = 20.0
 _ROBOT_SECONDS = 3.0
@@ -69,14 +70,25 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of this node, and what it holds.
 
     Args:
-        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for, `recipe` the
-            name of one, or None.
+        request: as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
+            `camera_environment` the interpreter that does, `recipe` the name of one, or None, `environments` the other
+            interpreters of the node, as `node_env` reads them.
     """
-    env = facts.environment(request)
+    env, name = facts.environment(request), request.get("recipe")
+    cameras_by: dict[str, Any] = request.get("camera_environment") or {
+        "interpreter": sys.executable,
+        "env": {},
+        "prepended": (),
+    }
+    cameras_env = merged(env, cameras_by["env"], cameras_by["prepended"])
     with ThreadPoolExecutor(8) as pool:
         accelerators = pool.submit(_json_of, _ACCELERATORS, env)
-        cameras = {make: pool.submit(_json_of, _CAMERAS[make], env) for make in request.get("cameras", ())}
-        recipe = pool.submit(recipe_of, request["recipe"], env) if request.get("recipe") else None
+        cameras = {
+            make: pool.submit(_json_of, _CAMERAS[make], cameras_env, interpreter=cameras_by["interpreter"])
+            for make in request.get("cameras", ())
+        }
+        recipe = pool.submit(recipe_of, name, env) if name else None
+        others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
         robots = list(pool.map(_reach, [tuple(each) for each in request.get("addresses", ())]))
         common = facts.probe(request)
     now = time.time()
@@ -89,6 +101,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         "cameras": {make: each.result() for make, each in cameras.items()},
         "robots": robots,
         "recipe": recipe.result() if recipe is not None else None,
+        "environments": [each.result() for each in others],
         "files_soft": soft,
         "files_hard": hard,
         "memory": _memory(),
@@ -97,18 +110,25 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def recipe_of(name: str, env: dict[str, str]) -> dict[str, Any]:
-    """Return where this interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault":
+def _software(given: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
+    """Return what another interpreter of the node says of itself, in the environment that it is given."""
+    env, interpreter = merged(own, given["env"], given["prepended"]), given["interpreter"]
+    said = facts.software(env, interpreter)
+    return {**said, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in said else None}
+
+
+def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
+    """Return where an interpreter has a recipe from, and a digest of its package: `{"found": ...}` or `{"fault":
     "..."}`.
     """
-    return _json_of(_RECIPE, env, name)
+    return _json_of(_RECIPE, env, name, interpreter=interpreter)
 
 
-def _json_of(code: str, env: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Return what a piece of Python prints in the node's interpreter: `{"found": ...}` or `{"fault": "..."}`."""
+def _json_of(code: str, env: dict[str, str], *arguments: str, interpreter: str = sys.executable) -> dict[str, Any]:
+    """Return what a piece of Python prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
+            [interpreter, "-c", code, *arguments],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

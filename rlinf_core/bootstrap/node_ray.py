@@ -120,7 +120,6 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
         "spec": request["spec"],
         "env": request.get("env", {}),
         "code": bool(request.get("code")),
-        "prepended": list(request.get("prepended", ())),
         "from": request.get("from"),
         "since": time.time(),
     }

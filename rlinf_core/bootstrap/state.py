@@ -93,8 +93,6 @@ class ClusterRecord:
                 ssh=SshConfig.model_validate(dict(node.ssh)),
                 interpreter=node.interpreter,
                 declared_interpreter=True,
-                env={},
-                prepended=(),
                 ports=ports,
             )
             for node in self.nodes

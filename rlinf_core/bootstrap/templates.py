@@ -6,6 +6,7 @@ Both are text made from a checked file alone, with every value of it quoted for 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
+from rlinf_core.placement.environment import forwarded_values
 
 # The version that `rlinf[train]` asks for.
 RAY_VERSION: Final = "2.60.0"
@@ -165,7 +167,13 @@ def _requests(piece: Piece) -> list[str]:
     return lines
 
 
-def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = ()) -> str:
+def kuberay(
+    name: str,
+    file: str,
+    nodes: Sequence[NodeTarget],
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """Return a RayCluster of KubeRay 1.5.1 or newer: each node is a pod with a rank of its own.
 
     Args:
@@ -173,8 +181,13 @@ def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequen
         file: the configuration, as it was named.
         nodes: of the file, by rank.
         overrides: of its values, as they were given.
+        environ: the source of the variables that travel from the driver, which runs in the head's pod.
+
+    Raises:
+        ConfigError: one of those is not set.
     """
     resource = _kubernetes_name(name)
+    forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
     head, *others = nodes
     spec: dict[str, Any] = {
         "rayVersion": RAY_VERSION,
@@ -183,7 +196,7 @@ def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequen
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": _start_params(head),
-            "template": _pod(resource, head),
+            "template": _pod(resource, head, forwarded),
         },
         "workerGroupSpecs": [
             {
@@ -192,13 +205,13 @@ def kuberay(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequen
                 "minReplicas": 1,
                 "maxReplicas": 1,
                 "rayStartParams": _start_params(node),
-                "template": _pod(resource, node),
+                "template": _pod(resource, node, {}),
             }
             for node in others
         ],
     }
     manifest = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": resource}, "spec": spec}
-    secrets = sorted({key for node in nodes for key in node.env if is_secret(key)})
+    secrets = sorted(filter(is_secret, forwarded))
     return "\n".join([*_kuberay_notes(resource, shlex.join([file, *overrides]), nodes, secrets), *_yaml(manifest), ""])
 
 
@@ -227,11 +240,11 @@ def _start_params(node: NodeTarget) -> dict[str, str]:
     return params
 
 
-def _pod(resource: str, node: NodeTarget) -> dict[str, Any]:
+def _pod(resource: str, node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "ray-head" if node.is_head else "ray-worker",
         "image": "rlinf:latest",
-        "env": [_variable(resource, key, value, node) for key, value in _environment(node).items()],
+        "env": [_variable(resource, key, value) for key, value in _environment(node, forwarded).items()],
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     declared = node.accelerators
@@ -253,8 +266,8 @@ def _pod(resource: str, node: NodeTarget) -> dict[str, Any]:
     return {"spec": pod}
 
 
-def _environment(node: NodeTarget) -> dict[str, str]:
-    env = dict(node.env)
+def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, str]:
+    env = {**forwarded, **node.env}
     if node.is_head:
         # What is run in the head's pod, as `rlinf train`, finds the cluster by it.
         env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
@@ -265,7 +278,7 @@ def _environment(node: NodeTarget) -> dict[str, str]:
     return env
 
 
-def _variable(resource: str, key: str, value: str, node: NodeTarget) -> dict[str, Any]:
+def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
     if is_secret(key):
         return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
     # Kubernetes replaces $(NAME) in a value; $$ stands for one $.

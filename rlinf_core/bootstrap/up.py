@@ -202,7 +202,6 @@ class _Run:
             "name": self.request.name,
             "rank": node.rank,
             "env": dict(node.env),
-            "prepended": list(node.prepended),
             "code": self.request.archive is not None,
         }
 

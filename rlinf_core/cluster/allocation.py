@@ -1,7 +1,8 @@
-"""One process on one node: with the interpreter and the environment of that node, checked before Ray is asked.
+"""The command that starts a process on a node: its interpreter and variables, checked before Ray is asked.
 
-Ray waits without end for an interpreter that does not exist or lacks ray, and for an environment that does not
-fit in one argument of a process. Both are therefore found here first.
+Ray waits without end for an interpreter that does not exist or lacks ray, and for an environment that does not fit in
+one argument of a process. It also expands `$NAME` in variables, and takes those of the worker that launches another.
+All of an environment therefore travels in one file on the node, which `bootstrap/node_env.py` reads there.
 """
 
 from __future__ import annotations
@@ -9,58 +10,89 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.bootstrap import node_env
+from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.errors import ClusterError
+from rlinf_core.placement.environment import PATH_LISTS
 
-# Ray hands the whole runtime_env over in one argument, and Linux refuses one of more than 128 KiB.
+# A bound that everything on the way to a process fits in: Linux refuses one string of more than 128 KiB.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 _PREFLIGHT_SECONDS = 60.0
 _PREFLIGHT = "import json, sys, ray, rlinf_core; print(json.dumps([*sys.version_info[:2], ray.__version__]))"
 
 
-def runtime_env(variables: Mapping[str, str], interpreter: str | None, where: str) -> dict[str, Any] | None:
-    """Ray's runtime_env for a node's variables and interpreter; None when the node declares nothing.
+@dataclass(frozen=True, slots=True)
+class ProcessCommand:
+    """The interpreter and the variables of a process, as they travel to its node.
 
-    Args:
-        variables: as declared for the node; Ray expands `${PATH}` and the like on the node itself.
-        interpreter: absolute path, or None for the one that Ray was started with.
-        where: what this is for, for the error.
-
-    Raises:
-        ClusterError: the variables are too large to reach a process.
+    Attributes:
+        interpreter: the absolute path of the Python, or None for the one that Ray runs with.
+        variables: pairs of name and value, exactly as the process is to see them.
     """
-    size = sum(len(name) + len(value.encode()) + 8 for name, value in variables.items())
-    if size > MAX_ENVIRONMENT_BYTES:
-        largest = max(variables, key=lambda name: len(variables[name]))
-        raise ClusterError(
-            f"the environment variables take {size} bytes, a process can be given {MAX_ENVIRONMENT_BYTES}",
-            where=where,
-            help=f"shorten them; the largest is `{largest}` with {len(variables[largest].encode())} bytes",
-        )
-    env: dict[str, Any] = {}
-    if variables:
-        env["env_vars"] = dict(variables)
-    if interpreter:
-        # Ray puts it into a shell command as it is.
-        env["py_executable"] = shlex.quote(interpreter)
-    return env or None
+
+    interpreter: str | None
+    variables: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str], interpreter: str | None, where: str) -> ProcessCommand | None:
+        """Return the command for some variables and an interpreter; None where a process gets neither.
+
+        Raises:
+            ClusterError: the variables are too large to reach a process.
+        """
+        size = sum(len(name) + len(value.encode()) + 2 for name, value in variables.items())
+        if size > MAX_ENVIRONMENT_BYTES:
+            largest = max(variables, key=lambda name: len(variables[name]))
+            raise ClusterError(
+                f"the environment variables take {size} bytes, a process can be given {MAX_ENVIRONMENT_BYTES}",
+                where=where,
+                help=f"shorten them; the largest is `{largest}` with {len(variables[largest].encode())} bytes",
+            )
+        if not variables and interpreter is None:
+            return None
+        return cls(interpreter, tuple(variables.items()))
 
 
-def check_interpreter(path: str) -> str | None:
-    """Return what keeps `path` on this machine from running workers of this process's Ray, or None when nothing does.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer of a node that was asked to prepare a command.
+
+    Attributes:
+        executable: what Ray is to run in the place of its own Python; empty for that one.
+        fault: what keeps the interpreter from running workers, or None.
+    """
+
+    executable: str
+    fault: str | None = None
+
+
+def prepare(command: ProcessCommand) -> Prepared:
+    """Write the environment of a command to a private file of this node, and try its interpreter."""
+    interpreter = command.interpreter or sys.executable
+    words = [interpreter]
+    if command.variables:
+        variables = dict(command.variables)
+        lists = [name for name in variables if name in PATH_LISTS]
+        path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
+        words = node_env.command(sys.executable, path)
+    fault = _fault_of(words) if command.interpreter is not None else None
+    return Prepared(shlex.join(words), fault)
+
+
+def _fault_of(words: list[str]) -> str | None:
+    """Return what keeps an interpreter from running workers of this node's Ray, or None when nothing does.
 
     Its Python must be the same minor version, its ray the same version, and it must find rlinf.
     """
-    import sys
-
     ray = ray_api()
-
     try:
         done = subprocess.run(
-            [path, "-c", _PREFLIGHT], capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, check=False
+            [*words, "-c", _PREFLIGHT], capture_output=True, text=True, timeout=_PREFLIGHT_SECONDS, check=False
         )
     except FileNotFoundError:
         return "it does not exist"
@@ -79,3 +111,16 @@ def check_interpreter(path: str) -> str | None:
     if version != ray.__version__:
         return f"it has ray {version}, the cluster runs {ray.__version__}"
     return None
+
+
+def runtime_env(prepared: Prepared | None, *, in_worker: bool) -> dict[str, Any] | None:
+    """Return Ray's runtime_env of a process.
+
+    Args:
+        prepared: its command, or None for Ray's own Python in the environment of the node.
+        in_worker: whether a worker starts it: Ray would give it what that worker was started with.
+    """
+    if prepared is not None:
+        # Ray puts it into a shell command as it is.
+        return {"py_executable": prepared.executable}
+    return {"py_executable": ""} if in_worker else None

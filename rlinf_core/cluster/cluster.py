@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -14,21 +15,20 @@ from typing import Any, Self
 
 from rlinf_core import env_vars, spans
 from rlinf_core.bootstrap import attach
-from rlinf_core.bootstrap.inventory import environment_digest
 from rlinf_core.cluster import engine, job
-from rlinf_core.cluster.allocation import check_interpreter, runtime_env
+from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
 from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.collective.network import advertised_address
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import Declare
-from rlinf_core.placement.environment import node_environment
+from rlinf_core.placement.environment import process_environment
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
 _log = logging.getLogger("rlinf")
@@ -78,7 +78,7 @@ class Cluster:
         self._members = self._join(wanted)
         nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
         self.topology = ClusterTopology.from_nodes(nodes, self.config)
-        self._checked_interpreters: set[tuple[int, str]] = set()
+        self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self._driver_rank]
@@ -188,22 +188,15 @@ class Cluster:
                 help="install the same rlinf in the interpreter that Ray was started with there",
             ) from None
 
-    @staticmethod
-    def run_on(member: Member, function: Any, *args: Any) -> Any:
-        """Return a reference to what `function(*args)` returns on a node."""
+    def run_on(self, member: Member, function: Any, *args: Any) -> Any:
+        """Return a reference to what `function(*args)` returns on a node, in the environment of its Ray."""
         ray = ray_api()
 
-        return (
-            ray.remote(function)
-            .options(
-                num_cpus=0,
-                max_retries=0,
-                scheduling_strategy=_on(member),
-                # Without it Ray hides accelerators from a task that asks for none.
-                runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
-            )
-            .remote(*args)
-        )
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(member)}
+        environment = runtime_env(None, in_worker=self.session.member is not None)
+        if environment is not None:
+            options["runtime_env"] = environment
+        return ray.remote(function).options(**options).remote(*args)
 
     @property
     def num_nodes(self) -> int:
@@ -253,17 +246,27 @@ class Cluster:
         actor_class: type,
         *,
         node_rank: int,
+        node_group: str = CLUSTER_LABEL,
         name: str | None = None,
         max_concurrency: int | None = None,
         args: Iterable[Any] = (),
     ) -> Any:
-        """Return a Ray actor of `actor_class(*args)` on a node, with the interpreter and the variables of that node.
+        """Return a Ray actor of `actor_class(*args)` on a node, in the environment that a group gives it there.
 
         Its construction is not waited for. It takes no share of Ray's CPUs: placement has decided already.
+
+        Args:
+            actor_class: an ordinary class.
+            node_rank: the rank of the node.
+            node_group: the label of the group whose `env_configs` hold for it; `cluster` and `node` have none.
+            name: Ray's name of the actor, within the job.
+            max_concurrency: how many of its methods may run at a time.
+            args: of its constructor.
 
         Raises:
             ClusterError: there is no such node, its interpreter cannot run workers, its variables are too large, or the
                 cluster was shut down.
+            ConfigError: a variable that `cluster.forward_env` names is not set.
         """
         self._check_open()
         ray = ray_api()
@@ -275,39 +278,61 @@ class Cluster:
             options |= {"name": name, "namespace": self.session.job}
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
-        environment = self._runtime_env(node_rank)
-        if environment:
+        command = self._command(node_rank, node_group)
+        environment = runtime_env(
+            self._prepared_command(node_rank, command) if command is not None else None,
+            in_worker=self.session.member is not None,
+        )
+        if environment is not None:
             options["runtime_env"] = environment
         return ray.remote(actor_class).options(**options).remote(*args)
 
-    def _runtime_env(self, node_rank: int) -> dict[str, Any] | None:
+    def prepare(self, places: Iterable[tuple[int, str]]) -> None:
+        """Write the environments of processes to their nodes and try their interpreters, on all nodes at once.
+
+        Args:
+            places: pairs of a node's rank and the label of the group that places a process there.
+
+        Raises:
+            ClusterError: an interpreter cannot run workers, or a node does not answer.
+            ConfigError: a variable that `cluster.forward_env` names is not set.
+        """
+        wanted = ((rank, self._command(rank, label)) for rank, label in dict.fromkeys(places))
+        self._prepare((rank, command) for rank, command in wanted if command is not None)
+
+    def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
+        waiting: dict[tuple[int, ProcessCommand], Any] = {}
+        for rank, command in commands:
+            if (rank, command) not in self._prepared:
+                here = self._engine.embedded
+                waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
+        for (rank, command), reference in waiting.items():
+            member = self._members[rank]
+            prepared = prepare(command) if reference is None else self._answer(reference, member)
+            if prepared.fault:
+                raise ClusterError(
+                    f"the interpreter `{command.interpreter}` cannot run workers",
+                    where=f"node {rank} ({member.ip})",
+                    why=prepared.fault,
+                    help="`python_interpreter_path` must be a Python with the cluster's ray and this rlinf installed",
+                )
+            self._prepared[rank, command] = prepared
+
+    def given_variables(self, node_rank: int, node_group: str) -> frozenset[str]:
+        """Return the names of the variables that the file gives to the processes of a group on a node."""
+        command = self._command(node_rank, node_group)
+        return frozenset(name for name, _ in command.variables) if command is not None else frozenset()
+
+    def _prepared_command(self, node_rank: int, command: ProcessCommand) -> Prepared:
+        if (node_rank, command) not in self._prepared:
+            self._prepare({(node_rank, command)})
+        return self._prepared[node_rank, command]
+
+    def _command(self, node_rank: int, node_group: str) -> ProcessCommand | None:
         if self.config is None:
             return None
-        environment = node_environment(self.config, node_rank)
-        where = f"node {node_rank}"
-        if environment.interpreter:
-            self._check_interpreter(node_rank, environment.interpreter)
-        variables = environment.for_ray()
-        if self._members[node_rank].label_env == environment_digest(environment):
-            # Its Ray has them: what goes before the node's own would go there twice.
-            for each in environment.variables:
-                if each.prepended:
-                    del variables[each.name]
-        return runtime_env(variables, environment.interpreter, where)
-
-    def _check_interpreter(self, node_rank: int, path: str) -> None:
-        if (node_rank, path) in self._checked_interpreters:
-            return
-        member = self._members[node_rank]
-        fault = self._answer(self.run_on(member, check_interpreter, path), member)
-        if fault:
-            raise ClusterError(
-                f"the interpreter `{path}` cannot run workers",
-                where=f"node {node_rank} ({member.ip})",
-                why=fault,
-                help="`python_interpreter_path` must be a Python with the cluster's ray and this rlinf installed",
-            )
-        self._checked_interpreters.add((node_rank, path))
+        environment = process_environment(self.config, node_rank, node_group)
+        return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
 
     def shutdown(self) -> None:
         """End the groups that this process launched, and leaves the cluster; an embedded one ends. Safe to call twice.

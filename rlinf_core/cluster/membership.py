@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from rlinf_core.bootstrap.inventory import ENV_LABEL, RANK_LABEL
+from rlinf_core.bootstrap.inventory import RANK_LABEL
 from rlinf_core.cluster.probe import NodeFacts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ClusterError
@@ -23,14 +23,12 @@ class Member:
         ip: its address as Ray knows it.
         label_rank: the rank that `rlinf up` gave it, or None.
         facts: what it says about itself, or None before it was asked.
-        label_env: what tells the variables that `rlinf up` started its Ray with, or None.
     """
 
     ray_id: str
     ip: str
     label_rank: int | None = None
     facts: NodeFacts | None = None
-    label_env: str | None = None
 
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
@@ -41,7 +39,7 @@ def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
             labels = node.get("Labels", {})
             rank = str(labels.get(RANK_LABEL, ""))
             given = int(rank) if rank.isdigit() else None
-            found.append(Member(node["NodeID"], node["NodeManagerAddress"], given, label_env=labels.get(ENV_LABEL)))
+            found.append(Member(node["NodeID"], node["NodeManagerAddress"], given))
     return found
 
 

@@ -26,6 +26,13 @@ def ray_api() -> Any:
     return import_module("ray")
 
 
+def session_folder() -> str:
+    """Return the folder of this node's Ray, which goes when that Ray is removed."""
+    # Private to Ray, which offers no public way to it.
+    node: Any = import_module("ray._private.worker").global_worker.node
+    return str(node.get_session_dir_path())
+
+
 def set_absence(message: str) -> None:
     """Say what whoever uses Ray from now on is told, until this process is in a cluster again."""
     global _absence

@@ -109,13 +109,13 @@ class EnvConfig(ConfigModel):
     )
     env_vars: EnvVars = Field(
         default=(),
-        description="Environment variables of every process on these nodes: a list of one-key maps, or a map. Values"
-        " are taken as written (`2.50` stays `2.50`). A variable is given once a node.",
+        description="Environment variables of the processes that this group places on these nodes: a list of one-key"
+        " maps, or a map. Values are taken as written (`2.50` stays `2.50`). A variable is given once a node.",
     )
     python_interpreter_path: InterpreterPath | None = Field(
         default=None,
-        description="Absolute path of the Python that runs every process on these nodes. Default: the interpreter that"
-        " Ray was started with there.",
+        description="Absolute path of the Python that runs the processes which this group places on these nodes."
+        " Default: `cluster.python_interpreter_path`, else the interpreter that Ray runs with there.",
     )
 
 
@@ -196,7 +196,9 @@ class NodeGroup(ConfigModel):
         description="Global ranks of the group's nodes: `3`, `0-7`, `0-3,5`, a list of such, or `all`."
     )
     env_configs: tuple[EnvConfig, ...] = Field(
-        default=(), description="Software environments of parts of the group; no two share a node."
+        default=(),
+        description="Software environments of the processes that are placed through this group, by node; no two entries"
+        " share a node.",
     )
     hardware: HardwareConfig | None = Field(
         default=None, description="Declared hardware other than accelerators, such as robots. Default: none."
@@ -250,4 +252,9 @@ class ClusterConfig(ConfigModel):
     )
     forward_env: tuple[VariableName, ...] = Field(
         default=(), description="Names of this machine's variables that travel to the nodes; nothing else does."
+    )
+    python_interpreter_path: InterpreterPath | None = Field(
+        default=None,
+        description="Absolute path of the Python that runs processes whose group names none. Default: the interpreter"
+        " that Ray runs with on the node.",
     )

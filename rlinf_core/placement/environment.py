@@ -1,4 +1,4 @@
-"""The interpreter and the variables that node groups give to every process on a node."""
+"""The interpreter and the variables that a file gives to a process, by its node and the group that placed it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.tree import Path
+from rlinf_core.errors import ConfigError
 
 # Lists of directories, searched in order. A value given for one is put before the node's own: replacing it would hide
 # the node's CUDA, its Python packages or its ROS.
@@ -38,17 +39,18 @@ PATH_LISTS: Final = frozenset(
         "NODE_PATH",
     )
 )
+_CLUSTER_INTERPRETER: Final[Path] = ("cluster", "python_interpreter_path")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeVariable:
-    """A variable that a node group gives to a node.
+class GroupVariable:
+    """A variable that the `env_configs` of a node group give to the group's processes on a node.
 
     Attributes:
         name, value: as written.
         group: the label of the group.
-        path: where the `env_vars` that hold it stand in the file.
-        index: which of them it is.
+        path: the place of the `env_vars` that hold it.
+        index: its index among them.
     """
 
     name: str
@@ -57,62 +59,104 @@ class NodeVariable:
     path: Path
     index: int
 
-    @property
-    def prepended(self) -> bool:
-        """Whether the value goes before the node's own instead of replacing it."""
-        return self.name in PATH_LISTS
-
 
 @dataclass(frozen=True, slots=True)
-class NodeEnvironment:
-    """What the node groups say about the processes of a node.
+class ProcessEnvironment:
+    """What a file gives to a process.
 
     Attributes:
-        variables: in the order of the file, each name once.
-        interpreter: the absolute path of the Python to run, or None for the one that Ray was started with.
-        interpreter_path: where that stands in the file, or None.
+        forwarded: the names of the variables that are taken from the driver.
+        variables: those of the group, in the order of the file; they win over forwarded ones.
+        interpreter: the absolute path of the Python to run, or None for the one that Ray runs with on the node.
+        interpreter_path: the place of that in the file, or None.
         interpreter_group: the label of the group that gives it, or None.
     """
 
-    variables: tuple[NodeVariable, ...] = ()
+    forwarded: tuple[str, ...] = ()
+    variables: tuple[GroupVariable, ...] = ()
     interpreter: str | None = None
     interpreter_path: Path | None = None
     interpreter_group: str | None = None
 
-    def for_ray(self) -> dict[str, str]:
-        """Return the variables for Ray's `runtime_env`, in which `${PATH}` stands for the node's own value."""
+    def values(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables with their values, the forwarded ones taken from `environ`.
+
+        Raises:
+            ConfigError: a variable that is to be forwarded is not set.
+        """
         return {
-            each.name: f"{each.value}:${{{each.name}}}" if each.prepended else each.value for each in self.variables
+            **forwarded_values(self.forwarded, environ),
+            **{variable.name: variable.value for variable in self.variables},
         }
 
-    def over(self, own: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a process on the node whose own environment is `own`."""
-        merged = dict(own)
-        for each in self.variables:
-            before = own.get(each.name) if each.prepended else None
-            merged[each.name] = f"{each.value}:{before}" if before else each.value
-        return merged
 
+def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> ProcessEnvironment:
+    """Return the environment of the processes that group `label` places on a node.
 
-def node_environment(cluster: ClusterConfig, node_rank: int) -> NodeEnvironment:
-    """Return what applies to every process on a node, whatever group selected it.
-
-    Of several values for one variable the first counts; a valid file has no two that differ.
+    The `env_configs` of a group hold for the processes placed through it, and for no other: `cluster` and `node` have
+    none.
     """
-    variables: dict[str, NodeVariable] = {}
-    interpreter: str | None = None
-    interpreter_path: Path | None = None
-    interpreter_group: str | None = None
-    for group_index, group in enumerate(cluster.node_groups):
-        if node_rank not in group.node_ranks:
+    forwarded = cluster.forward_env
+    for index, group in enumerate(cluster.node_groups):
+        if group.label == label:
+            own = _of_group(group, ("cluster", "node_groups", index), node_rank, forwarded)
+            if own is not None:
+                return own if own.interpreter else _with_default(own, cluster)
+    return _with_default(ProcessEnvironment(forwarded), cluster)
+
+
+def _of_group(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
+    """Return what a group gives to a node; None when it gives nothing. A valid file has one entry for each node."""
+    if node_rank not in group.node_ranks:
+        return None
+    for index, config in enumerate(group.env_configs):
+        if node_rank not in config.node_ranks:
             continue
-        for config_index, config in enumerate(group.env_configs):
-            if node_rank not in config.node_ranks:
-                continue
-            at: Path = ("cluster", "node_groups", group_index, "env_configs", config_index)
-            for index, (name, value) in enumerate(config.env_vars):
-                variables.setdefault(name, NodeVariable(name, value, group.label, (*at, "env_vars"), index))
-            if interpreter is None and config.python_interpreter_path is not None:
-                interpreter, interpreter_group = config.python_interpreter_path, group.label
-                interpreter_path = (*at, "python_interpreter_path")
-    return NodeEnvironment(tuple(variables.values()), interpreter, interpreter_path, interpreter_group)
+        at: Path = (*path, "env_configs", index)
+        variables = tuple(
+            GroupVariable(name, value, group.label, (*at, "env_vars"), position)
+            for position, (name, value) in enumerate(config.env_vars)
+        )
+        if config.python_interpreter_path is None:
+            return ProcessEnvironment(forwarded, variables)
+        return ProcessEnvironment(
+            forwarded, variables, config.python_interpreter_path, (*at, "python_interpreter_path"), group.label
+        )
+    return None
+
+
+def _with_default(environment: ProcessEnvironment, cluster: ClusterConfig) -> ProcessEnvironment:
+    if cluster.python_interpreter_path is None:
+        return environment
+    return ProcessEnvironment(
+        environment.forwarded, environment.variables, cluster.python_interpreter_path, _CLUSTER_INTERPRETER
+    )
+
+
+def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
+    """Return the interpreter that `rlinf up` starts Ray with on a node; None for the path of its own.
+
+    It is the one that the node's groups name, where they name one and the same, else that of the cluster.
+    """
+    named: dict[str, None] = {}
+    for index, group in enumerate(cluster.node_groups):
+        own = _of_group(group, ("cluster", "node_groups", index), node_rank, ())
+        if own is not None and own.interpreter is not None:
+            named.setdefault(own.interpreter)
+    return next(iter(named)) if len(named) == 1 else cluster.python_interpreter_path
+
+
+def forwarded_values(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that `cluster.forward_env` names.
+
+    Raises:
+        ConfigError: one of them is not set.
+    """
+    unset = [name for name in names if name not in environ]
+    if unset:
+        listed = ", ".join(f"`{name}`" for name in unset)
+        raise ConfigError(
+            f"`cluster.forward_env` names {listed}, which {'is' if len(unset) == 1 else 'are'} not set here",
+            help="set it before this command, or take it out of the file",
+        )
+    return {name: environ[name] for name in names}

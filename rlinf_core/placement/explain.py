@@ -1,10 +1,11 @@
-"""What a person asks about a placement: where a process gets its variables from, and who shares what with whom."""
+"""The origin of each variable of a process, and the processes on each unit of hardware: for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.places import place
@@ -12,7 +13,13 @@ from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping as Tree
 from rlinf_core.config.tree import Path, find
 from rlinf_core.config.tree import Sequence as TreeSequence
-from rlinf_core.placement.environment import PATH_LISTS, NodeEnvironment, NodeVariable, node_environment
+from rlinf_core.placement.environment import (
+    PATH_LISTS,
+    GroupVariable,
+    ProcessEnvironment,
+    process_environment,
+    ray_interpreter,
+)
 from rlinf_core.placement.placement import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -49,11 +56,38 @@ class EnvVar:
     group: str | None = None
 
 
-def process_environment(
+class Interpreter(NamedTuple):
+    """The Python of a process.
+
+    Attributes:
+        path: its absolute path; None for the one that Ray runs with on the node.
+        layer: what decides it, in words.
+        span: where that was written, or None.
+    """
+
+    path: str | None
+    layer: str
+    span: Span | None = None
+
+
+def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: Tree | None = None) -> Interpreter:
+    """Return the Python of a process, with what decides it."""
+    node = placement.cluster_node_rank
+    environment = process_environment(cluster, node, placement.node_group_label)
+    at = environment.interpreter_path
+    if at is None:
+        by_up = ray_interpreter(cluster, node)
+        return Interpreter(None, f"Ray's own; with `rlinf up` it is {by_up or 'the path of rlinf itself'}")
+    group = environment.interpreter_group
+    layer = f"{Layer.ENV_CONFIGS} of {group}" if group else ".".join(map(str, at))
+    return Interpreter(environment.interpreter, layer, place(tree, at) if tree else None)
+
+
+def process_variables(
     cluster: ClusterConfig,
     placement: Placement,
     tree: Tree | None = None,
-    environment: NodeEnvironment | None = None,
+    environment: ProcessEnvironment | None = None,
 ) -> list[EnvVar]:
     """Return every variable that rlinf sets for a process, in alphabetical order. Secrets are not masked here.
 
@@ -61,16 +95,12 @@ def process_environment(
         cluster: the machines.
         placement: the process.
         tree: the file of `cluster`, for the places of its values.
-        environment: that of the process's node, for callers that have many processes of one node.
+        environment: that of the process's node and group, for callers that have many processes of one.
     """
     if environment is None:
-        environment = node_environment(cluster, placement.cluster_node_rank)
-    found = {
-        "MASTER_ADDR": EnvVar("MASTER_ADDR", AT_LAUNCH, Layer.RUNTIME),
-        "MASTER_PORT": EnvVar("MASTER_PORT", AT_LAUNCH, Layer.RUNTIME),
-    }
-    for name, value in placement.environment().items():
-        found[name] = EnvVar(name, value, Layer.RUNTIME)
+        environment = process_environment(cluster, placement.cluster_node_rank, placement.node_group_label)
+    runtime = {**dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), AT_LAUNCH), **placement.environment()}
+    found = {name: EnvVar(name, value, Layer.RUNTIME) for name, value in runtime.items()}
     for index, name in enumerate(cluster.forward_env):
         span = place(tree, ("cluster", "forward_env", index)) if tree else None
         if name in PATH_LISTS:
@@ -82,16 +112,16 @@ def process_environment(
     return sorted(found.values(), key=lambda each: each.name)
 
 
-def _from_group(variable: NodeVariable, tree: Tree | None) -> EnvVar:
+def _from_group(variable: GroupVariable, tree: Tree | None) -> EnvVar:
     span = place(tree, _variable_path(tree, variable)) if tree else None
-    if variable.prepended:
+    if variable.name in PATH_LISTS:
         value = f"{variable.value}:{NODES_OWN}"
         return EnvVar(variable.name, value, Layer.PATH_MERGE, span, variable.group)
     return EnvVar(variable.name, variable.value, Layer.ENV_CONFIGS, span, variable.group)
 
 
-def _variable_path(tree: Tree, variable: NodeVariable) -> Path:
-    """Return `env_vars` is a list of one-key maps, or one map."""
+def _variable_path(tree: Tree, variable: GroupVariable) -> Path:
+    """Return the path of a value of `env_vars`, which is a list of one-key maps, or one map."""
     if isinstance(find(tree, variable.path), TreeSequence):
         return (*variable.path, variable.index, variable.name)
     return (*variable.path, variable.name)

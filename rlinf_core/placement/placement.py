@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 
-# What hides accelerators from a process on a node whose own are unknown or none.
+# The variable that lists accelerators of a vendor that has none of its own.
 DEFAULT_VISIBILITY_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -22,9 +22,10 @@ class Placement:
         local_accelerator_rank: the index on its node of the first accelerator assigned to it, or None without one.
         accelerator_type: the maker of its node's accelerators, as in `NVIDIA`, whether it holds one or not; None where
             the node has none or nobody knows.
-        visible_accelerators: the accelerators it sees, as indices on its node.
+        visible_accelerators: the accelerators it sees, as indices on its node: those assigned to it, or all of the
+            node's where it is assigned none or is not isolated.
         visible_device_ids: how its visibility variable calls them where that is not by their indices, else empty.
-        isolate_accelerator: whether it sees only what is assigned to it.
+        isolate_accelerator: whether it sees only what is assigned to it, if anything is.
         hardware_type: what it holds: the accelerators' maker, a robot's `hardware.type`, or `node`.
         local_hardware_ranks: which of its node's units of that type are assigned to it; empty where it was placed on
             nodes regardless of their hardware.
@@ -59,7 +60,7 @@ class Placement:
 
         A process that sees only its own accelerators is to itself the only one on its node (`LOCAL_RANK` 0 of 1), since
         frameworks take `LOCAL_RANK` for the index of the device to use. `NODE_LOCAL_RANK` always counts the component's
-        processes on the node.
+        processes on the node. A process that is assigned no accelerator keeps its node's own visibility variable.
         """
         local_rank, local_world_size = self.local_rank, self.local_world_size
         if self.local_accelerator_rank is not None:
@@ -67,13 +68,15 @@ class Placement:
                 local_rank, local_world_size = 0, 1
             else:
                 local_rank = self.local_accelerator_rank
-        visible = self.visible_device_ids or self.visible_accelerators
-        return {
+        found = {
             "WORLD_SIZE": str(self.world_size),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(local_world_size),
             "NODE_RANK": str(self.placement_node_rank),
             "NODE_LOCAL_RANK": str(self.local_rank),
-            self.visibility_variable: ",".join(map(str, visible)),
         }
+        if self.local_accelerator_rank is not None:
+            visible = self.visible_device_ids or self.visible_accelerators
+            found[self.visibility_variable] = ",".join(map(str, visible))
+        return found

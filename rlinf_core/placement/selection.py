@@ -76,6 +76,14 @@ class Selection:
             if start < stop:
                 yield range(units.start + start - first, units.start + stop - first)
 
+    def nodes(self, ranks: range) -> Iterator[tuple[str, range]]:
+        """Return the nodes behind consecutive resource ranks, as ranges with the label that selects them."""
+        for first, units, label in self.segments:
+            start, stop = max(ranks.start, first), min(ranks.stop, first + len(units))
+            if start < stop:
+                at = units.start - first
+                yield label, range(self._numbers.node_of(at + start), self._numbers.node_of(at + stop - 1) + 1)
+
     def describe(self) -> str:
         """Return what exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3
         nodes`.

@@ -190,7 +190,7 @@ def count_up(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolat
     placements: list[Placement] = []
     for rank, (node, label, units) in enumerate(held):
         info = nodes[node]
-        visible = () if not with_accelerators else units if isolate_accelerator else everything[node]
+        visible = units if with_accelerators and isolate_accelerator else everything[node]
         placements.append(
             Placement(
                 rank=rank,

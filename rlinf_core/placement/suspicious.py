@@ -1,4 +1,4 @@
-"""What is legal but looks like a mistake: idle accelerators, crowding, half-shared hardware, unused interpreters."""
+"""Warnings and notes about placements that are legal: idle or shared accelerators, crowding, unused environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path
 from rlinf_core.placement.coverage import Coverage, coverage, intersect, overlapping, subtract
-from rlinf_core.placement.written import Placed, group_paths, map_path
+from rlinf_core.placement.written import Placed, group_path, group_paths, map_path
+from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, UnitKind
 
 # A warning lists no more places than a reader takes in.
@@ -30,6 +31,8 @@ def suspicious(
     yield from look.denser_placements()
     yield from look.partial_sharing()
     yield from look.unused_interpreters()
+    yield from look.unused_env_configs()
+    yield from look.accelerators_not_reserved()
 
 
 class _Look:
@@ -49,11 +52,15 @@ class _Look:
             for group in each.resolution.groups
             for nodes in group.node_ranges
         )
+        self.nodes = [(each, _nodes_by_label(each)) for each in placed]
 
     def _warn(
         self, code: str, message: str, path: Path, help: str, related: tuple[tuple[Span, str], ...] = ()
     ) -> Diagnostic:
         return Diagnostic(code, Severity.WARNING, message, place(self.tree, path), path, help, related)
+
+    def _note(self, code: str, message: str, path: Path, help: str) -> Diagnostic:
+        return Diagnostic(code, Severity.NOTE, message, place(self.tree, path), path, help)
 
     def idle_accelerators(self) -> Iterator[Diagnostic]:
         """Accelerators that no component holds, by the group that counts them."""
@@ -148,8 +155,11 @@ class _Look:
                     )
 
     def unused_interpreters(self) -> Iterator[Diagnostic]:
-        """Interpreters given for nodes on which no component has a process."""
-        used = merge_ranges([*self.uncertain, *self._used_nodes()])
+        """Return interpreters given for nodes on which their group places no process."""
+        used: dict[str, list[range]] = {}
+        for _, by_label in self.nodes:
+            for label, nodes in by_label.items():
+                used.setdefault(label, []).extend(nodes)
         for group in self.cluster.node_groups:
             path = self.paths.get(group.label)
             if path is None:
@@ -158,21 +168,96 @@ class _Look:
             for index, config in enumerate(group.env_configs):
                 if config.python_interpreter_path is None:
                     continue
-                idle = _left(_nodes_of(config, own), used)
+                idle = _left(_nodes_of(config, own), merge_ranges(used.get(group.label, ())))
                 if idle:
                     nodes = _nodes([rank for piece in idle for rank in piece])
                     yield self._warn(
                         "unused-interpreter",
-                        f"no component has a process on {nodes}, for which `{group.label}` gives an interpreter",
+                        f"`{group.label}` places no process on {nodes}, for which it gives an interpreter",
                         (*path, "env_configs", index, "python_interpreter_path"),
-                        "place a component there, or leave the nodes out",
+                        f"place a component there by `node_group: {group.label}`, or leave the nodes out",
                     )
 
-    def _used_nodes(self) -> Iterator[range]:
-        for _, covered in self.coverages:
-            numbers = self.topology.numbers(covered.unit)
-            for units in covered.ranges:
-                yield range(numbers.node_of(units.start), numbers.node_of(units.stop - 1) + 1)
+    def unused_env_configs(self) -> Iterator[Diagnostic]:
+        """Return components placed through `cluster` or `node` on nodes whose only group has `env_configs`."""
+        ranges = {group.label: self.topology.groups[group.label].node_ranges for group in self.cluster.node_groups}
+        several = _covered_twice(ranges.values())
+        alone = {
+            group.label: subtract(
+                merge_ranges(piece for each in group.env_configs for piece in _nodes_of(each, ranges[group.label])),
+                several,
+            )
+            for group in self.cluster.node_groups
+            if group.env_configs
+        }
+        for each, by_label in self.nodes:
+            for through in RESERVED_LABELS:
+                own = by_label.get(through, ())
+                missed = {label: nodes for label, given in alone.items() if (nodes := intersect(given, own))}
+                if missed:
+                    listed = ", ".join(
+                        f"`{label}` on {_nodes([rank for piece in nodes for rank in piece])}"
+                        for label, nodes in list(missed.items())[:_LISTED]
+                    ) + (" and others" if len(missed) > _LISTED else "")
+                    yield self._note(
+                        "env-configs-unused",
+                        f"`{each.name}` is placed through `{through}`: the `env_configs` of {listed} do not reach it",
+                        group_path(self.tree, each.path),
+                        f"place it by `node_group: {next(iter(missed))}` if they should",
+                    )
+
+    def accelerators_not_reserved(self) -> Iterator[Diagnostic]:
+        """Return components without accelerators of their own on nodes where others hold some: they see them all."""
+        numbers = self.topology.numbers(ACCELERATORS)
+        holding = [(each, covered.ranges) for each, covered in self.coverages if covered.unit == ACCELERATORS]
+        if not holding:
+            return
+        for each, covered in self.coverages:
+            if covered.unit == ACCELERATORS:
+                continue
+            nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+            seen = merge_ranges(numbers.on(piece) for piece in nodes)
+            shared = {other.name: intersect(ranges, seen) for other, ranges in holding}
+            names = [name for name, pieces in shared.items() if pieces]
+            if names:
+                where = merge_ranges(
+                    range(numbers.node_of(piece.start), numbers.node_of(piece.stop - 1) + 1)
+                    for pieces in shared.values()
+                    for piece in pieces
+                )
+                on = _nodes([rank for piece in where for rank in piece])
+                holds = "hold" if len(names) > 1 else "holds"
+                yield self._note(
+                    "accelerators-not-reserved",
+                    f"`{each.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
+                    " of them",
+                    map_path(self.tree, each.path),
+                    "place it on accelerators if it computes on one",
+                )
+
+
+def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
+    """Return the nodes of a component by the label of the group that places it there; all that it may use where what
+    it counts is unknown.
+    """
+    selection = placed.resolution.selection
+    if selection is None:
+        return {group.label: group.node_ranges for group in placed.resolution.groups}
+    found: dict[str, list[range]] = {}
+    for block in placed.resolution.blocks:
+        for label, nodes in selection.nodes(block.resources):
+            found.setdefault(label, []).append(nodes)
+    return {label: merge_ranges(nodes) for label, nodes in found.items()}
+
+
+def _covered_twice(lists: Iterable[tuple[range, ...]]) -> tuple[range, ...]:
+    """Return the numbers that are in more than one of some lists of disjoint ranges."""
+    twice: list[range] = []
+    reach = 0
+    for piece in sorted((piece for pieces in lists for piece in pieces), key=lambda piece: piece.start):
+        twice.append(range(piece.start, min(piece.stop, reach)))
+        reach = max(reach, piece.stop)
+    return merge_ranges(piece for piece in twice if piece)
 
 
 def _nodes_of(config: EnvConfig, group: tuple[range, ...]) -> tuple[range, ...]:

@@ -30,6 +30,12 @@ def map_path(tree: Mapping, entry: Path) -> Path:
     return (*entry, "placement") if isinstance(find(tree, entry), Mapping) else entry
 
 
+def group_path(tree: Mapping, entry: Path) -> Path:
+    """Return the path of the node groups that a component's entry names; where it names none, of its rank map."""
+    path = (*entry, "node_group")
+    return map_path(tree, entry) if find(tree, path) is None else path
+
+
 def problem_span(tree: Mapping, entry: Path, problem: Problem) -> Span:
     """Return what to underline for a problem of the entry at a path."""
     if problem.label is not None:

@@ -75,6 +75,7 @@ def kill(actors: Sequence[Any]) -> None:
 def _allocate(
     cluster: Cluster, base: WorkerAddress, placements: list[Placement], max_concurrency: int | None
 ) -> list[Any]:
+    cluster.prepare((placement.cluster_node_rank, placement.node_group_label) for placement in placements)
     actors: list[Any] = []
     try:
         for placement in placements:
@@ -83,6 +84,7 @@ def _allocate(
                 cluster.allocate(
                     WorkerProcess,
                     node_rank=placement.cluster_node_rank,
+                    node_group=placement.node_group_label,
                     name=name,
                     max_concurrency=max_concurrency,
                     args=(name,),
@@ -134,6 +136,7 @@ def _construct(
             ),
             session=session,
             incarnation=incarnation,
+            given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
         )
         references.append(actor.construct.remote(context, client.info, pickled, master_port))
         members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation))

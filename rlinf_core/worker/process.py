@@ -105,9 +105,8 @@ class WorkerProcess:
         """
         self._context = context
         faulthandler.enable()
-        os.environ.update(context.placement.environment())
-        os.environ["MASTER_ADDR"] = context.master_addr
-        os.environ["MASTER_PORT"] = str(master_port)
+        own = {"MASTER_ADDR": context.master_addr, "MASTER_PORT": str(master_port), **context.placement.environment()}
+        os.environ.update({name: value for name, value in own.items() if name not in context.given})
         sys.path.extend(folder for folder in context.session.import_path if folder not in sys.path)
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)

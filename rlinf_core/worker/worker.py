@@ -39,7 +39,7 @@ class WorkerInfo:
         hostname: the name of its node.
         pid: its process id.
         gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
-        available_gpus: the indices on its node of the accelerators that it sees.
+        available_gpus: the indices on its node of the accelerators that it sees: all of them where it is assigned none.
         accelerator_type: the vendor of its node's accelerators as in `NVIDIA`, or None.
         hardware: the robots or other declared units that it owns.
     """
@@ -137,15 +137,24 @@ class Worker(Communication):
 
     @cached_property
     def torch_device(self) -> torch.device:
-        """The device this worker computes on: the first accelerator assigned to it, else the CPU. Imports torch."""
+        """The device this worker computes on. Imports torch.
+
+        It is the first accelerator assigned to it. A worker that was placed on a robot or on a node is assigned none:
+        it takes one of its node's, by its rank there, where this torch can use them, else the CPU.
+        """
         import torch
 
         placement = self._rlinf_context.placement
-        if placement.local_accelerator_rank is None or placement.accelerator_type is None:
+        if placement.accelerator_type is None or not placement.visible_accelerators:
             return torch.device("cpu")
+        kind = get_accelerator(placement.accelerator_type).torch_device
+        if placement.local_accelerator_rank is None:
+            module: Any = getattr(torch, kind, None)
+            usable: int = module.device_count() if module is not None else 0
+            return torch.device(kind, placement.local_rank % usable) if usable else torch.device("cpu")
         # Under isolation the process sees its own devices only, so its first one is device 0.
         index = 0 if placement.isolate_accelerator else placement.local_accelerator_rank
-        return torch.device(get_accelerator(placement.accelerator_type).torch_device, index)
+        return torch.device(kind, index)
 
     def create_channel(
         self,

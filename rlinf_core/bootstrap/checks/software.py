@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.errors import ConfigError
+from rlinf_core.placement.environment import forwarded_values
 
 _OLDEST: Final = (3, 11)
 
@@ -15,6 +18,26 @@ def interpreters(seen: Sequence[Seen]) -> list[Finding]:
     """Return each node's Python: new enough, and of the head's minor version."""
     head = _head(seen)
     return [_interpreter(each, head) for each in seen]
+
+
+def of_groups(seen: Sequence[Seen]) -> list[Seen]:
+    """Return the nodes once more for each interpreter of a node group, with what that one says in its environment."""
+    return [
+        each._replace(node=replace(each.node, interpreter=environment.interpreter), facts={**each.facts, **said})
+        for each in seen
+        for environment, said in zip(each.node.environments, each.facts.get("environments", ()), strict=False)
+    ]
+
+
+def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Finding]:
+    """Return whether the variables that travel from the driver are set on this machine."""
+    if not names:
+        return []
+    try:
+        forwarded_values(names, environ)
+    except ConfigError as error:
+        return [Finding("environment", Verdict.FAULT, error.message, None, "this machine", error.help or "")]
+    return [Finding("environment", Verdict.OK, "the variables of `cluster.forward_env` are set", None, "this machine")]
 
 
 def _interpreter(each: Seen, head: Seen) -> Finding:

@@ -37,20 +37,6 @@ def _env_vars(*variables: str) -> str:
     )
 
 
-def _two_interpreters(first: int, second: str) -> str:
-    """Return a file in which group `a` gives node `first` an interpreter, and group `b` gives node 2 its own."""
-    return _groups(
-        f"""
-- label: a
-  node_ranks: 0-2
-  env_configs: [{{node_ranks: {first}, python_interpreter_path: /opt/a/bin/python3}}]
-- label: b
-  node_ranks: 2-3
-  env_configs: [{{node_ranks: 2, python_interpreter_path: {second}}}]
-"""
-    )
-
-
 _GROUPS = (
     _error(
         "node-rank-out-of-range",
@@ -142,27 +128,6 @@ _ENVIRONMENT = (
         "fine: give each set of nodes an entry of its own.",
         _env_vars("NCCL_DEBUG: INFO", "«NCCL_DEBUG»: WARN"),
         _env_vars("NCCL_DEBUG: WARN"),
-    ),
-    _error(
-        "env-var-conflict",
-        "two groups give a variable different values on one node",
-        "The `env_configs` of a node apply to every process on it, whichever group placed the process there. A node "
-        "in two groups therefore needs the same value from both.",
-        _groups(
-            "- {label: a, node_ranks: 0-2, env_configs: [{node_ranks: 0-2, env_vars: [GLOO_SOCKET_IFNAME: eth0]}]}\n"
-            "- {label: b, node_ranks: 2-3, env_configs: [{node_ranks: 2-3, env_vars: [GLOO_SOCKET_IFNAME: «eth1»]}]}"
-        ),
-        _groups(
-            "- {label: a, node_ranks: 0-2, env_configs: [{node_ranks: 0-2, env_vars: [GLOO_SOCKET_IFNAME: eth0]}]}\n"
-            "- {label: b, node_ranks: 2-3, env_configs: [{node_ranks: 3, env_vars: [GLOO_SOCKET_IFNAME: eth1]}]}"
-        ),
-    ),
-    _error(
-        "interpreter-conflict",
-        "two groups give one node different interpreters",
-        "Ray and every process of a node run with one interpreter. A node in two groups needs the same one from both.",
-        _two_interpreters(2, "«/opt/b/bin/python3»"),
-        _two_interpreters(1, "/opt/b/bin/python3"),
     ),
     _warning(
         "env-var-of-process",

@@ -186,18 +186,47 @@ _SUSPICIOUS = (
         _file("actor: 0-7\nrollout: 8-15", _A800),
     ),
     Code(
+        "env-configs-unused",
+        Severity.NOTE,
+        "the `env_configs` of a node's only group do not reach a component on it",
+        "The `env_configs` of a group hold for the processes that are placed through that group, and for no other. "
+        "This component is placed through `cluster` or `node`: its processes get neither the variables nor the "
+        "interpreter of the group that their node is in. Name the group as its `node_group` if they should.",
+        _file(
+            _on("«node»", "1"),
+            "- label: cpu\n  node_ranks: 1\n  accelerators: {per_node: 0}\n  env_configs:\n    - node_ranks: 1\n"
+            "      env_vars: {OMP_NUM_THREADS: 4}",
+        ),
+        _file(
+            _on("cpu", "0"),
+            "- label: cpu\n  node_ranks: 1\n  accelerators: {per_node: 0}\n  env_configs:\n    - node_ranks: 1\n"
+            "      env_vars: {OMP_NUM_THREADS: 4}",
+        ),
+    ),
+    Code(
+        "accelerators-not-reserved",
+        Severity.NOTE,
+        "a component sees accelerators that another one holds",
+        "A process that is placed on a robot, or on a node as a whole, is given no accelerator and is kept from none: "
+        "it sees all accelerators of its node. Another component was given some of them, and they share memory and "
+        "time if both compute there. Place the component on accelerators of its own where that matters.",
+        _file("actor: 0-15\nagent: {node_group: node, placement: «0»}", _A800),
+        _file("actor: 0-7\nagent: {node_group: a800, placement: 8-15}", _A800),
+    ),
+    Code(
         "unused-interpreter",
         Severity.WARNING,
-        "an interpreter is given for nodes on which nobody runs",
-        "`python_interpreter_path` says which Python runs the processes on these nodes, and no component has one "
-        "there. The range of nodes, or that of a component, is probably not what was meant.",
+        "an interpreter is given for nodes on which the group places nobody",
+        "`python_interpreter_path` says which Python runs the processes that are placed through this group, and no "
+        "component has one on these nodes. The range of nodes, or the group of a component, is probably not what was "
+        "meant.",
         _file(
             _on("node", "0"),
             "- label: cpu\n  node_ranks: 1\n  accelerators: {per_node: 0}\n  env_configs:\n    - node_ranks: 1\n"
             "      python_interpreter_path: «/opt/venv/bin/python3»",
         ),
         _file(
-            _on("node", "1"),
+            _on("cpu", "0"),
             "- label: cpu\n  node_ranks: 1\n  accelerators: {per_node: 0}\n  env_configs:\n    - node_ranks: 1\n"
             "      python_interpreter_path: /opt/venv/bin/python3",
         ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final
 
 from rlinf_core.config.cluster import EnvConfig, NodeGroup
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.rank_values import NodeRanks
-from rlinf_core.config.ranks import format_range, merge_ranges
+from rlinf_core.config.ranks import format_range
 from rlinf_core.config.rules.groups import bounds, group_ranges, order, ranges_of
 from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
 from rlinf_core.config.rules.site import CLUSTER, Site
@@ -23,28 +23,17 @@ PROCESS_VARIABLES: Final = frozenset(
 ) | {"NODE_RANK", "NODE_LOCAL_RANK", "RLINF_NODE_RANK"}
 _SHELL: Final = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|^~/|:~/")
 
-# Where a claim of a value for nodes was made: the group's path, and that of the value.
-_Place: TypeAlias = tuple[Path, Path]
-_Claims: TypeAlias = dict[str, list[Claim[str, _Place]]]
-
 
 def check(site: Site) -> None:
     taken = PROCESS_VARIABLES | _visibility_variables()
-    variables: _Claims = {}
-    interpreters: list[Claim[str, _Place]] = []
     for path, group in site.groups():
-        _group(site, path, group, variables, interpreters)
+        _group(site, path, group)
         for index, config in enumerate(group.env_configs):
             _contents(site, (*path, "env_configs", index), config, taken)
-    for name, claims in variables.items():
-        _conflicts(site, "env-var-conflict", f"`{name}` is", claims, "give the variable once, or the same value twice")
-    _conflicts(site, "interpreter-conflict", "the interpreter is", interpreters, "a node has one interpreter")
     _forwarded(site, taken)
 
 
-def _group(
-    site: Site, path: Path, group: NodeGroup, variables: _Claims, interpreters: list[Claim[str, _Place]]
-) -> None:
+def _group(site: Site, path: Path, group: NodeGroup) -> None:
     sound_group = not site.damaged((*path, "node_ranks"))
     nodes = group_ranges(site, group.node_ranks)
     pieces: list[Claim[int, tuple[Path, NodeRanks, int]]] = []
@@ -56,14 +45,8 @@ def _group(
         order(site, ranks_at, config.node_ranks)
         if bounds(site, ranks_at, config.node_ranks) and sound_group:
             _within(site, ranks_at, config.node_ranks, nodes, group.label)
-        own = nodes if config.node_ranks.ranges is None else merge_ranges(ranges_of(config.node_ranks))
         spans = nodes if config.node_ranks.ranges is None else ranges_of(config.node_ranks)
         pieces += [Claim(piece, index, (ranks_at, config.node_ranks, i)) for i, piece in enumerate(spans)]
-        for (name, value), value_at in zip(config.env_vars, variable_paths(site, at), strict=False):
-            variables.setdefault(name, []).extend(Claim(piece, value, (path, value_at)) for piece in own)
-        if config.python_interpreter_path is not None:
-            value_at = (*at, "python_interpreter_path")
-            interpreters += [Claim(piece, config.python_interpreter_path, (path, value_at)) for piece in own]
     _overlaps(site, group.label, pieces)
 
 
@@ -174,21 +157,6 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
 def _visibility_variables() -> frozenset[str]:
     found = (get_accelerator(name).visibility_variable for name in accelerator_names())
     return frozenset(name for name in found if name)
-
-
-def _conflicts(site: Site, code: str, subject: str, claims: Iterable[Claim[str, _Place]], help_text: str) -> None:
-    """Different values for a node that is in two groups. (Within one group the overlap itself is the mistake.)"""
-    for later, earlier in contradictions(claims):
-        if later.place[0] == earlier.place[0]:
-            continue
-        shared = common(later.nodes, earlier.nodes)
-        site.report(
-            code,
-            f"node {shared.start} is in two groups that disagree: {subject} given two values",
-            later.place[1],
-            help=help_text,
-            related=[(site.place(earlier.place[1]), "the other value is given at")],
-        )
 
 
 def _forwarded(site: Site, taken: frozenset[str]) -> None:

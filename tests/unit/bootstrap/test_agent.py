@@ -89,14 +89,13 @@ def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.Answer]) 
     assert "pid" in who
 
 
-def test_the_environment_puts_lists_of_folders_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody else")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    env = node_facts.environment(
-        {"env": {"PATH": "/opt/bin", "PYTHONPATH": "/lib", "A": "1"}, "prepended": ["PATH", "PYTHONPATH"]}
-    )
-    assert (env["PATH"], env["PYTHONPATH"], env["A"]) == ("/opt/bin:/usr/bin", "/lib", "1")
+    env = node_facts.environment({"env": {"A": "1"}, "code": True, "cluster": "test-e1-none"})
+    assert (env["PATH"], env["A"]) == ("/usr/bin", "1")
+    assert env["PYTHONPATH"] == node_facts.code_folder("test-e1-none")
     assert "RAY_AUTH_TOKEN" not in env
 
 

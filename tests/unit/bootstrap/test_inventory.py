@@ -35,7 +35,7 @@ cluster:
 
 @pytest.fixture
 def mixed(make_nodes: Nodes) -> tuple[NodeTarget, ...]:
-    return make_nodes(text=MIXED, environ={"WANDB_API_KEY": "k"})
+    return make_nodes(text=MIXED)
 
 
 def test_each_node_has_its_host_group_and_interpreter(mixed: tuple[NodeTarget, ...]) -> None:
@@ -68,15 +68,39 @@ def test_reaching_a_node_has_its_own_time_and_this_machine_none(make_nodes: Node
     assert [node.connect_seconds for node in make_nodes(text="cluster: {num_nodes: 1}")] == [0.0]
 
 
-def test_variables_are_those_of_the_node_and_what_is_forwarded(mixed: tuple[NodeTarget, ...]) -> None:
-    assert dict(mixed[0].env) == {"WANDB_API_KEY": "k", "A": "1", "PATH": "/opt/a/bin", "RLINF_NODE_RANK": "0"}
-    assert mixed[0].prepended == ("PATH",)
-    assert dict(mixed[3].env) == {"WANDB_API_KEY": "k", "RLINF_NODE_RANK": "3"}
+def test_ray_gets_no_variable_of_a_group(mixed: tuple[NodeTarget, ...]) -> None:
+    assert [node.env for node in mixed[::3]] == [{"RLINF_NODE_RANK": "0"}, {"RLINF_NODE_RANK": "3"}]
+    assert mixed[0].forwarded == ("WANDB_API_KEY",)
 
 
-def test_what_is_to_be_forwarded_and_not_set_is_named(make_nodes: Nodes) -> None:
-    with pytest.raises(ConfigError, match="`WANDB_API_KEY`, which is not set here"):
-        make_nodes(text=MIXED, environ={})
+TWO_GROUPS = """\
+cluster:
+  num_nodes: 2
+  node_groups:
+    - label: a
+      node_ranks: 0-1
+      env_configs: [{node_ranks: 0-1, python_interpreter_path: /opt/a/bin/python, env_vars: {A: 1, PATH: /opt/a}}]
+    - label: b
+      node_ranks: 1
+      env_configs: [{node_ranks: 1, python_interpreter_path: /opt/b/bin/python}]
+"""
+
+
+def test_the_environments_of_a_node_are_those_of_its_groups(make_nodes: Nodes) -> None:
+    one, both = make_nodes(text=TWO_GROUPS)
+    assert (one.interpreter, one.declared_interpreter) == ("/opt/a/bin/python", True)
+    # Two groups disagree: Ray runs with neither, but with the path that rlinf itself has.
+    assert (both.interpreter, both.declared_interpreter) == ("/opt/python", False)
+    assert [each.label for each in one.environments] == ["a"]
+    assert [(each.label, each.interpreter) for each in both.environments] == [
+        ("a", "/opt/a/bin/python"),
+        ("b", "/opt/b/bin/python"),
+    ]
+    assert both.environments[0].request() == {
+        "interpreter": "/opt/a/bin/python",
+        "env": {"A": "1", "PATH": "/opt/a"},
+        "prepended": ["PATH"],
+    }
 
 
 def test_labels_and_names_that_ray_refuses(make_nodes: Nodes) -> None:
@@ -88,11 +112,11 @@ def test_labels_and_names_that_ray_refuses(make_nodes: Nodes) -> None:
     assert make_nodes(text=text.replace("a;$(b)", "a800"))[0].labels["rlinf.io/group"] == "a800"
 
 
-def test_the_fingerprint_holds_no_value(make_nodes: Nodes, mixed: tuple[NodeTarget, ...]) -> None:
-    other = make_nodes(text=MIXED, environ={"WANDB_API_KEY": "another"})
-    prints = mixed[0].fingerprint(), other[0].fingerprint()
-    assert prints[0] != prints[1]
-    assert "/opt/a/bin" not in str(prints[0]["env_vars"])
+def test_the_variables_of_a_group_may_change_while_ray_runs(make_nodes: Nodes, mixed: tuple[NodeTarget, ...]) -> None:
+    other = make_nodes(text=MIXED.replace("A: 1", "A: 2"))
+    assert mixed[0].fingerprint() == other[0].fingerprint()
+    moved = make_nodes(text=MIXED.replace("/opt/a/bin/python", "/opt/c/bin/python"))
+    assert mixed[0].fingerprint() != moved[0].fingerprint()
 
 
 def test_ports_lie_in_the_range_and_apart() -> None:

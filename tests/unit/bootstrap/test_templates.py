@@ -87,7 +87,7 @@ def test_ray_is_the_version_that_is_installed() -> None:
 def test_secrets_are_not_written_out(make_nodes: Nodes) -> None:
     text = "cluster: {num_nodes: 1, hosts: h0, forward_env: [WANDB_API_KEY, PLAIN]}"
     environ = {"WANDB_API_KEY": "hunter2", "PLAIN": "seen"}
-    manifest = templates.kuberay("x", "x.yaml", make_nodes(text=text, environ=environ))
+    manifest = templates.kuberay("x", "x.yaml", make_nodes(text=text), environ=environ)
     assert "hunter2" not in manifest
     assert "--from-literal=WANDB_API_KEY=..." in manifest
     env = read(manifest)["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
@@ -109,8 +109,7 @@ cluster:
     - label: {evil.replace(":", "").replace(",", "").replace(" ", "")!r}
       node_ranks: 0-1
       env_configs: [{{node_ranks: 0-1, python_interpreter_path: "/opt/it's $(touch {mark})/python"}}]
-""".replace("\\'", "''"),
-        environ=environ,
+""".replace("\\'", "''")
     )
     file = f"it's {evil}\nrm.yaml"
     script = checked_shell(templates.slurm("x", file, nodes, [f"a.b={evil}"]))
@@ -123,7 +122,9 @@ cluster:
     assert not mark.exists()
     assert f"\n{file}\na.b={evil}\n" in said
     assert f"/opt/it's $(touch {mark})/python" in said
-    env = read(templates.kuberay("x", file, nodes))["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    env = read(templates.kuberay("x", file, nodes, environ=environ))["spec"]["headGroupSpec"]["template"]["spec"][
+        "containers"
+    ][0]["env"]
     by_name = {each["name"]: each.get("value") for each in env}
     # What Kubernetes would replace is written so that it replaces it by itself.
     assert by_name["EVIL"] == evil.replace("$(", "$$(")

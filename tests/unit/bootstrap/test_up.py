@@ -124,15 +124,16 @@ def test_what_contradicts_the_file_is_refused_and_named(site: Site, make_nodes: 
     assert site.started() == []
 
 
-def test_variables_that_differ_are_named_without_their_values(site: Site, make_nodes: Nodes) -> None:
-    def text(value: str) -> str:
-        env = f"env_configs: [{{node_ranks: 1, env_vars: [{{S: {value}}}]}}]"
+def test_an_interpreter_that_differs_is_named_and_variables_may_differ(site: Site, make_nodes: Nodes) -> None:
+    def text(given: str) -> str:
+        env = f"env_configs: [{{node_ranks: 1, {given}}}]"
         return f"cluster:\n  num_nodes: 4\n  hosts: h[0-3]\n  node_groups: [{{label: a, node_ranks: 0-3, {env}}}]\n"
 
-    site.up(make_nodes(text=text("first")))
+    site.up(make_nodes(text=text("env_vars: [{S: first}]")))
+    site.up(make_nodes(text=text("env_vars: [{S: second}]")))
     with pytest.raises(RLinfError) as caught:
-        site.up(make_nodes(text=text("second")))
-    assert caught.value.why == "node 1 (h1): `env_vars` differ in `S`"
+        site.up(make_nodes(text=text("python_interpreter_path: /opt/b/python")))
+    assert caught.value.why == "node 1 (h1): `interpreter` is `/opt/python`, the file says `/opt/b/python`"
 
 
 def test_a_cluster_without_a_token_is_not_taken_for_one_with(site: Site) -> None:

@@ -17,7 +17,7 @@ def test_the_interpreter_and_each_variable_with_its_layer(cli: Cli, mixed: Path)
     assert ended.code == 0
     lines = ended.out.splitlines()
     assert lines[0].startswith("actor:3 on node 0 (trainer00), ")
-    assert lines[3].split() == ["/opt/train/bin/python", f"{mixed}:10:36"]
+    assert lines[3].split() == ["/opt/train/bin/python", "env_configs", "of", "a800,", f"{mixed}:10"]
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[5:]}
     assert rows["NCCL_SOCKET_IFNAME"] == f"eth0 env_configs of a800, {mixed}:12"
     assert rows["WANDB_API_KEY"].startswith("******** env_configs of a800")
@@ -30,7 +30,7 @@ def test_only_what_the_process_needs_must_be_known(cli: Cli, mixed: Path) -> Non
     """The accelerators of `sim` are unknown, which is no matter for a robot."""
     ended = cli("inspect", "env", mixed, "-c", "env", "-r", "1")
     assert ended.code == 0
-    assert "python: the node's own" in ended.out
+    assert "the node's own  Ray's own; with `rlinf up` it is the path of rlinf itself\n" in ended.out
     ended = cli("inspect", "env", mixed, "-c", "sim", "-r", "0")
     assert ended.code == 2
     suggested = ended.err.partition("`rlinf ")[2].partition("`")[0].split()
@@ -38,10 +38,42 @@ def test_only_what_the_process_needs_must_be_known(cli: Cli, mixed: Path) -> Non
     assert cli(*suggested).code == 0
 
 
+TWO_GROUPS = """\
+cluster:
+  num_nodes: 1
+  component_placement: {env: 0-1, rollout: {node_group: rollout, placement: 2-3}}
+  node_groups:
+    - label: rollout
+      node_ranks: 0
+      accelerators: {per_node: 4}
+      env_configs:
+        - node_ranks: 0
+          env_vars: {OMP_NUM_THREADS: 4}
+          python_interpreter_path: /opt/rollout/bin/python
+"""
+
+
+def test_what_a_group_gives_reaches_nobody_who_is_placed_through_cluster(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO_GROUPS)
+    env, rollout = (cli("inspect", "env", path, "-c", name, "-r", "0").out for name in ("env", "rollout"))
+    assert "OMP_NUM_THREADS" not in env
+    assert "the node's own  Ray's own; with `rlinf up` it is /opt/rollout/bin/python\n" in env
+    assert "OMP_NUM_THREADS" in rollout
+    assert f"/opt/rollout/bin/python  env_configs of rollout, {path}:11\n" in rollout
+    ended = cli("validate", path)
+    assert ended.code == 0
+    assert (
+        "`env` is placed through `cluster`: the `env_configs` of `rollout` on node 0 do not reach it"
+        in ended.out + ended.err
+    )
+
+
 def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None:
     data = contract("env", cli("inspect", "env", mixed, "-c", "actor", "-r", "0", "--output", "json").out)
     assert (data["component"], data["rank"], data["node_rank"]) == ("actor", 0, 0)
     assert data["python"] == "/opt/train/bin/python"
+    assert data["python_layer"] == "env_configs of a800"
     assert data["python_place"] == {"file": str(mixed), "line": 10, "column": 36}
     variables = {each["name"]: each for each in data["variables"]}
     assert variables["NCCL_SOCKET_IFNAME"]["node_group"] == "a800"

@@ -15,6 +15,7 @@ Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 
 ASSUMED = ("--assume", "sim=2")
+UNRESERVED = ["all", "of", "its", "node's,", "none", "reserved"]
 
 
 def test_a_row_a_component(cli: Cli, mixed: Path) -> None:
@@ -25,18 +26,18 @@ def test_a_row_a_component(cli: Cli, mixed: Path) -> None:
     assert subtitle == "4 nodes · 10 accelerators · 2 robots · 114 processes · hybrid"
     assert header.split("  ")[0] == "component"
     table = [row.split() for row in rows[:5]]
-    assert table[0] == ["actor", "4", "a800", "0", "accelerators", "0-3", "1"]
-    assert table[1] == ["rollout", "4", "a800", "0-1", "accelerators", "0-7", "2"]
-    assert table[2] == ["sim", "4", "sim", "2", "accelerators", "0-1", "1/2"]
-    assert table[3] == ["env", "2", "franka", "3", "Franka", "0-1", "1"]
-    assert table[4] == ["agent", "100", "node", "0", "node", "0", "-"]
+    assert table[0] == ["actor", "4", "a800", "0", "accelerators", "0-3", "1", "its", "own"]
+    assert table[1] == ["rollout", "4", "a800", "0-1", "accelerators", "0-7", "2", "its", "own"]
+    assert table[2] == ["sim", "4", "sim", "2", "accelerators", "0-1", "1/2", "its", "own"]
+    assert table[3] == ["env", "2", "franka", "3", "Franka", "0-1", "1", *UNRESERVED]
+    assert table[4] == ["agent", "100", "node", "0", "node", "0", "-", *UNRESERVED]
 
 
 def test_who_shares_what_what_is_idle_and_which_python(cli: Cli, mixed: Path) -> None:
     out = cli("inspect", "placement", mixed, "--assume", "sim=4").out
     assert "actor + rollout share accelerators 0-3 of node 0\n" in out
     assert "idle: accelerators 2-3 of node 2\n" in out
-    assert "python: /opt/train/bin/python on node 0\n" in out
+    assert "python: /opt/train/bin/python on node 0 (env_configs of a800)\n" in out
 
 
 def test_a_node_without_any_process_is_idle(cli: Cli, tmp_path: Path) -> None:
@@ -168,7 +169,8 @@ def test_a_secret_that_a_reference_brings_is_masked(cli: Cli, tmp_path: Path, mo
     path.write_text(
         "cluster:\n  num_nodes: 1\n  node_groups:\n    - label: a\n      node_ranks: 0\n      env_configs:\n"
         "        - node_ranks: 0\n          env_vars: [{INNOCENT: '${env:MY_TOKEN}'}]\n"
-        "  component_placement: {actor: {node_group: node, placement: 0}}\n"
+        "      accelerators: {per_node: 0}\n"
+        "  component_placement: {actor: {node_group: a, placement: 0}}\n"
     )
     ended = cli("inspect", "placement", path, "--output", "json")
     assert ended.code == 0
@@ -214,16 +216,17 @@ def test_variables_are_told_with_their_nodes_and_what_sets_them(cli: Cli, tmp_pa
     path = tmp_path / "a.yaml"
     path.write_text(
         "cluster:\n  num_nodes: 2\n  forward_env: [HOME]\n"
-        "  component_placement: {agent: {node_group: node, placement: all}}\n"
-        "  node_groups:\n    - label: a\n      node_ranks: 0-1\n      env_configs:\n        - node_ranks: 0-1\n"
+        "  component_placement: {agent: {node_group: a, placement: all}}\n"
+        "  node_groups:\n    - label: a\n      node_ranks: 0-1\n      ignore_hardware: true\n"
+        "      env_configs:\n        - node_ranks: 0-1\n"
         '          env_vars: [{A_TOKEN: hunter2}, {PATH: /x}, {ODD: "a\\e[31m\\nb"}, {EMPTY: ""}]\n'
     )
     assert cli("inspect", "placement", path).out.splitlines()[-5:] == [
-        "A_TOKEN=******** on nodes 0-1 (env_configs)",
-        'EMPTY="" on nodes 0-1 (env_configs)',
+        "A_TOKEN=******** on nodes 0-1 (env_configs of a)",
+        'EMPTY="" on nodes 0-1 (env_configs of a)',
         "HOME=<from the driver> on nodes 0-1 (forward_env)",
-        "ODD=a\\x1b[31m\\x0ab on nodes 0-1 (env_configs)",
-        "PATH=/x:<node's own> on nodes 0-1 (path merge)",
+        "ODD=a\\x1b[31m\\x0ab on nodes 0-1 (env_configs of a)",
+        "PATH=/x:<node's own> on nodes 0-1 (path merge of a)",
     ]
     data = contract("placement", cli("inspect", "placement", path, "-o", "json").out)
     (first, _) = data["components"]["agent"]["processes"]
@@ -260,3 +263,16 @@ def test_the_picture_never_replaces_what_it_is_made_of(cli: Cli, tmp_path: Path,
     assert ended.code == 2
     assert named in ended.err
     assert (tmp_path / named).read_text() == before
+
+
+def test_which_accelerators_a_component_sees(cli: Cli) -> None:
+    out = cli(
+        "inspect", "placement", "hetero18", "--assume", "a800=8", "--assume", "4090=8", "--assume", "franka=1"
+    ).out
+    sees = {line.split()[0]: line.rpartition("  ")[2] for line in out.splitlines() if line.startswith(("a", "r", "e"))}
+    assert sees == {
+        "actor": "its own",
+        "rollout": "its own",
+        "env": "all of its node's, none reserved",
+        "agent": "all of its node's, none reserved",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
@@ -14,7 +15,8 @@ from rlinf_core.placement.hybrid import HybridComponentPlacement
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_it_loads_without_a_finding(name: str) -> None:
     job = load_job(name, environ={})
-    assert [render_text(each) for each in job.diagnostics] == []
+    worth_saying = [each for each in job.diagnostics if each.severity is not Severity.NOTE]
+    assert [render_text(each) for each in worth_saying] == []
     assert job.cluster is not None
 
 

@@ -207,7 +207,32 @@ def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
     text = EIGHT_NODES.format(map="0-31").replace(
         "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
     )
-    assert [each.code for each in findings(text)] == ["idle-accelerators"]
+    (note, idle) = sorted(findings(text), key=lambda each: each.severity is Severity.WARNING)
+    assert idle.code == "idle-accelerators"
+    assert (note.code, note.severity) == ("accelerators-not-reserved", Severity.NOTE)
+    expected = "`agent` sees all accelerators of nodes 0-3, none reserved for it; `actor` holds some of them"
+    assert note.message == expected
+
+
+def test_env_configs_that_do_not_reach_a_component_are_noted() -> None:
+    text = """\
+cluster:
+  num_nodes: 3
+  component_placement:
+    env: {node_group: node, placement: 0-2}
+    actor: {node_group: a, placement: 0-1}
+  node_groups:
+    - {label: a, node_ranks: 0-1, ENV, env_configs: [{node_ranks: 0, env_vars: {A: 1}}]}
+    - {label: b, node_ranks: 1-2, ENV, env_configs: [{node_ranks: 1-2, python_interpreter_path: /b}]}
+""".replace("ENV", "accelerators: {per_node: 0}")
+    found = {each.code: each for each in findings(text)}
+    # Node 1 is in two groups: nobody would take the variables of either for those of the node.
+    told = [each.message for each in findings(text) if each.code == "env-configs-unused"]
+    assert told == ["`env` is placed through `node`: the `env_configs` of `a` on node 0, `b` on node 2 do not reach it"]
+    assert found["env-configs-unused"].severity is Severity.NOTE
+    assert (
+        found["unused-interpreter"].message == "`b` places no process on nodes 1-2, for which it gives an interpreter"
+    )
 
 
 @pytest.mark.parametrize("other", ["0-63:0-63", "0-63:0-31"])

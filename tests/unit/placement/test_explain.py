@@ -11,8 +11,8 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import Mapping, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.environment import node_environment
-from rlinf_core.placement.explain import Layer, UnitUse, process_environment, unit_uses
+from rlinf_core.placement.explain import Layer, UnitUse, process_variables, unit_uses
+from rlinf_core.placement.flexible import FlexiblePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 
 TEXT = """
@@ -59,43 +59,15 @@ def cluster(tree: Mapping) -> ClusterConfig:
     return ClusterConfig.model_validate(to_data(section))
 
 
-def test_env_configs_apply_to_a_node_whatever_group_selected_it(cluster: ClusterConfig) -> None:
-    names = {rank: [each.name for each in node_environment(cluster, rank).variables] for rank in range(3)}
-    assert names[0] == ["NCCL_DEBUG", "LD_LIBRARY_PATH", "LEVEL", "CUDA_VISIBLE_DEVICES"]
-    assert names[1] == names[2] == ["LEVEL", "CUDA_VISIBLE_DEVICES"]
-    assert node_environment(cluster, 0).interpreter == "/opt/a/bin/python3"
-    assert node_environment(cluster, 0).interpreter_group == "a"
-    assert node_environment(cluster, 1).interpreter is None
-
-
-def test_all_in_an_entry_is_its_group_and_no_more() -> None:
-    data = {"label": "a", "node_ranks": 1, "env_configs": [{"node_ranks": "all", "env_vars": {"A": "1"}}]}
-    cluster = ClusterConfig.model_validate({"num_nodes": 2, "node_groups": [data]})
-    assert [len(node_environment(cluster, rank).variables) for rank in range(2)] == [0, 1]
-
-
-def test_lists_of_directories_go_before_the_nodes_own(cluster: ClusterConfig) -> None:
-    environment = node_environment(cluster, 0)
-    own = {"LD_LIBRARY_PATH": "/usr/lib", "NCCL_DEBUG": "WARN", "HOME": "/root"}
-    merged = environment.over(own)
-    assert merged["LD_LIBRARY_PATH"] == "/opt/a/lib:/usr/lib"
-    assert (merged["NCCL_DEBUG"], merged["HOME"], merged["LEVEL"]) == ("INFO", "/root", "2.50")
-    # An empty entry of such a list would mean the current directory.
-    assert environment.over({})["LD_LIBRARY_PATH"] == "/opt/a/lib"
-    assert environment.over({"LD_LIBRARY_PATH": ""})["LD_LIBRARY_PATH"] == "/opt/a/lib"
-    assert environment.for_ray()["LD_LIBRARY_PATH"] == "/opt/a/lib:${LD_LIBRARY_PATH}"
-
-
 def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: Mapping) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[1]
-    found = process_environment(cluster, placement, tree)
+    found = process_variables(cluster, placement, tree)
     assert [each.name for each in found] == sorted(each.name for each in found)
     told = {each.name: (each.value, each.layer, each.span.text if each.span else None) for each in found}
     assert told == {
-        "CUDA_VISIBLE_DEVICES": ("7", Layer.ENV_CONFIGS, '"7"'),
+        "CUDA_VISIBLE_DEVICES": ("1", Layer.RUNTIME, None),
         "LD_LIBRARY_PATH": ("/opt/a/lib:<node's own>", Layer.PATH_MERGE, "/opt/a/lib"),
-        "LEVEL": ("2.50", Layer.ENV_CONFIGS, "2.50"),
         "LOCAL_RANK": ("0", Layer.RUNTIME, None),
         "LOCAL_WORLD_SIZE": ("1", Layer.RUNTIME, None),
         "MASTER_ADDR": ("<at launch>", Layer.RUNTIME, None),
@@ -109,20 +81,24 @@ def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: 
         "WORLD_SIZE": ("4", Layer.RUNTIME, None),
     }
     groups = {each.name: each.group for each in found if each.group}
-    assert groups == {
-        "CUDA_VISIBLE_DEVICES": "everywhere",
-        "LEVEL": "everywhere",
-        "LD_LIBRARY_PATH": "a",
-        "NCCL_DEBUG": "a",
-    }
+    assert groups == {"LD_LIBRARY_PATH": "a", "NCCL_DEBUG": "a"}
+
+
+def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: Mapping) -> None:
+    topology = ClusterTopology.from_config(cluster)
+    placement = FlexiblePlacementStrategy([[2]], "everywhere").get_placement(topology)[0]
+    told = {each.name: (each.value, each.layer, each.group) for each in process_variables(cluster, placement, tree)}
+    assert told["CUDA_VISIBLE_DEVICES"] == ("7", Layer.ENV_CONFIGS, "everywhere")
+    assert told["LEVEL"] == ("2.50", Layer.ENV_CONFIGS, "everywhere")
+    assert "LD_LIBRARY_PATH" not in told
 
 
 def test_without_the_file_there_are_values_but_no_places(cluster: ClusterConfig) -> None:
     topology = ClusterTopology.from_config(cluster)
-    placement = ComponentPlacement(cluster, topology).get_strategy("agent").get_placement(topology)[0]
-    found = process_environment(cluster, placement)
+    placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[0]
+    found = process_variables(cluster, placement)
     assert not any(each.span for each in found)
-    assert {each.name: each.value for each in found}["LEVEL"] == "2.50"
+    assert {each.name: each.value for each in found}["NCCL_DEBUG"] == "INFO"
 
 
 def test_every_unit_is_listed_with_its_users(cluster: ClusterConfig) -> None:

@@ -107,7 +107,11 @@ def test_node_places_one_process_an_entry() -> None:
     assert [(placement.local_rank, placement.local_world_size) for placement in placements] == [(0, 2), (0, 1), (1, 2)]
     environment = placements[2].environment()
     assert (environment["LOCAL_RANK"], environment["LOCAL_WORLD_SIZE"]) == ("1", "2")
-    assert (environment["NODE_RANK"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "")
+    assert environment["NODE_RANK"] == "0"
+    # It keeps the variable of its node, and so sees all that the node shows.
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert placements[2].visible_accelerators == tuple(range(8))
+    assert placements[2].local_accelerator_rank is None
 
 
 def test_node_counts_within_a_group(make_cluster: Callable[..., ClusterConfig]) -> None:

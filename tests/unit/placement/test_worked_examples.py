@@ -101,7 +101,8 @@ def test_11_nodes_whatever_they_hold(make_cluster: Make, place_one: PlaceOne) ->
     placements = place_one(make_cluster(2, 8, placement={"agent": entry}))
     assert where(placements) == on(0, [], []) + on(1, [], [])
     assert all(placement.local_accelerator_rank is None for placement in placements)
-    assert all(placement.environment()["CUDA_VISIBLE_DEVICES"] == "" for placement in placements)
+    assert {placement.visible_accelerators for placement in placements} == {tuple(range(8))}
+    assert not any("CUDA_VISIBLE_DEVICES" in placement.environment() for placement in placements)
 
 
 def test_12_nodes_without_accelerators(make_cluster: Make, place_one: PlaceOne) -> None:
@@ -116,6 +117,14 @@ def test_13_a_robot_a_process(eighteen: ClusterConfig) -> None:
     assert where(placements) == on(16, 0) + on(17, 0)
     assert {placement.hardware_type for placement in placements} == {"Franka"}
     assert {placement.visible_accelerators for placement in placements} == {()}
+
+
+def test_a_robots_process_sees_all_accelerators_of_its_node(eighteen: ClusterConfig) -> None:
+    topology = ClusterTopology.from_config(eighteen, ["a800=8", "4090=8", "franka=2"])
+    placements = ComponentPlacement(eighteen, topology).get_strategy("env").get_placement(topology)
+    assert {placement.visible_accelerators for placement in placements} == {(0, 1)}
+    assert {placement.local_accelerator_rank for placement in placements} == {None}
+    assert not any("CUDA_VISIBLE_DEVICES" in placement.environment() for placement in placements)
 
 
 def test_14_two_processes_a_robot(eighteen: ClusterConfig) -> None:

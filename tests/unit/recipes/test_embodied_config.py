@@ -203,7 +203,11 @@ class TestKinds:
             "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
             "        - {node_ranks: 0, python_interpreter_path: /opt/sim/bin/python}\n"
         )
-        assert findings(LAPTOP + own + task) == []
+        # Nobody is placed through that group: the env's workers run with this interpreter all the same.
+        assert ("missing-extra", "panda_gym") in findings(LAPTOP + own + task)
+        own = own.replace("node_ranks: 0\n", "node_ranks: 0\n      ignore_hardware: true\n", 1)
+        placed = LAPTOP.replace(NODE, "{node_group: sim, placement: 0}")
+        assert findings(placed + own + task) == []
 
     @pytest.mark.parametrize("name", ["maniskill", "libero"])
     def test_a_kind_without_an_adapter(self, findings: Any, name: str) -> None:
