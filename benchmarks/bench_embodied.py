@@ -151,6 +151,7 @@ def training(seeds: Sequence[int], steps: int) -> list[Result]:
         before = single_process_ppo.run(single_process_ppo.arguments(words), seed)
         meter = Meter([steps])
         lasts = (f"runner.max_steps={steps}", f"runner.val_check_interval={steps}", "runner.save_interval=-1")
+        lasts = (*lasts, "runner.val_before_train=false")
         run(meter, *lasts, f"env.train.seed={seed}", f"actor.seed={seed}", "env.eval.total_num_envs=256")
         after = single_process_ppo.run(single_process_ppo.arguments(words), seed)
         loop = statistics.mean(each.rollout + each.training for each in (before, after))

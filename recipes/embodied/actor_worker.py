@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +126,10 @@ class EmbodiedFSDPActor(Worker):
         """
         holding = self._holding
         # Every actor of a team has the same trajectories.
-        members = self._world_size // self._routes.actors
+        teams = self._routes.actors
+        members = self._world_size // teams
+        # The mean over ranks, as it is reported, is then the number over all teams.
+        steps = float(self._trajectories.steps["valid"].sum()) * teams
         samples, metrics = samples_of(
             self._trajectories,
             self._config.algorithm,
@@ -137,7 +143,7 @@ class EmbodiedFSDPActor(Worker):
             samples = samples.masked()
         self._learner.check_samples(samples, self._step if step is None else step)
         self._samples = samples.to(self.torch_device)
-        return metrics
+        return {**metrics, "env/steps": steps}
 
     def run_training(self, step: int | None = None) -> dict[str, float]:
         """Learn from the samples in random batches, several times over.
@@ -158,18 +164,25 @@ class EmbodiedFSDPActor(Worker):
         share, micro = batch_sizes(self._config, self._world_size)
         factor = learning_rate_factor(config.optim, step, self._config.runner.last_step)
         apply_settings(self._optimizer, config.optim, factor)
+        began = time.perf_counter()
         found = self._learner.learn(samples, share, micro, step)
+        learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
+        figures = {
+            **{f"train/{name}": value for name, value in found.means().items()},
+            "speed/samples_per_second": learned / (time.perf_counter() - began),
+            "train/actor/lr": self._optimizer.param_groups[0]["lr"],
+            **memory(self.torch_device),
+        }
         self._version += 1
         del self._samples
         if config.enable_offload:
             self._move(torch.device("cpu"))
-        figures = {f"train/{name}": value for name, value in found.means().items()}
         if self._config.runner.on_nonfinite == "skip":
             figures["train/actor/skipped_updates"] = float(found.skipped)
         if found.skipped:
             skipped = "step %d: %d optimizer steps left out, for a loss or gradient that is NaN or infinite"
             self.log_warning(skipped, step, found.skipped)
-        return {**figures, "train/actor/lr": self._optimizer.param_groups[0]["lr"]}
+        return figures
 
     def _move(self, device: torch.device) -> None:
         """Weights and optimizer to a device. Shards stay: `fsdp_config.cpu_offload` is what moves those."""
@@ -199,3 +212,12 @@ class EmbodiedFSDPActor(Worker):
         self._version = load(Path(folder), self._policy, self._optimizer)
         self._learner.check_weights(folder)
         return self._version
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Return the most memory that this process has used so far, in GiB: the host's, and that of its accelerator."""
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    used = {"memory/actor_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    if device.type == "cuda":
+        used["memory/actor_accelerator_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return used

@@ -5,11 +5,12 @@ The defaults train a Franka arm to pick a block, in about a minute on two CPU co
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from recipes.embodied.batch_sizes import check_batches
+from recipes.embodied.check_options import check_options
 from recipes.embodied.env_kinds import ROBOTS, check_kind
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
@@ -31,7 +32,7 @@ from rlinf_core.config.fragments.rollout import RolloutConfig
 from rlinf_core.config.fragments.runner import RunnerConfig
 from rlinf_core.config.fragments.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
 from rlinf_core.config.tree import Path
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = ("mlp_policy", "cnn_policy")
@@ -52,6 +53,10 @@ class EmbodiedModelConfig(ModelConfig):
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
         description="mlp_policy (states), cnn_policy (images), or `package.module:Class`, a subclass of BasePolicy.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Parameters of a policy of your own, by name; its `options_model`, a pydantic model, checks them.",
     )
     num_action_chunks: Count = Field(default=1, description="Actions that the policy gives for one observation.")
     hidden_dim: Count = Field(default=128, description="Width of the hidden layers.")
@@ -129,6 +134,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_loggers(config.runner, report)
     check_batches(config, world_sizes.get("actor") or 1, report)
     _check_robots_used(config, report)
+    check_options(config, report)
     _check_offload(config, world_sizes, report)
     _check_available(config, report)
     _check_algorithm(config, report)
@@ -149,6 +155,9 @@ def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
     model = config.actor.model.model_dump()
     shaping = ("model_type", "num_action_chunks", "hidden_dim", "add_value_head", "precision")
     found = {f"actor.model.{name}": model[name] for name in shaping if name in model}
+    # What a model of the user's own is told shapes it, as far as can be known.
+    options = config.actor.model.options.items()
+    found |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
     train = config.env.train
     return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
 

@@ -5,7 +5,7 @@ Needs tensors and a policy, no worker: the actor feeds it, tests call it directl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from recipes.embodied.sharding import Holding
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
 
 # Advice for every tensor of the training that is not finite.
@@ -74,7 +75,8 @@ class Learner:
         self._device = device
         self._rank = rank
         self._loss = get_policy_loss(config.algorithm.loss_type)
-        self._settings = LossSettings.of(config.algorithm)
+        options = checked_options(self._loss, config.algorithm.options, "algorithm.options")
+        self._settings = replace(LossSettings.of(config.algorithm), options=options)
         self._skips = config.runner.on_nonfinite == "skip"
 
     def learn(self, samples: Samples, share: int, micro: int, step: int) -> Figures:
@@ -184,11 +186,9 @@ class Learner:
         algorithm, tensors = self._config.algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
         totals = {"total": denominator(mask, shape, how)}
-        if algorithm.entropy_bonus:
-            entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
-            totals["entropy_total"] = denominator(
-                mask if mask is None else _leading(mask, len(entropies)), entropies, how
-            )
+        entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
+        counted = mask if mask is None else _leading(mask, len(entropies))
+        totals["entropy_total"] = denominator(counted, entropies, how)
         if "returns" in tensors:
             totals["value_total"] = denominator(tensors.get("value_mask"), tensors["returns"].shape, "token-mean")
         holding = self._holding
@@ -202,7 +202,9 @@ class Learner:
         values = judged.values if "returns" in tensors else None
         if values is not None:
             values = values[:, : tensors["returns"].shape[1]]
-        entropy = sum_to_level(judged.entropy, algorithm.entropy_type) if algorithm.entropy_bonus else None
+        entropy = sum_to_level(judged.entropy, algorithm.entropy_type)
+        if not algorithm.entropy_bonus:
+            entropy = entropy.detach()  # a metric only
         return self._loss(
             LossInputs(
                 logprobs=sum_to_level(judged.logprobs, algorithm.logprob_type),

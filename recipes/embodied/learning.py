@@ -17,6 +17,7 @@ from recipes.embodied.trajectory import Trajectories
 from rlinf_core.algorithms.advantages import AdvantageSettings, groups_that_vary, total_rewards
 from rlinf_core.algorithms.advantages import Trajectories as Episodes
 from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_advantage
 from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
 
@@ -115,11 +116,13 @@ def samples_of(
     by_chunk = algorithm.reward_type == "chunk_level" or steps.get("values", steps["rewards"]).shape[2] != chunk
     episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
     settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
-    settings = replace(settings, group_size=group_size)
+    advantage = get_advantage(algorithm.adv_type)
+    options = checked_options(advantage, algorithm.options, "algorithm.options")
+    settings = replace(settings, group_size=group_size, options=options)
     mask = episodes.mask
     if algorithm.filter_rewards and mask is not None:
         mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
-    found = get_advantage(algorithm.adv_type)(episodes, settings)
+    found = advantage(episodes, settings)
 
     def samples(level: Tensor) -> Tensor:
         """Return [steps, B] as [n] or [n, C]."""

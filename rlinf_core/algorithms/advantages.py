@@ -7,7 +7,8 @@ functions of tensors. Time comes first, as in `returns.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class AdvantageSettings:
     """The keys of `algorithm` that advantages depend on, and how sums over all ranks are made.
 
     Attributes:
+        options: `algorithm.options`, as the advantage's own pydantic model or a dictionary (`algorithms.options`).
         reduce_sum: adds a tensor up over the ranks that share a step, such as an all-reduce; the identity for one rank.
     """
 
@@ -59,6 +61,7 @@ class AdvantageSettings:
     group_size: int = 1
     normalize_advantages: bool = True
     kl_beta: float = 0.0
+    options: Any = field(default_factory=dict[str, Any])
     reduce_sum: Callable[[Tensor], Tensor] = _identity
 
     @classmethod

@@ -101,8 +101,7 @@ class EmbodiedRunner:
     @property
     def last_step(self) -> int | None:
         """The step after which the run ends; None: it has no end."""
-        limits = [each for each in (self.config.max_epochs, self.config.max_steps) if each != NEVER]
-        return min(limits, default=None)
+        return self.config.last_step
 
     def init_workers(self) -> None:
         """Make environments and models, and load the checkpoint that the run continues from."""
@@ -133,6 +132,8 @@ class EmbodiedRunner:
             self.evaluate(record.step)
             return
         record.started(last, self.world_sizes)
+        if self.config.val_before_train and self.config.val_check_interval != NEVER and record.step == 0:
+            self.evaluate(0)
         for step in itertools.count(record.step + 1):
             if last is not None and step > last:
                 return
@@ -172,7 +173,6 @@ class EmbodiedRunner:
     def train(self, step: int | None = None) -> None:
         """Train for one step; by default for the one after the last."""
         step = self._next_step if step is None else step
-        self._times = {}
         began = time.perf_counter()
         if self._synced is None or (step - 1) % self.config.weight_sync_interval == 0:
             self.update_rollout_weights(step)
@@ -182,8 +182,12 @@ class EmbodiedRunner:
         with self._phase(step, events.ACTOR_TRAINING):
             metrics |= _means(self.actor.run_training(step).wait())
         self._version += 1
-        self._times["time/step"] = time.perf_counter() - began
-        self.record.step_finished(step, {**metrics, **self._times})
+        self._times["time/step"] = elapsed = time.perf_counter() - began
+        if "env/steps" in metrics:
+            metrics["speed/env_steps_per_second"] = metrics["env/steps"] / elapsed
+        # With the weights that an evaluation since the last step has sent.
+        times, self._times = self._times, {}
+        self.record.step_finished(step, {**metrics, **times})
 
     def update_rollout_weights(self, step: int | None = None) -> None:
         """Give the rollout workers the weights of the actor, unless they have them.

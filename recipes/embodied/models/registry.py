@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlinf_core.algorithms.options import checked_options
 from rlinf_core.named import Registry
 
 if TYPE_CHECKING:
@@ -31,4 +32,6 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     Raises:
         ConfigError: there is no such model, or it does not fit the environment.
     """
-    return _MODELS.get(config.model_type)(config, spec)
+    class_ = _MODELS.get(config.model_type)
+    options = checked_options(class_, config.options, "actor.model.options")
+    return class_(config.model_copy(update={"options": options}), spec)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -48,7 +49,11 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The keys of `algorithm` that losses depend on."""
+    """The keys of `algorithm` that losses depend on.
+
+    Attributes:
+        options: `algorithm.options`, as the loss's own pydantic model or a dictionary (`algorithms.options`).
+    """
 
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
@@ -59,6 +64,7 @@ class LossSettings:
     kl_penalty: KlEstimator = "k3"
     value_clip: float | None = 0.2
     huber_delta: float = 10.0
+    options: Any = field(default_factory=dict[str, Any])
 
     @classmethod
     def of(cls, config: object) -> LossSettings:

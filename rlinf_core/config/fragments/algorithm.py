@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from rlinf_core.config.fragments.values import (
     PositiveFloat,
 )
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.scalars import Bool, Float, Text
+from rlinf_core.scalars import Bool, Data, Float, Text
 
 ADVANTAGES = ("gae", "grpo", "reinpp", "reinpp_baseline")
 LOSSES = ("actor_critic", "actor")
@@ -38,6 +38,10 @@ class AlgorithmConfig(ConfigModel):
     loss_agg_func: LossAggregation = Field(
         default="token-mean",
         description="How losses of tokens become one: token-mean, seq-mean-token-sum or seq-mean-token-mean.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any],
+        description="Parameters of an advantage or loss of your own, by name; its pydantic model, if any, checks them.",
     )
     group_size: Count = Field(
         default=1, description="Samples that share a start (a prompt, an initial state) and are compared by GRPO."

@@ -50,6 +50,10 @@ class RunnerConfig(ConfigModel):
     val_check_interval: StepsOrNever = Field(
         default=50, description="Training steps between evaluations, besides the one at the end; -1: never."
     )
+    val_before_train: Bool = Field(
+        default=True,
+        description="Evaluate before the first step, too, where `val_check_interval` asks for evaluations at all.",
+    )
     save_interval: StepsOrNever = Field(
         default=100, description="Training steps between checkpoints, besides the one at the end; -1: never."
     )

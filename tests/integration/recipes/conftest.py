@@ -47,7 +47,8 @@ class Run:
 
     @property
     def metrics(self) -> list[Metrics]:
-        return read_metrics(self.folder.metrics_file)
+        """Those of the training steps; an evaluation before the first one has the step 0."""
+        return [each for each in read_metrics(self.folder.metrics_file) if each.step]
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

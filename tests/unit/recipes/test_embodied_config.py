@@ -367,3 +367,34 @@ class TestManyActorsAndFewArms:
 def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int, expected: tuple[int, int]) -> None:
     job = load_job("laptop", ["~actor.global_batch_size", f"env.train.total_num_envs={envs}"], environ={})
     assert batch_sizes(cast("EmbodiedConfig", job.config), actors) == expected
+
+
+class TestOptions:
+    OWN = "tests.unit.algorithms.test_options"
+
+    def text(self, options: str, loss: str = "cispo") -> str:
+        return f"{LAPTOP}algorithm:\n  loss_type: {self.OWN}:{loss}\n  options: {options}\n"
+
+    def test_those_that_the_model_of_their_owner_takes(self, findings: Any) -> None:
+        assert findings(self.text("{largest_weight: 2}")) == []
+        assert findings(self.text("{anything: 2}", "plain")) == []
+
+    def test_those_that_it_refuses_are_told_at_their_place(self, findings: Any) -> None:
+        assert findings(self.text("{largest_weight: -1}")) == [("bad-value", "-1")]
+        ((code, text, message, help_text),) = findings(
+            self.text("{largest_weight: 1, largest_wieght: 2}"), messages=True
+        )
+        assert (code, text, message) == ("unknown-key", "2", "unknown option `largest_wieght`")
+        assert help_text == "did you mean `largest_weight`?"
+        (missing,) = [each for each in findings(self.text("{other: 1}"), messages=True) if each[0] == "missing-key"]
+        assert missing[2] == "`cispo` needs the option `largest_weight`"
+
+    def test_without_an_owner_they_have_no_effect(self, findings: Any) -> None:
+        for options in ("actor.model.options.depth=3", "algorithm.options.x=1"):
+            assert [each[0] for each in findings(LAPTOP, options)] == ["not-available"]
+
+    def test_an_owner_that_is_elsewhere_is_a_warning(self, findings: Any) -> None:
+        text = self.text("{a: 1}").replace(self.OWN, "my_lab.elsewhere")
+        ((code, _, message, _),) = findings(text, messages=True)
+        assert code == "not-available"
+        assert message.startswith("`options` cannot be checked here: loss_type `my_lab.elsewhere:cispo` cannot be")

@@ -1,0 +1,69 @@
+"""Rules of `algorithm.options` and `actor.model.options`: the pydantic models of what a user brings judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from rlinf_core.algorithms.options import options_for, unknown_options
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.fragments.checks import Report
+from rlinf_core.config.tree import Path
+from rlinf_core.errors import ConfigError
+from rlinf_core.named import import_target
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedConfig
+
+
+def check_options(config: EmbodiedConfig, report: Report) -> None:
+    """Report options that nothing takes, or that their owner's pydantic model refuses.
+
+    An owner is imported only where a file gives options: importing what a user brings may take seconds.
+    """
+    algorithm, model = config.algorithm, config.actor.model
+    names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
+    _check(("algorithm", "options"), algorithm.options, names, report)
+    _check(("actor", "model", "options"), model.options, {"model_type": model.model_type}, report)
+
+
+def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report) -> None:
+    if not written:
+        return
+    own = {key: name for key, name in names.items() if ":" in name}
+    if not own:
+        keys = " or ".join(f"`{key}`" for key in names)
+        message = f"`{at[-1]}` has no effect: nothing of your own is named by {keys}"
+        report(at, "not-available", message, "remove it, or name something by `package.module:name`")
+        return
+    owners: list[object] = []
+    for key, name in own.items():
+        try:
+            owners.append(import_target(name, key))
+        except ConfigError as error:
+            message = f"`{at[-1]}` cannot be checked here: {error.message}"
+            report((*at[:-1], key), "not-available", message, error.help, severity=Severity.WARNING)
+            return
+    _check_values(at, written, owners, report)
+
+
+def _check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:
+    from rlinf_core.suggest import did_you_mean
+
+    known: list[str] = []
+    for owner in owners:
+        try:
+            found = options_for(owner, written)
+            known += list(type(found).model_fields) if not isinstance(found, dict) else []
+        except ValidationError as error:
+            for each in error.errors():
+                missing = each["type"] == "missing"
+                path = at if missing else (*at, *each["loc"])
+                what = f"`{getattr(owner, '__name__', owner)}`"
+                named = ".".join(str(part) for part in each["loc"])
+                message = f"{what} needs the option `{named}`" if missing else f"{what}: {each['msg']}"
+                report(path, "missing-key" if missing else "bad-value", message)
+    for name in unknown_options(owners, written):
+        report((*at, name), "unknown-key", f"unknown option `{name}`", did_you_mean(name, known))

@@ -1,0 +1,100 @@
+"""Options of advantages, losses and models that users bring: keys of a file that only their owner knows.
+
+    class CispoOptions(BaseModel):
+        largest_weight: float = 5.0
+
+    @with_options(CispoOptions)
+    def cispo(inputs, settings): ...        # settings.options is a CispoOptions
+
+A class, such as a policy, has its model as the attribute `options_model`. Without a model options come as they are
+written, as a dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from rlinf_core.errors import ConfigError
+
+T = TypeVar("T")
+ATTRIBUTE = "options_model"
+
+
+def with_options(model: type[BaseModel]) -> Callable[[T], T]:
+    """Return a decorator that has the options of a function checked by a pydantic model."""
+
+    def add(owner: T) -> T:
+        setattr(owner, ATTRIBUTE, model)
+        return owner
+
+    return add
+
+
+def options_model(owner: object) -> type[BaseModel] | None:
+    """Return the pydantic model of an owner's options, or None."""
+    return cast("type[BaseModel] | None", getattr(owner, ATTRIBUTE, None))
+
+
+def options_for(owner: object, written: Mapping[str, Any]) -> Any:
+    """Return what an owner is given of the options of a file.
+
+    Args:
+        owner: the function or class.
+        written: the options by name. Those of another owner, which the model does not have, are left out.
+
+    Returns:
+        An instance of the owner's model, or a dictionary of all options where it has none.
+
+    Raises:
+        pydantic.ValidationError: an option is wrong or missing.
+    """
+    model = options_model(owner)
+    if model is None:
+        return dict(written)
+    known = _names(model)
+    return model.model_validate({name: value for name, value in written.items() if known is None or name in known})
+
+
+def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:
+    """Return those options that no owner knows; none where one of them takes any.
+
+    Args:
+        owners: those that bring something of their own. Ours have no options.
+        written: the options by name.
+    """
+    known: set[str] = set()
+    for owner in owners:
+        model = options_model(owner)
+        names = None if model is None else _names(model)
+        if names is None:
+            return []
+        known |= names
+    return [name for name in written if name not in known]
+
+
+def checked_options(owner: object, written: Mapping[str, Any], section: str) -> Any:
+    """Return `options_for` an owner, in a worker.
+
+    Args:
+        owner: the function or class.
+        written: the options by name.
+        section: where they are written, as in `algorithm.options`.
+
+    Raises:
+        ConfigError: an option is wrong or missing.
+    """
+    try:
+        return options_for(owner, written)
+    except ValidationError as error:
+        found = "; ".join(f"`{'.'.join(map(str, (section, *each['loc'])))}`: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"the options of `{getattr(owner, '__name__', owner)}` are wrong", why=found) from error
+
+
+def _names(model: type[BaseModel]) -> set[str] | None:
+    """Return the names that a model takes; None: any."""
+    if model.model_config.get("extra") == "allow":
+        return None
+    return {alias for name, info in model.model_fields.items() for alias in (name, info.alias) if alias}
