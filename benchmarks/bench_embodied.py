@@ -199,7 +199,7 @@ class SlowEnv(VectorEnv):
     @property
     def spec(self) -> EnvSpec:
         """See `VectorEnv`."""
-        return EnvSpec(state_size=4, action_size=2, max_episode_steps=self.settings.max_episode_steps)
+        return EnvSpec(state_size=4, action_size=2)
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)

@@ -195,7 +195,7 @@ class EmbodiedFSDPActor(Worker):
     def save_checkpoint(self, folder: str) -> None:
         """Write weights and optimizer into a folder that every rank sees; together, with torch.distributed.checkpoint.
 
-        Random numbers are a function of the step, and environments begin anew with every rollout: there is no more.
+        Random numbers are a function of the step, and env workers keep their episodes themselves: there is no more.
         """
         save(Path(folder), self._policy, self._optimizer, self._version)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
-from recipes.embodied.env_kinds import ROBOTS, check_kind
+from recipes.embodied.env_kinds import ROBOTS, check_kind, episode_limit
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
 from rlinf_core.config.fragments.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
@@ -140,7 +140,8 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_algorithm(config, report)
     _check_staleness(config, report)
     _check_schedule(config, report)
-    for section in ("train", "eval"):
+    _check_passes(config, report)
+    for section in ("train", "eval") if _evaluates(config) else ("train",):
         # What an evaluation takes from training is judged there.
         own = section == "train" or is_given(config, ("env", section))
         environments: EnvironmentConfig = getattr(config.env, section)
@@ -162,9 +163,40 @@ def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
     return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
 
 
+def _evaluates(config: EmbodiedConfig) -> bool:
+    """Return whether the run evaluates at all."""
+    return config.runner.only_eval or config.runner.val_check_interval != -1
+
+
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:
     """Return how many environments share each start."""
     return environments.group_size or config.algorithm.group_size
+
+
+def resets_each_pass(config: EmbodiedConfig) -> bool:
+    """Return whether every pass of training begins with new episodes.
+
+    Without values nothing stands in for the rewards that come after a pass; members of a group are only comparable
+    over whole episodes; robots cannot return to where they were.
+    """
+    train = config.env.train
+    if train.reset_each_pass is not None:
+        return train.reset_each_pass
+    return train.env_type in ROBOTS or not train.auto_reset or not _uses_values(config) or _compares(config) is not None
+
+
+def _uses_values(config: EmbodiedConfig) -> bool:
+    """Return whether advantages use values; of a user's own it is assumed where the model has some."""
+    adv_type = config.algorithm.adv_type
+    return adv_type == "gae" if adv_type in ADVANTAGES else config.actor.model.add_value_head
+
+
+def _compares(config: EmbodiedConfig) -> str | None:
+    """Return the setting that compares the members of a group, as it is written; None without one."""
+    algorithm = config.algorithm
+    if algorithm.adv_type in COMPARING:
+        return f"adv_type: {algorithm.adv_type}"
+    return "filter_rewards: true" if algorithm.filter_rewards else None
 
 
 def _check_available(config: EmbodiedConfig, report: Report) -> None:
@@ -232,19 +264,14 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
     algorithm, size = config.algorithm, group_size(config, config.env.train)
     size_at: Path = ("algorithm", "group_size")
     own_at: Path = ("env", "train", "group_size")
-    compares = {
-        "adv_type": f"adv_type: {algorithm.adv_type}" if algorithm.adv_type in COMPARING else "",
-        "filter_rewards": "filter_rewards: true" if algorithm.filter_rewards else "",
-    }
-    for key, said in compares.items():
-        if said and size < 2:
-            report(
-                blame(config, own_at, size_at, ("algorithm", key)),
-                "conflicting-settings",
-                f"`{said}` compares the members of a group, and each group has one",
-                "write `algorithm.group_size: 8`",
-            )
-            break
+    compares = _compares(config)
+    if compares is not None and size < 2:
+        report(
+            blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0])),
+            "conflicting-settings",
+            f"`{compares}` compares the members of a group, and each group has one",
+            "write `algorithm.group_size: 8`",
+        )
     if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
         report(
             own_at,
@@ -353,6 +380,43 @@ def _check_shares(
             f" {size} = {total / shares / size:g}",
             f"`{name}` could be {near_multiples(total, shares * size)}",
         )
+
+
+def _check_passes(config: EmbodiedConfig, report: Report) -> None:
+    """Episodes fit into a pass where every pass resets, and can be continued where it does not."""
+    train = config.env.train
+    own_at: Path = ("env", "train", "reset_each_pass")
+    if not resets_each_pass(config):
+        compares = _compares(config)
+        reasons = (
+            (train.env_type in ROBOTS, ("env", "train", "env_type"), f"`env_type: {train.env_type}` is a robot"),
+            (
+                not train.auto_reset,
+                ("env", "train", "auto_reset"),
+                "`auto_reset: false` leaves an episode that ended to the next reset",
+            ),
+            (compares is not None, ("algorithm", "adv_type"), f"`{compares}` compares episodes from equal starts"),
+            (
+                not _uses_values(config),
+                ("algorithm", "adv_type"),
+                f"`adv_type: {config.algorithm.adv_type}` has no values to stand in for what comes after a pass",
+            ),
+        )
+        why = next((text for holds, _, text in reasons if holds), None)
+        if why is not None:
+            report(own_at, "conflicting-settings", f"`reset_each_pass: false`, and {why}", "remove `reset_each_pass`")
+        return
+    limit, steps = episode_limit(train), train.max_steps_per_rollout_epoch
+    if limit is None or limit <= steps:
+        return
+    longer = f"write `max_steps_per_rollout_epoch: {limit}` or more"
+    report(
+        blame(config, ("env", "train", "max_episode_steps"), ("env", "train", "max_steps_per_rollout_epoch"), own_at),
+        "conflicting-settings",
+        f"an episode has up to {limit} steps, a pass {steps}, and every pass begins with new episodes: none that is"
+        " longer would be seen to its end",
+        longer if train.max_episode_steps is None else f"{longer}, or `max_episode_steps: {steps}`",
+    )
 
 
 def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # The tasks of the kinds that we bring ourselves; the others take ids of their own.
 TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push"), "franka_robot": ("reach",)}
+ARM_EPISODE_STEPS = 50
 # What has to be installed for a kind of environment: the module that is looked for, and how pip gets it.
 PACKAGES = {
     "franka_mujoco": ("mujoco", "pip install 'rlinf[mujoco]'"),
@@ -23,6 +24,7 @@ PACKAGES = {
 }
 # Names that users of this field know and for which there is no adapter: nobody could try one here.
 NO_ADAPTER = {"maniskill": "pip install mani_skill", "libero": "pip install libero"}
+# The type of robot that each env worker owns one of.
 ROBOTS = {"franka_robot": "Franka"}
 
 
@@ -33,6 +35,13 @@ def no_adapter(kind: str) -> tuple[str, str]:
         f"`{NO_ADAPTER[kind]}` and wrap it in a subclass of `VectorEnv` (docs/environments.md shows how), then write"
         " `env_type: package.module:Class`",
     )
+
+
+def episode_limit(environments: EnvironmentConfig) -> int | None:
+    """Return the steps after which an episode is truncated; None where only the environment itself knows."""
+    if environments.max_episode_steps is not None:
+        return environments.max_episode_steps
+    return ARM_EPISODE_STEPS if environments.env_type in TASKS else None
 
 
 def check_kind(

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from recipes.embodied.config import EmbodiedConfig, group_size
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, StepResult, VectorEnv
+import numpy as np
+
+from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepResult, VectorEnv
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.episodes import EpisodeSums, Sums
-from recipes.embodied.layout import chunks_of, routes_of
+from recipes.embodied.finite import NonFiniteError
+from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes
-from recipes.embodied.trajectory import OUTCOME, sliced, stacked
+from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
 from rlinf_core import Worker
 from rlinf_core.config.fragments.env import EnvironmentConfig
+from rlinf_core.errors import ConfigError
 from rlinf_core.runners.embodied_runner import Layout
+
+# What a saved state belongs to: another value of one of these makes other episodes.
+_SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
 
 
 class Stages:
@@ -25,6 +34,12 @@ class Stages:
         worker: whose they are.
         layout: of the job.
         training: whether they are those of `env.train`.
+
+    Attributes:
+        resets: every pass begins with new episodes, instead of continuing those of the pass before.
+
+    Raises:
+        ConfigError: the environments cannot be made, or every pass resets and an episode is longer than a pass.
     """
 
     def __init__(
@@ -33,10 +48,11 @@ class Stages:
         info = worker.worker_info
         self.routes: Routes = routes_of(layout, config, training=training)
         self.passes = environments.rollout_epoch
+        self.resets = not training or resets_each_pass(config)
         # Values are asked for where episodes are cut off, or wherever they end.
         self._values = training and config.actor.model.add_value_head
         self._always = config.algorithm.bootstrap_type == "always"
-        self.chunks = chunks_of(config, environments, training=training)
+        self._environments = environments
         self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]
         self.batches: list[VectorEnv] = [
             make_env(
@@ -47,23 +63,91 @@ class Stages:
                     first_env=self.routes.first_env(info.rank, stage),
                     group_size=group_size(config, environments),
                     hardware=info.hardware,
+                    resumable=not self.resets,
+                    on_nonfinite=config.runner.on_nonfinite,
                 ),
             )
             for stage in range(self.routes.stages)
         ]
+        # Whether the episodes that are under way are to be continued by the next pass.
+        self._continues = False
+        steps = self._pass_steps(training=training)
+        self.chunks = -(-steps // config.actor.model.num_action_chunks)
+
+    def _pass_steps(self, *, training: bool) -> int:
+        """Return the steps of one pass; an evaluation counts whole episodes, and so lasts as long as the longest."""
+        steps, limit = self._environments.max_steps_per_rollout_epoch, self.batches[0].max_episode_steps
+        if not self.resets:
+            return steps
+        if limit is None or (training and limit > steps):
+            kind = self._environments.task or self._environments.env_type
+            long = "have no limit" if limit is None else f"last up to {limit} steps, and a pass {steps}"
+            raise ConfigError(
+                f"episodes of `{kind}` {long}: no {'pass' if training else 'evaluation'} could end them",
+                where="env.train" if training else "env.eval",
+                help="give `max_episode_steps` a value"
+                + (f" of at most {steps}, or raise `max_steps_per_rollout_epoch`" if training else ""),
+            )
+        return steps if training else max(steps, limit)
+
+    def begin(self, reset: int) -> list[Observation]:
+        """Return the first observations of a pass, by stage; `reset` is the number of a reset, where there is one."""
+        if self._continues:
+            return [batch.observe() for batch in self.batches]
+        self._continues = not self.resets
+        return [batch.reset(reset) for batch in self.batches]
+
+    def first_message(self, observations: Observation) -> dict[str, Any]:
+        """Return what rollout workers are sent at the beginning of a pass."""
+        return {"observations": observations, CHUNKS: np.full(self.routes.batch, self.chunks)}
 
     def message(self, result: StepResult) -> dict[str, Any]:
-        """Return what rollout workers are told of a step; final observations only where it is asked what they are
-        worth.
-        """
+        """Return what rollout workers are sent after a step; final observations only where their value is needed."""
         message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
         message["observations"] = result.observations
         if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
             message["final_observations"] = result.final_observations
         return message
 
+    def save(self) -> bytes | None:
+        """Return the state of all episodes; empty where none is continued, None where the environment has none."""
+        if not self._continues:
+            return b""
+        states = [state for batch in self.batches if (state := batch.save()) is not None]
+        return pack(states, self._setup) if len(states) == len(self.batches) else None
+
+    def load(self, packs: list[bytes]) -> str | None:
+        """Continue the episodes of which the env workers saved `packs`.
+
+        Returns:
+            Why that is not possible, if it is not: then the next pass begins with new episodes.
+        """
+        if self.resets:
+            return None
+        if not packs:
+            return "the checkpoint holds no state of the environments"
+        states: list[State] = []
+        try:
+            for batch in self.batches:
+                found = unpack(packs, self._setup, batch.numbers)
+                if found is None:
+                    return "the checkpoint holds the state of other environments (`env.train` was changed)"
+                states.append(found)
+            loaded = all(batch.load(state) for batch, state in zip(self.batches, states, strict=True))
+        except Exception as error:  # noqa: BLE001 - whatever an environment or damaged bytes raise, the run can go on
+            return f"their state cannot be loaded: {type(error).__name__}: {error}"
+        if not loaded:
+            return "the environments do not observe what they did when their state was saved"
+        self._continues = True
+        return None
+
+    @property
+    def _setup(self) -> str:
+        values = {name: getattr(self._environments, name) for name in _SETUP}
+        return json.dumps({**values, "group_size": self.batches[0].settings.group_size}, sort_keys=True, default=str)
+
     def close(self) -> None:
-        """Give back what the environments hold."""
+        """Release what the environments hold."""
         for batch in self.batches:
             batch.close()
 
@@ -96,31 +180,62 @@ class EnvWorker(Worker):
         return self._train.batches[0].spec
 
     def interact(self, step: int | None = None) -> Sums:
-        """Step all environments for one rollout: `rollout_epoch` passes, each from new episodes.
+        """Step all environments for one rollout, `rollout_epoch` passes.
 
         Args:
             step: the training step, which the starts depend on; by default the one after the last.
 
         Returns:
             Sums over the episodes that ended.
+
+        Raises:
+            NonFiniteError: a reward, an observation or an action holds a NaN or an infinity.
         """
-        stages = self._train
-        if stages is None:
-            raise RuntimeError("called before init_worker()")
+        stages = self._training
         self._step = step = self._step + 1 if step is None else step
-        return self._passes(stages, step * stages.passes)
+        try:
+            return self._passes(stages, step * stages.passes)
+        except NonFiniteError as error:
+            error.where = f"step {step}, {error.where}"
+            raise
 
     def evaluate(self) -> Sums:
-        """As `interact`, in the environments of `env.eval`, from the same starts every time."""
+        """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
             self._eval = Stages(self._config, self._config.env.eval, self, self._layout, training=False)
         return self._passes(self._eval, 0)
 
+    def save_state(self) -> bytes | None:
+        """Return the state of the episodes that training is in the middle of.
+
+        Returns:
+            Bytes for `load_state`; none where every pass begins with new episodes; None where the environment cannot
+            give its state.
+        """
+        return self._training.save()
+
+    def load_state(self, packs: list[bytes]) -> str | None:
+        """Continue the episodes of a checkpoint.
+
+        Args:
+            packs: what `save_state` of every env worker returned; there may have been another number of them.
+
+        Returns:
+            Why that is not possible, if it is not: then the next pass begins with new episodes.
+        """
+        return self._training.load(packs)
+
+    @property
+    def _training(self) -> Stages:
+        if self._train is None:
+            raise RuntimeError("called before init_worker()")
+        return self._train
+
     def _passes(self, stages: Stages, first_reset: int) -> Sums:
-        sums = EpisodeSums()
+        sums = EpisodeSums(first_only=stages.resets)
         for number in range(stages.passes):
-            for stage, batch in enumerate(stages.batches):
-                self._send(stages, stage, {"observations": batch.reset(first_reset + number)})
+            for stage, observations in enumerate(stages.begin(first_reset + number)):
+                self._send(stages, stage, stages.first_message(observations))
             for _ in range(stages.chunks):
                 for stage, batch in enumerate(stages.batches):
                     with self.worker_timer("env/wait"):
@@ -142,7 +257,7 @@ class EnvWorker(Worker):
         return stacked(parts)["actions"]
 
     def _close(self) -> None:
-        """Give back what the environments hold: a robot must not be left without its driver in motion."""
+        """Release what the environments hold: a robot must not be left without its driver in motion."""
         for stages in (self._train, self._eval):
             if stages is not None:
                 stages.close()

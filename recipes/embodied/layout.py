@@ -1,4 +1,4 @@
-"""How environments and chunks of actions are dealt to the workers of a job."""
+"""Distribution of environments and of weights over the workers of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from math import gcd
 
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.routing import Routes
-from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.runners.embodied_runner import Layout
 
 
@@ -39,14 +38,3 @@ def actors_of(team: int, actors: int, teams: int) -> range:
 def rollouts_of(actor: int, layout: Layout) -> range:
     """Return the ranks of the rollout workers that get their weights from an actor."""
     return range(actor, layout.rollouts, layout.actors)
-
-
-def chunks_of(config: EmbodiedConfig, environments: EnvironmentConfig, *, training: bool) -> int:
-    """Return how many chunks of actions every environment is given in one pass.
-
-    An evaluation counts whole episodes, so that it lasts at least as long as the longest may.
-    """
-    chunk, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
-    if not training:
-        steps = max(steps, environments.max_episode_steps)
-    return -(-steps // chunk)

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import actors_of, chunks_of, rollouts_of, routes_of
+from recipes.embodied.layout import actors_of, rollouts_of, routes_of
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, weight_type, widened
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.trajectory import Recorder, Trajectories, stacked
+from recipes.embodied.trajectory import CHUNKS, Recorder, Trajectories, stacked
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
-from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 
 
@@ -77,7 +76,7 @@ class MultiStepRolloutWorker(Worker):
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
         self._weights.move(self.torch_device)
         for number in range(train.rollout_epoch):
-            for stage, trajectories in self._pass(routes, train, training=True).items():
+            for stage, trajectories in self._pass(routes, training=True).items():
                 for piece in routes.pieces(self._rank, stage):
                     first = number * routes.total + piece.first
                     part = trajectories.rows(piece.start, piece.stop, first)
@@ -93,21 +92,25 @@ class MultiStepRolloutWorker(Worker):
         torch.manual_seed(seed_of(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
         self._weights.move(self.torch_device)
         for _ in range(held.rollout_epoch):
-            self._pass(routes, held, training=False)
+            self._pass(routes, training=False)
         self._weights.move(self._rests)
 
-    def _pass(self, routes: Routes, environments: EnvironmentConfig, *, training: bool) -> dict[int, Trajectories]:
-        """Return one pass of all stages; their trajectories by stage, when they are to be learned from."""
-        policy, chunks = self.policy, chunks_of(self._config, environments, training=training)
+    def _pass(self, routes: Routes, *, training: bool) -> dict[int, Trajectories]:
+        """Act for one pass of all stages; return their trajectories by stage, where they are learned from."""
+        policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: found for stage, found in shares.items() if found}
-        recorders = {stage: Recorder(chunks, self._version) for stage in shares}
+        recorders: dict[int, Recorder] = {}
         finished: dict[int, Trajectories] = {}
-        # One more than there are chunks: the last answer of the environments needs no action any more.
-        for chunk in range(chunks + 1):
+        # The env workers say in their first messages how many chunks follow; their last answer needs no action.
+        chunk = chunks = 0
+        while shares and chunk <= chunks:
             for stage, peers in shares.items():
                 with self.worker_timer("rollout/wait"):
                     message = self._receive(peers)
+                if chunk == 0:
+                    chunks = int(message[CHUNKS][0])
+                    recorders[stage] = Recorder(chunks, self._version)
                 with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
                     decision = widened(policy.act(inputs, greedy=not training)) if chunk < chunks else None
@@ -123,6 +126,7 @@ class MultiStepRolloutWorker(Worker):
                     recorder.decided(chunk, inputs, decision)
                 else:
                     finished[stage] = recorder.ended(self._values(inputs) if self._judges else None)
+            chunk += 1
         return finished
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:

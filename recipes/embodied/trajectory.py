@@ -15,6 +15,8 @@ from recipes.embodied.models.base import Decision, Inputs
 
 # What a step of the environments tells, by its name in `StepResult`; each [B, C].
 OUTCOME = ("rewards", "terminations", "truncations", "valid")
+# In the first message of a pass: how many chunks of actions it has, the same number for each environment, int64 [B].
+CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.channel.channel import Channel
@@ -16,6 +18,9 @@ from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
 NEVER: Final = -1
+# Folder of a checkpoint that holds the state of the environments, a file for each env worker.
+EPISODES: Final = "env"
+LOGGER = logging.getLogger("rlinf")
 # A group and a channel of this process is told from those of an attempt before it.
 _numbers = itertools.count()
 
@@ -78,6 +83,7 @@ class EmbodiedRunner:
         self._own_record = StandaloneRecord.create(cfg) if record is None else None
         self.record: RunRecord = record or cast("RunRecord", self._own_record)
         self._times: dict[str, float] = {}
+        self._told_of_episodes = False
         # How often the weights have changed, and which of them the rollout has.
         self._version = 0
         self._synced: int | None = None
@@ -118,6 +124,7 @@ class EmbodiedRunner:
         source = self.record.source
         if source is not None:
             self._version = self.actor.load_checkpoint(str(source.path)).wait()[0]
+            self._load_episodes(source.path)
 
     def run(self) -> None:
         """Train to the end, or evaluate once with `only_eval`."""
@@ -242,10 +249,33 @@ class EmbodiedRunner:
         step = self.record.step if step is None else step
         self.record.save(
             step,
-            lambda path: self.actor.save_checkpoint(str(path)).wait(),
+            self._write_checkpoint,
             weight_version=self._version,
             world_sizes=self.world_sizes,
         )
+
+    def _write_checkpoint(self, path: Path) -> None:
+        wait_together(self.actor.save_checkpoint(str(path)))
+        if self.config.max_staleness:
+            return  # the environments are ahead of the weights by then
+        states = self.env.save_state().wait()
+        if any(state is None for state in states) and not self._told_of_episodes:
+            self._told_of_episodes = True
+            LOGGER.warning(
+                "the environment cannot save its state (`VectorEnv._save`): a resumed run will begin new episodes"
+            )
+        for rank, state in enumerate(states):
+            if state:
+                file = path / EPISODES / f"{rank}.npz"
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(state)
+
+    def _load_episodes(self, path: Path) -> None:
+        """Continue the episodes that the env workers were in the middle of, where that is possible."""
+        packs = [file.read_bytes() for file in sorted((path / EPISODES).glob("*.npz"))]
+        reasons = {reason for reason in self.env.load_state(packs).wait() if reason}
+        if reasons:
+            LOGGER.warning("environments begin new episodes: %s", "; ".join(sorted(reasons)))
 
     @contextmanager
     def _phase(self, step: int, name: str) -> Generator[None, None, None]:
@@ -275,10 +305,12 @@ def _means(by_rank: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _episode_means(namespace: str, by_rank: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Sums and counts of episodes, as the mean over all episodes."""
+    """Return sums and counts of episodes as the mean over all episodes, and how many these are."""
     totals: dict[str, tuple[float, int]] = {}
     for sums in by_rank:
         for name, (total, count) in sums.items():
             before = totals.get(name, (0.0, 0))
             totals[name] = (before[0] + total, before[1] + count)
-    return {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
+    _, episodes = totals.get("return", (0.0, 0))
+    means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
+    return {**means, f"{namespace}/episodes": float(episodes)}

@@ -1,12 +1,12 @@
-"""Whether an environment keeps what `VectorEnv` promises for it: run it in the tests of an environment of your own.
+"""Tests of what `VectorEnv` promises for every environment, to be run on an environment of your own.
 
     check_env(MyEnv, task="stack")
 
-A broken promise is not seen in the environment but later: a run that cannot be resumed, groups that do not start
+A broken promise does not show in the environment but later: a run that cannot be resumed, groups that do not start
 alike, observations that change under the policy.
 """
 
-# It makes an environment rest, which is not for others to do.
+# It looks at what the environment's own methods return, and makes one rest.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepResult, VectorEnv
+from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.finite import NonFiniteError
 from rlinf_core.errors import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
 _STEPS = 6
+# Beside the observations of a history.
+_REWARDS = "rewards"
 
 
 class EnvContractError(RLinfError):
-    """An environment does not keep what `VectorEnv` promises for it."""
+    """An environment breaks a promise that `VectorEnv` makes for it."""
 
 
 def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-    """Try every promise with a few environments and random actions.
+    """Test every promise with a few environments and random actions.
 
     Args:
         make: the class, or any function from settings to an environment.
@@ -40,11 +43,16 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         EnvContractError: a promise is broken; the message says which, and what to look at.
     """
 
+    def made(num_envs: int, **settings: Any) -> VectorEnv:
+        return make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, **settings))
+
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
-        """Return what environments 0 to 3, or some of them, observe under the same actions."""
-        env = make(EnvSettings(num_envs=num_envs, first_env=first_env, task=task, options=options or {}, **settings))
+        """Return what environments 0 to 3, or some of them, observe and are rewarded with under the same actions."""
+        env = made(num_envs, first_env=first_env, **settings)
         try:
             return _run(env, first_env)
+        except NonFiniteError as error:
+            raise _broken(error.message, error.help or "") from error
         finally:
             env.close()
 
@@ -61,11 +69,17 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         raise _broken(
             "members of a group start differently", "a start may depend on `starts` alone, not on the row or a counter"
         )
-    env = make(EnvSettings(num_envs=2, task=task, options=options or {}, max_episode_steps=1000, auto_reset=False))
+    env = made(2, max_episode_steps=1000, auto_reset=False)
     try:
         _check_rest(env)
     finally:
         env.close()
+    env, again = made(2, seed=1, resumable=True), made(2, seed=1, resumable=True)
+    try:
+        _check_state(env, again)
+    finally:
+        env.close()
+        again.close()
 
 
 def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> NDArray[Any]:
@@ -79,19 +93,46 @@ def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) 
 def _run(env: VectorEnv, first_env: int) -> list[Observation]:
     """Return a short history; the actions belong to the environment, wherever it is in the batch."""
     rows = slice(first_env, first_env + env.num_envs)
+    advance = env._advance
+
+    def checked(actions: NDArray[Any], moved: IntArray | None) -> Transition:
+        found = advance(actions, moved)
+        _check_transition(env, found)
+        return found
+
+    env._advance = checked
     found = [env.reset(0)]
     for step in range(_STEPS):
         kept = {name: array.copy() for name, array in found[-1].items()}
         result = env.step(random_actions(env.spec, 4, seed=step)[rows])
         if not _same([found[-1]], [kept]):
             raise _broken("an observation changed after it was given", "return new arrays from `_observe`, or copies")
-        _check_shapes(env, result)
-        found.append(result.observations)
+        _check_shapes(env, result.observations)
+        found.append({**result.observations, _REWARDS: result.rewards})
     return found
 
 
-def _check_shapes(env: VectorEnv, result: StepResult) -> None:
-    spec, found = env.spec, result.observations
+def _check_transition(env: VectorEnv, moved: Transition) -> None:
+    """Rewards and flags are arrays with one value for each environment."""
+    flags = {name: getattr(moved, name) for name in ("terminations", "truncations", "successes")}
+    arrays = {"rewards": (moved.rewards, "float32")}
+    arrays |= {name: (flag, "bool") for name, flag in flags.items() if flag is not None or name == "terminations"}
+    wanted = [env.num_envs]
+    for name, (array, dtype) in arrays.items():
+        if not isinstance(array, np.ndarray):
+            found = type(array).__name__  # a number would count for the whole batch
+        elif list(array.shape) != wanted or array.dtype != dtype:
+            found = f"{array.dtype}{list(array.shape)}"
+        else:
+            continue
+        raise _broken(
+            f"`{name}` of a step is {found}, expected {dtype}{wanted}",
+            "`_advance` returns a `Transition` of arrays with one value for each environment of the batch",
+        )
+
+
+def _check_shapes(env: VectorEnv, found: Observation) -> None:
+    spec = env.spec
     wanted: dict[str, tuple[tuple[int, ...], str]] = {}
     if spec.state_size:
         wanted["states"] = ((env.num_envs, spec.state_size), "float32")
@@ -106,10 +147,6 @@ def _check_shapes(env: VectorEnv, result: StepResult) -> None:
                 f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {dtype}{list(shape)}",
                 "`spec` and `_observe` must agree",
             )
-        if dtype == "float32" and not np.isfinite(array).all():
-            raise _broken(f"`{name}` holds what is no number", "look for a division by zero")
-    if not np.isfinite(result.rewards).all():
-        raise _broken("a reward is no number", "look for a division by zero")
 
 
 def _check_rest(env: VectorEnv) -> None:
@@ -120,6 +157,23 @@ def _check_rest(env: VectorEnv) -> None:
     after = [env.step(random_actions(env.spec, 2, seed=step)).observations for step in range(_STEPS)][-1]
     if not all(np.array_equal(array[0], after[name][0]) for name, array in before.items()):
         raise _broken("an environment moved while it rested", "in `_advance`, leave alone what is not in `rows`")
+
+
+def _check_state(env: VectorEnv, again: VectorEnv) -> None:
+    """An environment that saves its state continues from it elsewhere exactly, in the episode that is under way."""
+    env.reset(0)
+    for step in range(_STEPS):
+        env.step(random_actions(env.spec, 2, seed=step))
+    state = env.save()
+    if state is None:
+        return
+    if not again.load(state):
+        raise _broken("`_load` does not lead back to the observations of `_save`", "save all that observations show")
+    for step in range(_STEPS, 2 * _STEPS):
+        actions = random_actions(env.spec, 2, seed=step)
+        one, other = env.step(actions), again.step(actions)
+        if not _same([one.observations], [other.observations]) or not np.array_equal(one.rewards, other.rewards):
+            raise _broken("an episode that was saved and loaded goes on differently", "save all that a step depends on")
 
 
 def _same(one: list[Observation], other: list[Observation]) -> bool:

@@ -38,6 +38,7 @@ from recipes.embodied.envs.franka_arm import (
 )
 from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
 
 TASKS = ("pick", "reach")
 INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}
@@ -79,10 +80,9 @@ class FrankaKinEnv(VectorEnv):
     @property
     def spec(self) -> EnvSpec:
         """21 states and 8 actions for `pick`, 16 and 7 for `reach`."""
-        steps = self.settings.max_episode_steps
         if self._picks:
-            return EnvSpec(state_size=21, action_size=8, max_episode_steps=steps)
-        return EnvSpec(state_size=REACH_STATES, action_size=REACH_ACTIONS, max_episode_steps=steps)
+            return EnvSpec(state_size=21, action_size=8)
+        return EnvSpec(state_size=REACH_STATES, action_size=REACH_ACTIONS)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T
@@ -145,6 +145,21 @@ class FrankaKinEnv(VectorEnv):
         if self._picks:
             return self._held & (self._target[2] >= BLOCK_LOW[2] + LIFT_HEIGHT)
         return reached(self._target, self._hand)
+
+    def _save(self) -> State:
+        return {
+            "joints": self._joints.T,
+            "target": self._target.T,
+            "closed": self._closed,
+            "held": self._held,
+            "potential": self._potential,
+        }
+
+    def _load(self, state: State) -> None:
+        self._joints = state["joints"].T.copy()
+        self._target = state["target"].T.copy()
+        self._closed, self._held, self._potential = (state[name].copy() for name in ("closed", "held", "potential"))
+        self._hand, self._axis = hand_pose(self._joints)
 
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)

@@ -46,6 +46,7 @@ from recipes.embodied.envs.franka_arm import (
 from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
 
 TASKS = ("reach", "push")
 INSTRUCTIONS = {"reach": REACH_INSTRUCTION, "push": "push the puck to the mark"}
@@ -95,7 +96,7 @@ class FrankaMujocoEnv(VectorEnv):
     def spec(self) -> EnvSpec:
         """16 states and 7 actions for `reach`, 25 and 7 for `push`."""
         states = PUSH_STATES if self._pushes else REACH_STATES
-        return EnvSpec(states, REACH_ACTIONS, max_episode_steps=self.settings.max_episode_steps)
+        return EnvSpec(states, REACH_ACTIONS)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(11)
@@ -163,6 +164,14 @@ class FrankaMujocoEnv(VectorEnv):
         if not self._pushes:
             return reached(self._target, self._hand)
         return self._way()[1] < PUSH_RADIUS
+
+    def _save(self) -> State:
+        return {"simulator": self._state, "target": self._target.T, "potential": self._potential}
+
+    def _load(self, state: State) -> None:
+        self._state = state["simulator"].copy()
+        self._target, self._potential = state["target"].T.copy(), state["potential"].copy()
+        self._look()
 
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)

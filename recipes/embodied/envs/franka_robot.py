@@ -76,7 +76,7 @@ class FrankaRobotEnv(VectorEnv):
     @property
     def spec(self) -> EnvSpec:
         """16 states and 7 actions."""
-        return EnvSpec(REACH_STATES, REACH_ACTIONS, max_episode_steps=self.settings.max_episode_steps)
+        return EnvSpec(REACH_STATES, REACH_ACTIONS)
 
     def close(self) -> None:
         """Give the arm back, unless another environment of this process uses it."""

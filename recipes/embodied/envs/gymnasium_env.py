@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
 from rlinf_core.errors import ConfigError
 
 
@@ -26,8 +27,11 @@ class GymnasiumEnv(VectorEnv):
 
     Observations that are images (uint8, three dimensions) become `images`; everything else becomes `states`, with the
     parts of a dictionary one after the other, and a choice as a vector of zeros with a one. Continuous actions are
-    stretched from -1..1 to the bounds of the environment where those are finite. An episode also ends at the limit that
-    the id brings. Success is what an environment reports as `is_success` or `success`.
+    stretched from -1..1 to the bounds of the environment where those are finite. `max_episode_steps` is by default the
+    limit that the id brings. Success is what an environment reports as `is_success` or `success`.
+
+    Gymnasium has no call for the state of an environment. A resumed run therefore repeats the actions of each running
+    episode from its seed; `load` tells by the observations whether that led to the same state.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -36,9 +40,11 @@ class GymnasiumEnv(VectorEnv):
             raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
         self._envs: list[gymnasium.Env[Any, Any]] = []
         try:
+            self.default_max_episode_steps = gymnasium.spec(settings.task).max_episode_steps
+            # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
+            options = {"max_episode_steps": -1, "disable_env_checker": True, **settings.options}
             for _ in range(settings.num_envs):
-                made = gymnasium.make(settings.task, disable_env_checker=True, **settings.options)
-                self._envs.append(made)
+                self._envs.append(gymnasium.make(settings.task, **options))
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             self.close()
             raise ConfigError(f"`{settings.task}` cannot be made: {error}", where="env.task") from error
@@ -47,6 +53,9 @@ class GymnasiumEnv(VectorEnv):
         self._current: list[Any] = [None] * settings.num_envs
         self._rewards = np.zeros(settings.num_envs, np.float32)
         self._knows_success = False
+        # Of each running episode: the seed it began with, and the actions since.
+        self._seeds = np.zeros(settings.num_envs, np.int64)
+        self._actions: list[list[Any]] = [[] for _ in range(settings.num_envs)]
 
     @property
     def spec(self) -> EnvSpec:
@@ -56,7 +65,6 @@ class GymnasiumEnv(VectorEnv):
             action_size=self._writes.size,
             num_choices=self._writes.num_choices,
             image_shape=self._reads.image_shape,
-            max_episode_steps=self.settings.max_episode_steps,
         )
 
     @property
@@ -72,12 +80,17 @@ class GymnasiumEnv(VectorEnv):
     def _start(self, rows: IntArray, starts: Starts) -> None:
         for row, seed in zip(rows.tolist(), starts.seeds(), strict=True):
             self._current[row], _ = self._envs[row].reset(seed=seed)
+            self._seeds[row] = seed
+            self._actions[row].clear()
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         written = self._writes(actions)
         ended = np.zeros((3, self.num_envs), np.bool_)
         rewards = np.zeros(self.num_envs, np.float32)
+        keeps = self.settings.resumable
         for row in range(self.num_envs) if rows is None else rows.tolist():
+            if keeps:
+                self._actions[row].append(written[row])
             current, reward, terminated, truncated, info = self._envs[row].step(written[row])
             self._current[row] = current
             rewards[row] = reward
@@ -87,6 +100,23 @@ class GymnasiumEnv(VectorEnv):
                 ended[2, row] = success
             ended[0, row], ended[1, row] = terminated, truncated
         return Transition(rewards, ended[0], ended[1], ended[2])
+
+    def _save(self) -> State:
+        counts = [len(actions) for actions in self._actions]
+        actions = self._writes.table(self.num_envs, max(counts))
+        for row, taken in enumerate(self._actions):
+            if taken:
+                actions[row, : len(taken)] = taken
+        return {"seeds": self._seeds.copy(), "counts": np.array(counts), "actions": actions}
+
+    def _load(self, state: State) -> None:
+        for row, env in enumerate(self._envs):
+            self._seeds[row] = seed = int(state["seeds"][row])
+            self._current[row], _ = env.reset(seed=seed)
+            taken = self._writes.listed(state["actions"][row, : state["counts"][row]])
+            for action in taken:
+                self._current[row], *_ = env.step(action)
+            self._actions[row] = taken
 
     def _observe(self) -> Observation:
         return self._reads(self._current)
@@ -152,6 +182,16 @@ class _Writer:
             return (actions[:, 0] + self._first).tolist()
         bounded = np.where(self._finite, np.clip(actions, -1, 1), actions)
         return (self._middle + self._half * bounded).astype(self._type).reshape(-1, *self._shape)
+
+    def table(self, rows: int, steps: int) -> NDArray[Any]:
+        """Return room for actions as environments take them, [rows, steps, ...]."""
+        if self.num_choices is not None:
+            return np.zeros((rows, steps), np.int64)
+        return np.zeros((rows, steps, *self._shape), self._type)
+
+    def listed(self, actions: NDArray[Any]) -> list[Any]:
+        """Return the actions of one episode, one after the other, as `step` takes them."""
+        return actions.tolist() if self.num_choices is not None else list(actions)
 
 
 def _is_image(space: spaces.Space[Any]) -> bool:

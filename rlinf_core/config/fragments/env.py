@@ -43,13 +43,23 @@ class EnvironmentConfig(ConfigModel):
         default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
     )
     total_num_envs: Count = Field(default=64, description="Environments over all workers and pipeline stages.")
-    max_episode_steps: Count = Field(default=50, description="Steps after which an episode is cut off.")
+    max_episode_steps: Count | None = Field(
+        default=None,
+        description="Steps after which an episode is cut off. Default: the environment's own limit, which is 50 for the"
+        " arms, and what the id brings for gymnasium and panda_gym.",
+    )
     max_steps_per_rollout_epoch: Count = Field(
         default=50, description="Steps that every environment takes in one pass of a rollout."
     )
     rollout_epoch: Count = Field(default=1, description="Passes in one training step.")
     auto_reset: Bool = Field(
         default=True, description="Start a new episode in the place of one that ended within a pass."
+    )
+    reset_each_pass: Bool | None = Field(
+        default=None,
+        description="Start new episodes at the beginning of every pass, instead of continuing those that the pass"
+        " before left unfinished. Evaluations always do. Default: true for robots, without `auto_reset`, and where"
+        " advantages use no values (grpo, reinpp); else false.",
     )
     ignore_terminations: Bool = Field(
         default=False, description="Let episodes run to their full length, whether or not the task is done before."

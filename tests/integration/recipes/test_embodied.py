@@ -79,6 +79,32 @@ def test_a_run_repeats_itself_and_its_halves_make_the_whole(train: Train) -> Non
 @pytest.mark.parametrize(
     "overrides",
     [
+        ("env.train.max_episode_steps=25", "rollout.pipeline_stage_num=2"),
+        (
+            "env.train.env_type=gymnasium",
+            "env.train.task=CartPole-v1",
+            "env.train.max_episode_steps=null",
+            "env.train.rollout_epoch=2",
+        ),
+    ],
+    ids=["arm", "gymnasium"],
+)
+def test_halves_of_a_run_whose_episodes_span_passes_make_the_whole(train: Train, overrides: tuple[str, ...]) -> None:
+    """The run is cut in the middle of episodes, which the second half continues."""
+    whole = train(*overrides, "runner.max_steps=6", "runner.logger.experiment_name=whole")
+    half = train(*overrides, "runner.max_steps=4", "runner.logger.experiment_name=halves")
+    rest = train(*overrides, "runner.max_steps=6", "runner.logger.experiment_name=halves", "runner.resume_dir=auto")
+    assert rest.folder.path == half.folder.path
+    assert rest.of(RunStarted)[0].first_step == 5
+    assert same_weights(whole, rest)
+    assert learned(rest) == learned(whole)
+    lengths = [each.metrics["env/episode_len"] for each in whole.metrics if "env/episode_len" in each.metrics]
+    assert max(lengths) > 10, "no episode was longer than a pass"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
         ("rollout.pipeline_stage_num=2",),
         (
             "env.train.rollout_epoch=2",

@@ -44,13 +44,16 @@ def drive(log_path: Path, *overrides: str) -> subprocess.Popen[str]:
     "moment",
     ["StepFinished  1", "PhaseStarted save_checkpoint 2", "PhaseStarted actor_training 3", "CheckpointSaved  3"],
 )
-def test_killed_and_continued(train: Train, tmp_path: Path, moment: str) -> None:
-    whole = train(*STEPS)
-    with drive(tmp_path / "killed") as killed:
+@pytest.mark.parametrize("episode", [10, 25], ids=["whole", "spanning"])
+def test_killed_and_continued(train: Train, tmp_path: Path, moment: str, episode: int) -> None:
+    """With episodes that end with their pass, and with such as span two or three."""
+    long = f"env.train.max_episode_steps={episode}"
+    whole = train(*STEPS, long)
+    with drive(tmp_path / "killed", long) as killed:
         assert killed.stdout is not None
         assert any(line.strip() == moment for line in killed.stdout)
         os.kill(killed.pid, signal.SIGKILL)
-    with drive(tmp_path / "killed", "runner.resume_dir=auto") as again:
+    with drive(tmp_path / "killed", long, "runner.resume_dir=auto") as again:
         told, _ = again.communicate()
     assert again.returncode == 0
     assert "RunFinished" in told

@@ -39,8 +39,10 @@ def same(one: Run, other: Run) -> None:
 
 
 def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train) -> None:
-    whole = train()
-    run = train("runner.save_interval=1", during=Killer("rollout", 3, "generate_rollouts"))
+    """Episodes span passes, so that those of the environments that die with it have to be continued."""
+    long = "env.train.max_episode_steps=25"
+    whole = train(long)
+    run = train(long, "runner.save_interval=1", during=Killer("rollout", 3, "generate_rollouts"))
     (restart,) = run.of(RunRestarted)
     assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
     assert "RolloutGroup:0" in restart.reason

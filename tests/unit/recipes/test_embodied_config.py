@@ -329,6 +329,62 @@ class TestConflicts:
         assert findings(LAPTOP + "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n") == []
 
 
+class TestPasses:
+    """Episodes are continued by the next pass, or fit into one."""
+
+    def test_episodes_may_be_longer_than_a_pass_where_they_are_continued(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env:\n  train: {max_episode_steps: 500}\n") == []
+
+    @pytest.mark.parametrize(
+        "rest",
+        [
+            "env:\n  train: {max_episode_steps: 60, auto_reset: false}\n",
+            "env:\n  train: {max_episode_steps: 60, reset_each_pass: true}\n",
+            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: reinpp, loss_type: actor}\n",
+            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\n",
+        ],
+        ids=["rest", "told", "no values", "groups"],
+    )
+    def test_where_passes_reset_a_longer_episode_is_refused(self, findings: Any, rest: str) -> None:
+        (found,) = findings(LAPTOP + rest, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "60")
+        assert "an episode has up to 60 steps, a pass 50" in found[2]
+        assert found[3] == "write `max_steps_per_rollout_epoch: 60` or more, or `max_episode_steps: 50`"
+
+    def test_the_limit_of_the_arm_counts_as_well(self, findings: Any) -> None:
+        text = "env:\n  train: {max_steps_per_rollout_epoch: 25, auto_reset: false}\n"
+        (found,) = findings(LAPTOP + text + "actor: {global_batch_size: 800}\n", messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "25")
+        assert found[3] == "write `max_steps_per_rollout_epoch: 50` or more"
+
+    @pytest.mark.parametrize(
+        ("env", "algorithm", "why"),
+        [
+            ("auto_reset: false", "{}", "leaves an episode that ended"),
+            ("group_size: 8", "{adv_type: grpo, loss_type: actor}", "compares episodes"),
+            ("group_size: 1", "{adv_type: reinpp, loss_type: actor}", "has no values"),
+        ],
+    )
+    def test_what_cannot_be_continued_is_refused(self, findings: Any, env: str, algorithm: str, why: str) -> None:
+        text = f"env:\n  train: {{reset_each_pass: false, {env}}}\nalgorithm: {algorithm}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "false")
+        assert why in found[2]
+
+
+class TestEvaluation:
+    """`env.eval` is judged where something evaluates."""
+
+    WRONG = LAPTOP + "env:\n  eval: {total_num_envs: 3, env_type: maniskill}\nrollout: {pipeline_stage_num: 2}\n"
+
+    def test_it_is_judged_by_default(self, findings: Any) -> None:
+        assert [code for code, _ in findings(self.WRONG)] == ["envs-not-divisible", "missing-extra"]
+
+    def test_where_nothing_evaluates_it_is_not(self, findings: Any) -> None:
+        assert findings(self.WRONG + "runner: {val_check_interval: -1}\n") == []
+        assert len(findings(self.WRONG + "runner: {val_check_interval: -1, only_eval: true}\n")) == 2
+
+
 def test_overrides_are_judged_like_the_file(findings: Any) -> None:
     assert findings(LAPTOP, "env.train.total_num_envs=63", "actor.global_batch_size=3150") == []
     sizes = ("actor.global_batch_size=800", "actor.micro_batch_size=300")

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
 
 
 class CountingEnv(VectorEnv):
     """The state counts the steps of an episode, beside the random number that it began with.
 
     The action is the reward. The task ends when the count reaches `end` of the environment (0: never), and is solved
-    while the count is `solved`.
+    while the count is `solved`. Where the count reaches `broken` of the environment (0: never), the next observation,
+    or with `breaks: reward` the reward, is NaN.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -26,6 +28,8 @@ class CountingEnv(VectorEnv):
         self.draw = np.zeros(self.num_envs)
         self.end = np.array(settings.options.get("end", [0] * self.num_envs))
         self.solved = settings.options.get("solved", 1)
+        self.broken = np.array(settings.options.get("broken", [0] * self.num_envs))
+        self.breaks = settings.options.get("breaks", "observation")
 
     @property
     def spec(self) -> EnvSpec:
@@ -38,14 +42,25 @@ class CountingEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         moving = np.ones(self.num_envs, np.bool_) if rows is None else np.isin(np.arange(self.num_envs), rows)
         self.count = self.count + moving
+        rewards = actions[:, 0].astype(np.float32)
         return Transition(
-            rewards=actions[:, 0].astype(np.float32),
+            rewards=np.where(self._breaks("reward"), np.float32(np.nan), rewards),
             terminations=self.count == self.end,
             successes=self.count == self.solved,
         )
 
+    def _save(self) -> State:
+        return {"count": self.count, "draw": self.draw}
+
+    def _load(self, state: State) -> None:
+        self.count, self.draw = state["count"].copy(), state["draw"].copy()
+
     def _observe(self) -> Observation:
-        return {"states": np.stack((self.count, self.draw), axis=1).astype(np.float32)}
+        counts = np.where(self._breaks("observation"), np.nan, self.count)
+        return {"states": np.stack((counts, self.draw), axis=1).astype(np.float32)}
+
+    def _breaks(self, what: str) -> NDArray[np.bool_]:
+        return (self.count == self.broken) & (self.count > 0) & (self.breaks == what)
 
 
 @pytest.fixture(scope="session")

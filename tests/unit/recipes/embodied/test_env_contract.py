@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,19 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.env_kinds import TASKS
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import (
+    EnvSettings,
+    EnvSpec,
+    FloatArray,
+    IntArray,
+    Observation,
+    Transition,
+    VectorEnv,
+)
 from recipes.embodied.envs.contract import EnvContractError, check_env
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
 
 OURS = [(kind, task) for kind, tasks in TASKS.items() if kind != "franka_robot" for task in tasks]
 OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]
@@ -101,8 +111,82 @@ class Priceless(Walk):
         return Transition(np.full(self.num_envs, np.inf, np.float32), np.zeros(self.num_envs, np.bool_))
 
 
-def test_a_sound_one_passes() -> None:
-    check_env(Walk)
+class Rewarded(Walk):
+    """A walk whose rewards are what `reward` makes of the right ones."""
+
+    def reward(self, rewards: FloatArray) -> Any:
+        return rewards
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        moved = super()._advance(actions, rows)
+        return replace(moved, rewards=self.reward(moved.rewards))
+
+
+class OneForAll(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return 1.0
+
+
+class Total(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return np.float32(1)
+
+
+class Column(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return rewards[:, None]
+
+
+class Double(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return rewards.astype(np.float64)
+
+
+class Compared(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return rewards - rewards.mean()
+
+
+class Dice(Rewarded):
+    def reward(self, rewards: FloatArray) -> Any:
+        return rewards + np.random.default_rng().random(self.num_envs, np.float32)
+
+
+class Ended(Walk):
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        return replace(super()._advance(actions, rows), terminations=np.zeros(self.num_envs, np.int64))
+
+
+class Saved(Walk):
+    """Keeps the promise of `_save`, too."""
+
+    def _save(self) -> State:
+        return {"place": self.place}
+
+    def _load(self, state: State) -> None:
+        self.place = state["place"].copy()
+
+
+class Forgetful(Saved):
+    def _load(self, state: State) -> None:
+        self.place = np.zeros(self.num_envs)
+
+
+class Hidden(Saved):
+    """Walks faster with every step, and forgets how fast."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self.speed = np.ones(self.num_envs)
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        self.speed = np.where(self._resting, self.speed, self.speed + 1)
+        return super()._advance(actions * self.speed[:, None], rows)
+
+
+@pytest.mark.parametrize("sound", [Walk, Rewarded, Saved])
+def test_a_sound_one_passes(sound: Callable[[EnvSettings], VectorEnv]) -> None:
+    check_env(sound)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +199,17 @@ def test_a_sound_one_passes() -> None:
         (Restless, "moved while it rested"),
         (Wide, r"`states` is float64\[4, 1\], `spec` says float32\[4, 1\]"),
         (Blind, "there are none"),
-        (Endless, "holds what is no number"),
-        (Priceless, "a reward is no number"),
+        (Endless, "`observation states` is nan, not a finite number"),
+        (Priceless, "`reward` is inf, not a finite number"),
+        (OneForAll, r"`rewards` of a step is float, expected float32\[4\]"),
+        (Total, r"`rewards` of a step is float32, expected"),
+        (Column, r"`rewards` of a step is float32\[4, 1\], expected float32\[4\]"),
+        (Double, r"`rewards` of a step is float64\[4\], expected"),
+        (Compared, "depends on its neighbours"),
+        (Dice, "two histories"),
+        (Ended, r"`terminations` of a step is int64\[4\], expected bool\[4\]"),
+        (Forgetful, "does not lead back"),
+        (Hidden, "goes on differently"),
     ],
 )
 def test_a_broken_promise_is_found(broken: Callable[[EnvSettings], VectorEnv], said: str) -> None:

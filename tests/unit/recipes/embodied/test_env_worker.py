@@ -1,4 +1,4 @@
-"""What an env worker tells of a step."""
+"""Passes of an env worker: where they begin, what is sent, what a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_worker import Stages
+from recipes.embodied.envs.base import Observation
+from recipes.embodied.envs.state import State
+from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.embodied_runner import Layout
+from tests.unit.recipes.embodied.conftest import CountingEnv
 
 # Four environments: the task of the first ends with its second step, the other episodes are cut off after three.
 COUNTING = (
@@ -25,18 +29,115 @@ COUNTING = (
 )
 
 
-def asked(*overrides: str, training: bool = True) -> list[bool]:
-    """After which of three steps a value is asked for the observations in which episodes ended."""
+def stages_of(*overrides: str, training: bool = True) -> Stages:
+    """Return the environments of the one env worker of a job."""
     job = load_job("laptop", (*COUNTING, *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
     worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=()))
     environments = config.env.train if training else config.env.eval
-    stages = Stages(config, environments, worker, Layout(1, 1, 1, "trajectories"), training=training)
+    return Stages(config, environments, worker, Layout(1, 1, 1, "trajectories"), training=training)
+
+
+def asked(*overrides: str, training: bool = True) -> list[bool]:
+    """Return after which of three steps a value is asked for the observations in which episodes ended."""
+    stages = stages_of(*overrides, training=training)
     (batch,) = stages.batches
-    batch.reset()
+    stages.begin(0)
     messages = [stages.message(batch.step(np.zeros((4, 1, 1), np.float32))) for _ in range(3)]
     return ["final_observations" in message for message in messages]
+
+
+def counts(observations: list[Observation]) -> list[float]:
+    return observations[0]["states"][:, 0].tolist()
+
+
+def steps(stages: Stages, number: int) -> None:
+    for _ in range(number):
+        stages.batches[0].step(np.zeros((4, 1, 1), np.float32))
+
+
+def test_a_pass_continues_the_episodes_of_the_pass_before() -> None:
+    stages = stages_of("env.train.max_episode_steps=9")
+    assert counts(stages.begin(1)) == [0, 0, 0, 0]
+    steps(stages, 5)
+    assert counts(stages.begin(2)) == [1, 5, 5, 5]
+
+
+@pytest.mark.parametrize("override", ["env.train.reset_each_pass=true", "env.train.auto_reset=false"])
+def test_a_pass_can_begin_with_new_episodes(override: str) -> None:
+    stages = stages_of(override)
+    first = stages.begin(1)[0]["states"]
+    steps(stages, 2)
+    second = stages.begin(2)[0]["states"]
+    assert second[:, 0].tolist() == [0, 0, 0, 0]
+    assert not np.array_equal(first, second)
+    assert stages.save() == b""
+
+
+def test_an_evaluation_begins_with_the_same_episodes_and_lasts_as_long_as_the_longest() -> None:
+    stages = stages_of("env.train.max_episode_steps=9", training=False)
+    first = stages.begin(0)[0]["states"]
+    steps(stages, 2)
+    assert np.array_equal(stages.begin(0)[0]["states"], first)
+    assert stages.first_message(stages.begin(0)[0])["chunks"].tolist() == [9] * 4
+
+
+def test_episodes_are_saved_and_continued() -> None:
+    stages, again = stages_of("env.train.max_episode_steps=9"), stages_of("env.train.max_episode_steps=9")
+    assert stages.save() == b""
+    stages.begin(1)
+    steps(stages, 5)
+    saved = stages.save()
+    assert saved
+    assert again.load([saved]) is None
+    assert counts(again.begin(2)) == [1, 5, 5, 5]
+    assert again.save() == saved
+
+
+@pytest.mark.parametrize(
+    ("override", "packs", "reason"),
+    [
+        ("env.train.seed=7", None, "`env.train` was changed"),
+        ("env.train.seed=0", [], "holds no state"),
+        ("env.train.seed=0", [b"damaged"], "cannot be loaded: "),
+    ],
+)
+def test_episodes_that_cannot_be_continued_begin_anew(override: str, packs: list[bytes] | None, reason: str) -> None:
+    stages = stages_of()
+    stages.begin(1)
+    steps(stages, 2)
+    again = stages_of(override)
+    assert reason in str(again.load([stages.save() or b""] if packs is None else packs))
+    assert counts(again.begin(2)) == [0, 0, 0, 0]
+
+
+def test_an_environment_without_a_state_is_told() -> None:
+    stages = stages_of("env.train.env_type=tests.unit.recipes.embodied.test_env_worker:Stateless")
+    stages.begin(1)
+    assert stages.save() is None
+
+
+class Stateless(CountingEnv):
+    def _save(self) -> State | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("env.train.max_episode_steps=null",), "last up to 50 steps, and a pass 4"),
+        (("env.train.env_type=tests.unit.recipes.embodied.test_env_worker:Endless",), "have no limit"),
+    ],
+)
+def test_an_episode_that_no_pass_could_end_is_refused(overrides: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        stages_of("env.train.reset_each_pass=true", "env.train.max_episode_steps=null", *overrides)
+    assert "`max_episode_steps`" in str(caught.value.help)
+
+
+class Endless(CountingEnv):
+    default_max_episode_steps = None
 
 
 @pytest.mark.parametrize(

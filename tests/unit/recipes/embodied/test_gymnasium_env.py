@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.base import EnvSettings
+from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.state import pack, unpack
 from rlinf_core.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -98,13 +100,48 @@ def test_starts_follow_seed_group_and_reset() -> None:
     assert not np.array_equal(make(seed=9).reset(0)["states"], first)
 
 
-def test_the_environments_own_limit_counts_too() -> None:
-    env = make_env(
-        "gymnasium", EnvSettings(num_envs=1, task="MountainCar-v0", max_episode_steps=1000, auto_reset=False)
-    )
+@pytest.mark.parametrize(("given", "expected"), [(None, 200), (3, 3), (250, 250)])
+def test_the_limit_of_the_id_is_the_default(given: int | None, expected: int) -> None:
+    settings = EnvSettings(num_envs=1, task="MountainCar-v0", max_episode_steps=given, auto_reset=False)
+    env = make_env("gymnasium", settings)
+    assert env.max_episode_steps == expected
     env.reset()
-    results = [env.step(np.zeros((1, 1, 1), np.int64)) for _ in range(200)]
-    assert [bool(result.truncations.any()) for result in results] == [False] * 199 + [True]
+    results = [env.step(np.zeros((1, 1, 1), np.int64)) for _ in range(expected)]
+    assert [bool(result.truncations.any()) for result in results] == [False] * (expected - 1) + [True]
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
+def test_a_running_episode_is_continued_by_repeating_its_actions(task: str) -> None:
+    def make() -> Any:
+        return make_env("gymnasium", EnvSettings(num_envs=3, task=task, resumable=True, seed=2))
+
+    env, again = make(), make()
+    env.reset()
+    for step in range(30):
+        env.step(random_actions(env.spec, 3, seed=step))
+    state = env.save()
+    found = unpack([pack([state], "")], "", again.numbers)
+    assert found is not None
+    assert again.load(found)
+    for step in range(30, 60):
+        one, other = (each.step(random_actions(env.spec, 3, seed=step)) for each in (env, again))
+        assert np.array_equal(one.observations["states"], other.observations["states"])
+        assert np.array_equal(one.dones, other.dones)
+    assert again.save()["own/counts"].tolist() == env.save()["own/counts"].tolist()
+
+
+def test_an_environment_that_does_not_repeat_itself_is_told(toy_id: str) -> None:
+    class Moody(Toy):
+        def look(self) -> dict[str, Any]:
+            return {**super().look(), "arm": np.random.default_rng().random((2, 2))}
+
+    gymnasium.registry[toy_id].entry_point = Moody
+    env, again = (make_env("gymnasium", EnvSettings(num_envs=1, task=toy_id, resumable=True)) for _ in range(2))
+    env.reset()
+    env.step(np.zeros((1, 1, 2), np.float32))
+    state = env.save()
+    assert state is not None
+    assert not again.load(state)
 
 
 def test_dictionaries_images_and_bounds(toy_id: str) -> None:

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.envs.base import EnvSettings, StepResult, VectorEnv
+from recipes.embodied.envs.state import pack, unpack
+from recipes.embodied.finite import NonFiniteError
 from rlinf_core.config.fragments.env import EnvironmentConfig
 
 Make = Callable[..., VectorEnv]
@@ -164,6 +166,76 @@ def test_observations_stay_what_they_were(counting: Make) -> None:
     first = env.reset()
     act(env)
     assert first["states"][0, 0] == 0
+
+
+def test_the_limit_of_the_environment_holds_where_none_is_given(counting: Make) -> None:
+    assert counting(1).max_episode_steps == 50
+    assert counting(1, max_episode_steps=7).max_episode_steps == 7
+
+
+@pytest.mark.parametrize(("breaks", "tensor"), [("reward", "reward"), ("observation", "observation states")])
+def test_what_is_not_finite_is_told_at_once(counting: Make, breaks: str, tensor: str) -> None:
+    env = counting(3, first_env=6, options={"broken": [0, 2, 2], "breaks": breaks})
+    env.reset()
+    act(env)
+    with pytest.raises(NonFiniteError, match=f"`{tensor}` is nan, not a finite number") as caught:
+        act(env)
+    steps = 1 if breaks == "reward" else 2
+    assert caught.value.where == f"environment 7, after {steps} steps of its episode 1"
+    assert "division by zero" in str(caught.value.help)
+
+
+def test_an_action_that_is_not_finite_is_told_before_it_is_carried_out(counting: Make) -> None:
+    env = counting(2, on_nonfinite="skip")
+    env.reset()
+    with pytest.raises(NonFiniteError, match="`action` is inf") as caught:
+        env.step(np.array([[[0.0]], [[np.inf]]], np.float32))
+    assert "the policy" in str(caught.value.help)
+    assert env.observe()["states"][:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("breaks", ["reward", "observation"])
+def test_a_step_that_is_not_finite_can_be_left_out(counting: Make, breaks: str) -> None:
+    env = counting(2, options={"broken": [0, 2], "breaks": breaks}, on_nonfinite="skip")
+    env.reset()
+    result = act(env, chunk=2)
+    assert result.valid.tolist() == [[True, True], [True, False]]
+    assert result.truncations.tolist() == [[False, False], [False, True]]
+    assert np.isfinite(result.rewards).all()
+    assert result.final_observations is not None
+    assert np.isfinite(result.final_observations["states"]).all()
+    assert result.episodes is not None
+    assert result.episodes.env.tolist() == [1]
+    # It goes on with a new episode.
+    assert result.observations["states"][:, 0].tolist() == [2, 0]
+    assert act(env).valid.all()
+
+
+def test_a_state_continues_elsewhere_in_other_batches(counting: Make) -> None:
+    """Two batches of two, one of which is at its second reset's third episode, go on as one batch of four."""
+    options = {"max_episode_steps": 3, "seed": 4, "group_size": 2}
+    halves = [counting(2, first_env=first, **options) for first in (0, 2)]
+    for half in halves:
+        half.reset(1)
+        for reward in range(7):
+            act(half, reward)
+    states = [half.save() for half in halves]
+    packs = [pack([state], "setup") for state in states if state is not None]
+    whole = counting(4, **options)
+    found = unpack(reversed(packs), "setup", whole.numbers)
+    assert found is not None
+    assert whole.load(found)
+    assert whole.started
+    for reward in (3, 1, 4, 1, 5):
+        expected = [act(half, reward) for half in halves]
+        result = act(whole, reward)
+        assert np.array_equal(
+            result.observations["states"], np.concatenate([each.observations["states"] for each in expected])
+        )
+        assert (result.episodes is None) == (expected[0].episodes is None)
+        if result.episodes is not None:
+            told = [each.episodes.returns for each in expected if each.episodes is not None]
+            assert np.array_equal(result.episodes.returns, np.concatenate(told))
 
 
 def test_settings_are_those_of_the_section() -> None:

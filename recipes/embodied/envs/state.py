@@ -1,0 +1,85 @@
+"""States of environments as bytes, so that a resumed run continues in the middle of its episodes.
+
+A worker packs the rows of its environments; whoever resumes takes the rows that are its own out of all packs, so that
+environments may have been dealt to other workers. numpy's own format, read without pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from io import BytesIO
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Arrays [B, ...] by name, a row for each environment; `number` int64 [B] is that of the environment among all.
+State: TypeAlias = dict[str, NDArray[Any]]
+_SETUP: Final = "setup"
+
+
+def pack(states: Sequence[State], setup: str) -> bytes:
+    """Return the states of several batches as bytes.
+
+    Args:
+        states: of batches with the same names.
+        setup: what the states belong to (kind of environment, task, seed); `unpack` refuses them to any other.
+
+    Raises:
+        TypeError: an array holds Python objects, which only pickle could read again.
+    """
+    arrays = {_SETUP: np.array(setup), **_joined(states)}
+    strange = next((name for name, array in arrays.items() if array.dtype.hasobject), None)
+    if strange is not None:
+        raise TypeError(f"`{strange}` holds Python objects; a state consists of numbers and texts")
+    buffer = BytesIO()
+    np.savez_compressed(buffer, **arrays)  # pyright: ignore[reportArgumentType] - a name is no option of numpy's
+    return buffer.getvalue()
+
+
+def unpack(packs: Iterable[bytes], setup: str, numbers: NDArray[np.int64]) -> State | None:
+    """Return the rows of the environments `numbers`, int64 [B], in that order.
+
+    Returns:
+        None where the packs belong to another setup, or lack one of the environments.
+
+    Raises:
+        ValueError, OSError, zipfile.BadZipFile: the bytes are not those of `pack`.
+    """
+    states: list[State] = []
+    for content in packs:
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            arrays: State = {name: file[name] for name in file.files}
+        if str(arrays.pop(_SETUP)) != setup:
+            return None
+        states.append(arrays)
+    if not states:
+        return None
+    joined = _joined(states)
+    order = {int(number): row for row, number in enumerate(joined["number"])}
+    if any(int(number) not in order for number in numbers):
+        return None
+    rows = [order[int(number)] for number in numbers]
+    return {name: array[rows] for name, array in joined.items()}
+
+
+def observation_digest(observations: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+    """Return 16 bytes for each environment that tell its observation from any other, uint8 [B, 16]."""
+    arrays = [np.ascontiguousarray(array) for _, array in sorted(observations.items()) if array.dtype.kind in "fiub"]
+    rows = zip(*arrays, strict=True)
+    digests = [blake2b(b"".join(each.tobytes() for each in row), digest_size=16).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+
+
+def _joined(states: Sequence[State]) -> State:
+    """Return batches as one; where their rows have other lengths, the shorter ones are filled up with zeros."""
+    return {name: np.concatenate(_padded([state[name] for state in states])) for name in states[0]}
+
+
+def _padded(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True))
+    return [
+        np.pad(array, [(0, 0), *((0, size - own) for size, own in zip(shape, array.shape[1:], strict=True))])
+        for array in arrays
+    ]
