@@ -1,4 +1,4 @@
-"""Scalar types for configuration models.
+"""Scalar types for configuration models, and the base class of those models.
 
 A YAML reader turns `4090`, `0322142001230` and `2.50` into numbers although the person who wrote them meant a label,
 a serial and an environment value. The reader therefore hands numbers and booleans over as subclasses
@@ -11,9 +11,10 @@ that remember their text, and the types below say what a field wants of them:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, LiteralString, cast
+import types
+from typing import Annotated, Any, ClassVar, LiteralString, Union, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 # What a machine integer holds, so that whatever counts with a setting can.
@@ -149,8 +150,69 @@ def _bool(value: Any) -> Any:
     raise expected("true or false", value)
 
 
+def impossible_address(text: str) -> str | None:
+    """Return why no machine can have the IP address `text`; None where one can."""
+    # Imported here: most files hold no address.
+    from ipaddress import IPv4Network, ip_address
+
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return f"`{text}` is not an IP address"
+    if address.is_unspecified or (address.version == 4 and address in IPv4Network("0.0.0.0/8")):
+        return f"`{text}` stands for no address in particular"
+    if address.is_multicast or text == "255.255.255.255":
+        return f"`{text}` stands for many machines"
+    return None
+
+
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Int = Annotated[int, BeforeValidator(_int)]
 Float = Annotated[float, BeforeValidator(_float)]
 Bool = Annotated[bool, BeforeValidator(_bool)]
 Data = Annotated[Any, BeforeValidator(plain)]
+
+
+class StrictModel(BaseModel):
+    """A mapping of the file: an immutable value that knows every key it may hold.
+
+    `null` stands for the default of a key that has one, unless the key gives `null` a meaning of its own.
+
+    The validator is built on first use, so that a command which only prints help does not pay for it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    _null_is_default: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a field that a subclass gives another default keep the description it was declared with."""
+        for base in cls.__mro__[1:]:
+            if not issubclass(base, StrictModel):
+                continue
+            for name, inherited in base.model_fields.items():
+                field = cls.model_fields[name]
+                if field.description is None:
+                    field.description = inherited.description
+        cls._null_is_default = frozenset(
+            name
+            for name, field in cls.model_fields.items()
+            if not field.is_required() and not _takes_null(field.annotation)
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or None not in value.values():
+            return cast("Any", value)
+        entries = cast("dict[str, Any]", value)
+        return {key: item for key, item in entries.items() if item is not None or key not in cls._null_is_default}
+
+
+def _takes_null(annotation: object) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _takes_null(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_takes_null(member) for member in get_args(annotation))
+    return annotation in (None, types.NoneType, Any)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
     """Return the names of `known` that `name` was probably meant to be, nearest first; empty when none is close.
 
-    A name that differs only by case, by `-` for `_`, or by a missing or extra letter is close.
+    A name that differs only by case, by `-` for `_`, or by a missing or extra letter is close. Words that both end
+    with say nothing: `action_dim` is not close to `hidden_dim`.
     """
     # Imported here: a file without mistakes, the common case, never needs it.
     from difflib import get_close_matches
@@ -19,8 +20,22 @@ def near(name: str, known: Iterable[str], limit: int = 1) -> list[str]:
     folded: dict[str, str] = {}
     for candidate in known:
         folded.setdefault(fold(candidate), candidate)
-    matches = get_close_matches(fold(name), list(folded), n=limit, cutoff=0.6)
-    return [folded[match] for match in matches]
+    matches = get_close_matches(fold(name), list(folded), n=limit, cutoff=_CLOSE)
+    return [folded[match] for match in matches if _heads_are_close(fold(name), match)]
+
+
+_CLOSE = 0.6
+
+
+def _heads_are_close(one: str, other: str) -> bool:
+    """Return whether two names are close without the words that both end with."""
+    from difflib import SequenceMatcher
+
+    heads, others = one.split("_"), other.split("_")
+    while heads and others and heads[-1] == others[-1]:
+        heads.pop()
+        others.pop()
+    return not heads or not others or SequenceMatcher(None, "_".join(heads), "_".join(others)).ratio() >= _CLOSE
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

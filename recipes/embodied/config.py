@@ -5,7 +5,8 @@ The defaults train a Franka arm to pick a block, in about a minute on two CPU co
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +21,7 @@ from rlinf_core.config.fragments.checks import (
     WorldSizes,
     blame,
     check_components,
+    check_folders,
     check_fsdp,
     check_group_names,
     check_loggers,
@@ -49,6 +51,13 @@ class EmbodiedRunnerConfig(RunnerConfig):
 
 class EmbodiedModelConfig(ModelConfig):
     """The policy."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "action_dim": "remove it: the environment tells how many numbers an action has",
+        "obs_dim": "remove it: the environment tells how many numbers an observation has",
+        "state_dim": "remove it: the environment tells how many numbers a state has",
+        "image_size": "remove it: the environment tells how large its images are",
+    }
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
@@ -135,6 +144,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_batches(config, world_sizes.get("actor") or 1, report)
     _check_robots_used(config, report)
     check_options(config, report)
+    check_folders(config.runner, report)
     _check_offload(config, world_sizes, report)
     _check_available(config, report)
     _check_algorithm(config, report)

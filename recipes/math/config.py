@@ -18,6 +18,7 @@ from rlinf_core.config.fragments.checks import (
     blame,
     check_batches,
     check_components,
+    check_folders,
     check_fsdp,
     check_group_names,
     check_loggers,
@@ -131,6 +132,7 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
+    check_folders(config.runner, report)
     check_batches(config, config.actor, world_sizes.get("actor"), report)
     _check_algorithm(config, report)
     _check_lengths(config, report)

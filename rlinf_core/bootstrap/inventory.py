@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
+from rlinf_core.config.cluster_values import FEWEST_PORTS
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.env_vars import NODE_RANK
 from rlinf_core.errors import ConfigError
@@ -23,8 +24,6 @@ RANK_LABEL: Final = "rlinf.io/rank"
 GROUP_LABEL: Final = "rlinf.io/group"
 # What Ray takes as the value of a label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
-# Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
-_FEWEST_PORTS: Final = 100
 _FIXED_PORTS: Final = 16
 _CONNECT_SECONDS: Final = 10.0
 
@@ -57,9 +56,9 @@ class NodePorts(NamedTuple):
         Raises:
             ConfigError: the range is too short.
         """
-        if len(ports) < _FEWEST_PORTS:
+        if len(ports) < FEWEST_PORTS:
             raise ConfigError(
-                f"`cluster.ports` holds {len(ports)} ports, Ray needs {_FEWEST_PORTS}",
+                f"`cluster.ports` holds {len(ports)} ports, Ray needs {FEWEST_PORTS}",
                 why="every worker process of Ray listens on one",
                 help=f"write a longer range, as in `{ports.start}-{ports.start + 999}`",
             )

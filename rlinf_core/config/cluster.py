@@ -10,8 +10,9 @@ Validators of lists and mappings report every wrong item, each under its own ind
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -222,6 +223,14 @@ class NodeGroup(ConfigModel):
 
 class ClusterConfig(ConfigModel):
     """The machines of a job and the places of its components on them."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "tracer": "`runner.trace: true` writes timers, sends and waits to `trace.json`",
+        "profiling": "`runner.trace: true` writes timers, sends and waits to `trace.json`",
+        "net_emulation": "slow a link down on the nodes themselves, as with `tc qdisc add dev eth0 root netem`",
+        "auto_scheduler": "places are fixed for a run: `component_placement` gives them, `rlinf inspect placement`"
+        " shows them",
+    }
 
     num_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
         description="Number of nodes; their ranks are 0 to num_nodes-1."

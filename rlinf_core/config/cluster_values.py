@@ -14,6 +14,8 @@ from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
+# Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
+FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
 _SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT_OR_LIST: dict[str, Any] = {"type": ["string", "number", "array"], "items": _SCALAR, "minItems": 1}
@@ -190,6 +192,9 @@ def _ports(value: Any) -> range:
     ports = pieces[0]
     if ports.start < 1024 or ports.stop > 65536:
         raise problem("bad-value", f"`{text}` leaves the ports 1024-65535", help=f"write {what}")
+    if len(ports) < FEWEST_PORTS:
+        message = f"`{text}` holds {len(ports)} port{'s' * (len(ports) != 1)}, Ray needs {FEWEST_PORTS}"
+        raise problem("bad-value", message, help=f"every process of Ray listens on one; write {what}")
     return ports
 
 
@@ -222,7 +227,7 @@ def _address(text: str) -> str:
             raise HostSyntaxError(
                 "an address has no user", 0, text.index("@") + 1, "write a host name or an IP address"
             )
-        check_destination(text.removeprefix("::") or text)
+        check_destination(text)
     except HostSyntaxError as error:
         raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
     return text

@@ -38,11 +38,13 @@ def compose(
     *,
     environ: MappingABC[str, str],
     find_base: FindBase | None = None,
+    without_recipe: str | None = None,
 ) -> Composed | None:
     """Lay `main` over its bases, the overrides over that, and resolve the references.
 
     `environ` is what `${env:NAME}` refers to. `find_base` is asked for a base that does not lie beside the file that
-    extends it.
+    extends it. `without_recipe` is the only section that anybody reads of a file without the key `recipe`; by default
+    all are.
 
     Returns:
         None when a file could not be read. Every other mistake is reported and leaves its place as it was, so that the
@@ -63,7 +65,7 @@ def compose(
         return Composed(tree, sources)
     from rlinf_core.config.interpolation import interpolate
 
-    result = interpolate(tree, diagnostics, environ)
+    result = interpolate(tree, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
     return Composed(result.tree, sources, result.unresolved, result.secret)
 
 

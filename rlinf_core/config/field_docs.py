@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from rlinf_core.config.model_fields import alternatives, item_type, model_of, places_of, value_type, written_fields
+from rlinf_core.config.other_names import other_names_of, unavailable_keys
 from rlinf_core.config.paths import PathSyntaxError, parse_path
 from rlinf_core.config.rank_values import NodeRanks, RankMap
 from rlinf_core.config.ranks import format_range
@@ -122,10 +123,16 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
 
     from rlinf_core.suggest import did_you_mean, quoted
 
+    renamed = found.get(other_names_of(spot.annotations).get(name, ""))
+    if renamed is not None:
+        return renamed
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
+    instead = unavailable_keys(spot.annotations).get(name)
     help_text = did_you_mean(name, found)
-    if elsewhere:
+    if instead is not None:
+        help_text = instead
+    elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     elif help_text is None:
         help_text = f"known keys: {quoted(found)}" if found else "nothing stands below it"

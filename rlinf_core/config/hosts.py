@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import re
 
+from rlinf_core.scalars import impossible_address
+
 MAX_HOSTS = 100_000
 # A destination goes to ssh as one argument: it must not look like an option, nor hold what no host name or user holds.
 _DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
+# What can only be meant as an address: numbers with dots, or several colons.
+_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%_\-]*\Z", re.ASCII)
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
@@ -42,16 +46,23 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def check_destination(name: str, start: int = 0, end: int | None = None) -> None:
-    """Refuse a name that could not be a host, or `user@host`.
+    """Refuse what cannot be a host, or `user@host`: a name with a port, an address that no machine has.
 
     Raises:
         HostSyntaxError: with the given offsets.
     """
-    if not _DESTINATION.match(name):
+    stop = len(name) if end is None else end
+    host = name.rpartition("@")[2]
+    if not _DESTINATION.match(name) and not (host.startswith("::") and _ADDRESS.match(host)):
         message = f"`{name}` is not a host" if name else "a host is missing here"
-        raise HostSyntaxError(
-            message, start, len(name) if end is None else end, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`"
-        )
+        raise HostSyntaxError(message, start, stop, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`")
+    if host.count(":") == 1:
+        bare, _, port = host.partition(":")
+        help = f"leave it out: `{bare}`; `port` of `ssh` gives the port of sshd" if port.isdecimal() else None
+        raise HostSyntaxError(f"`{name}` has a port, a host has none", start, stop, help)
+    wrong = impossible_address(host) if _ADDRESS.match(host) else None
+    if wrong is not None:
+        raise HostSyntaxError(wrong, start, stop, "write it as in `10.0.0.3`, or a host name")
 
 
 def _split(text: str) -> list[tuple[int, int]]:

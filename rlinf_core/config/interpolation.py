@@ -25,6 +25,8 @@ from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence,
 # any real file, far below what a file made to explode asks for.
 MAX_COPIED: Final = 1_000_000
 MAX_DEPTH: Final = 120
+# How many references a note spells out.
+_LISTED: Final = 4
 
 
 class Interpolated(NamedTuple):
@@ -41,15 +43,43 @@ class Interpolated(NamedTuple):
     secret: frozenset[Path] = frozenset()
 
 
-def interpolate(tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> Interpolated:
-    """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is."""
+def interpolate(
+    tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str], only: str | None = None
+) -> Interpolated:
+    """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is.
+
+    With `only` nothing but this section is used: what cannot be resolved elsewhere, and nothing in the section refers
+    to, is one note.
+    """
     resolver = _Resolver(tree, diagnostics, environ)
+    if only is not None:
+        used = tree.entry(only)
+        if used is not None:
+            resolver.resolve(used.value, (only,), 1)
+        resolver.diagnostics = Diagnostics()
     resolved = resolver.resolve(tree, (), 0)
+    if only is not None and len(resolver.diagnostics):
+        diagnostics.add(_note(resolver.diagnostics, only))
     if not isinstance(resolved, Mapping) or not (resolver.failed or resolver.secret):
         return Interpolated(resolved if isinstance(resolved, Mapping) else tree)
     unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
     secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in _scalars(node, path))
     return Interpolated(resolved, unresolved, secret)
+
+
+def _note(found: Diagnostics, section: str) -> Diagnostic:
+    """Return what a file is told of references in sections that nothing reads."""
+    first = next(iter(found))
+    texts = list(dict.fromkeys(each.span.text for each in found))
+    listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
+    return Diagnostic(
+        "reference-not-checked",
+        Severity.NOTE,
+        f"without `recipe` only `{section}` is read; elsewhere stay as they are: {listed}",
+        first.span,
+        first.path,
+        first.message,
+    )
 
 
 class _Use(NamedTuple):

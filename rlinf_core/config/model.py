@@ -1,32 +1,37 @@
-"""What every model of the configuration shares, and how a validator of ours reports several findings at once."""
+"""The base class of all sections, and how a validator of ours reports several findings at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
+
+from rlinf_core.scalars import StrictModel
 
 
-class ConfigModel(BaseModel):
-    """A section of the file: a value that never changes, and knows every key it may hold.
+class ConfigModel(StrictModel):
+    """A section of the file.
 
-    The validator is built on first use, so that a command which only prints help does not pay for it.
+    Attributes:
+        other_names: further names of fields, those of related projects, each with the field it means. A file may use
+            either.
+        not_available: keys of related projects that have no counterpart here, each with what to do instead.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    other_names: ClassVar[Mapping[str, str]] = {}
+    not_available: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """A field that a recipe gives another default keeps the description it was declared with."""
-        for base in cls.__mro__[1:]:
-            if not issubclass(base, ConfigModel):
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        properties: dict[str, Any] = handler.resolve_ref_schema(schema).get("properties", {})
+        for other, name in cls.other_names.items():
+            if name not in properties:
                 continue
-            for name, inherited in base.model_fields.items():
-                field = cls.model_fields[name]
-                if field.description is None:
-                    field.description = inherited.description
+            properties[other] = {**properties[name], "description": f"Another name of `{name}`."}
+        return schema
 
 
 # The path below the value being validated, what is wrong there, and what stands there.

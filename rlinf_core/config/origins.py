@@ -14,7 +14,7 @@ from rlinf_core.config.dump import Plain, inline
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Node, Path, Sequence, to_data
+from rlinf_core.config.tree import Mapping, Node, Path, Scalar, Sequence, to_data
 
 Kind: TypeAlias = Literal["file", "override", "default"]
 
@@ -77,6 +77,8 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
     if isinstance(node, Mapping) and node.entries:
         for entry in node.entries:
             name = entry.key.raw
+            if isinstance(model, BaseModel) and _stands_for_default(entry.value, model, name):
+                continue
             inner = list(_walk(entry.value, _model_below(model, name), (*path, name)))
             # An empty value has no place of its own; its key has.
             yield from (_at_key(origin, entry.key.span) if len(inner) == 1 else origin for origin in inner)
@@ -114,10 +116,17 @@ def _field_of(model: BaseModel, key: str) -> str | None:
     return None
 
 
+def _stands_for_default(value: Node, model: BaseModel, key: str) -> bool:
+    """Return whether a value is the `null` of a key whose default holds."""
+    null = isinstance(value, Scalar) and value.value is None
+    return null and (name := _field_of(model, key)) is not None and name not in model.model_fields_set
+
+
 def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
     for name, field in type(model).model_fields.items():
         key = field.alias or name
-        if node.get(key) is None and name not in model.model_fields_set:
+        value = node.get(key)
+        if name not in model.model_fields_set and (value is None or _stands_for_default(value, model, key)):
             value = cast(Plain, to_jsonable_python(getattr(model, name), fallback=_as_written))
             yield from _default_leaves(value, (*path, key))
 

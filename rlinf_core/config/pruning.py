@@ -28,12 +28,16 @@ class Validated(Generic[M]):
         tree: the part of the tree that the model was made of, index for index the same.
         pruned: the paths, in the whole tree, of what was wrong or missing: left out, or replaced by a stand-in.
         kept: which items of its lists are left.
+        whole: the whole tree, each key under our name.
+        secret: paths in it whose value no message may show.
     """
 
     model: M | None
     tree: Mapping
-    pruned: frozenset[Path] = frozenset()
-    kept: Kept = field(default_factory=dict[Path, "list[int]"])
+    pruned: frozenset[Path]
+    kept: Kept
+    whole: Mapping
+    secret: frozenset[Path] = frozenset()
 
     @cached_property
     def _above(self) -> frozenset[Path]:

@@ -1,4 +1,7 @@
-"""References inside a text: `${section.key}`, `${env:NAME}`, `${env:NAME:-default}`, and `$${` for a literal `${`."""
+"""References inside a text: `${section.key}`, `${env:NAME}`, `${env:NAME:-default}`, and `$${` for a literal `${`.
+
+`${oc.env:NAME}` and `${oc.env:NAME,default}`, as OmegaConf writes them, mean the same as the two with `env:`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ from typing import Final, NamedTuple
 
 from rlinf_core.config.paths import PathSyntaxError, Step, parse_path
 
-_VARIABLE: Final = re.compile(r"\$\{env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<given>:-(?P<default>[^}]*))?\}")
+_NAME: Final = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+# By what stands before the name of the variable: the whole reference.
+_VARIABLES: Final = {
+    "${env:": re.compile(rf"\$\{{env:{_NAME}(:-(?P<default>[^}}]*))?\}}"),
+    "${oc.env:": re.compile(rf"\$\{{oc\.env:\s*{_NAME}\s*(,\s*(?P<default>[^}}]*?)\s*)?\}}"),
+}
 _RESOLVER: Final = re.compile(r"\$\{([A-Za-z_][\w.]*):([^}]*)\}?")
 _FORMS: Final = "write `${section.key}`, `${env:NAME}` or `${env:NAME:-default}`; `$${` is a literal `${`"
 
@@ -67,13 +75,13 @@ def split_references(text: str) -> list[str | Reference]:
 
 
 def _read(text: str, start: int) -> Reference:
-    if text.startswith("${env:", start):
-        return _read_variable(text, start)
+    for opening in _VARIABLES:
+        if text.startswith(opening, start):
+            return _read_variable(text, start, opening)
     closed = text.find("}", start)
     other = _RESOLVER.match(text, start)
     if other is not None:
-        help = f"write `${{env:{other[2]}}}`" if other[1] == "oc.env" else _FORMS
-        raise ReferenceSyntaxError(f"there is no resolver `{other[1]}`", start, other.end(), help)
+        raise ReferenceSyntaxError(f"there is no resolver `{other[1]}`", start, other.end())
     if text.startswith("${.", start):
         help = "references are absolute: write the whole path, `${section.key}`"
         raise ReferenceSyntaxError("a reference cannot begin with `.`", start, closed + 1 or len(text), help)
@@ -91,18 +99,21 @@ def _read(text: str, start: int) -> Reference:
     return Reference(start, end + 1, steps)
 
 
-def _read_variable(text: str, start: int) -> Reference:
-    match = _VARIABLE.match(text, start)
+def _read_variable(text: str, start: int, opening: str) -> Reference:
+    match = _VARIABLES[opening].match(text, start)
     closed = text.find("}", start)
     if closed < 0:
         raise _unterminated(text, start)
     if match is None:
-        message = f"`{text[start + 6 : closed]}` is not the name of a variable"
+        message = f"`{text[start + len(opening) : closed]}` is not the name of a variable"
         raise ReferenceSyntaxError(message, start, closed + 1)
-    if "${" in (match["default"] or ""):
+    default = match["default"]
+    if "${" in (default or ""):
         message = "a default cannot hold another reference"
         raise ReferenceSyntaxError(message, start, closed + 1, "write the default out")
-    return Reference(start, match.end(), (), match["name"], match["default"])
+    if default and opening == "${oc.env:" and len(default) > 1 and default[0] == default[-1] and default[0] in "\"'":
+        default = default[1:-1]
+    return Reference(start, match.end(), (), match["name"], default)
 
 
 def _unterminated(text: str, start: int) -> ReferenceSyntaxError:

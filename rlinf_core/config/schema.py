@@ -20,6 +20,7 @@ Schema: TypeAlias = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE: Final[Schema] = {"type": "string", "pattern": r"\$\{.+\}", "description": "A reference, ${...}."}
+_NULL: Final[Schema] = {"type": "null"}
 _EXTENDS: Final[Schema] = {
     "description": "Base files, relative to this one, whose values hold wherever this file says nothing.",
     "type": ["string", "array"],
@@ -137,7 +138,11 @@ def _mend(schema: Schema) -> None:
             _mend(schema[below])
     for name, value in schema.get("properties", {}).items():
         _mend(value)
-        schema["properties"][name] = _or_reference(value)
+        value = _or_reference(value)
+        # `null` is the default of a key that has one.
+        schema["properties"][name] = value if name in schema.get("required", ()) else _or_null(value)
+    if "properties" in schema and not schema.get("required") and schema.get("type") == "object":
+        schema["type"] = ["object", "null"]
     for below in ("items", "additionalProperties"):
         if isinstance(schema.get(below), dict):
             schema[below] = _or_reference(schema[below])
@@ -152,6 +157,18 @@ def _or_reference(schema: Schema) -> Schema:
         return schema
     kept = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
     return {**kept, "anyOf": [schema, _REFERENCE]}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Accept `null` too. (A reference does when what it names can be empty, see `_mend`.)"""
+    if "anyOf" in schema:
+        schema["anyOf"] = [*schema["anyOf"], *([] if _NULL in schema["anyOf"] else [_NULL])]
+    elif "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    elif "type" in schema:
+        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        schema["type"] = [*types, *([] if "null" in types else ["null"])]
+    return schema
 
 
 def _refuses_references(schema: Schema) -> bool:

@@ -6,7 +6,7 @@ so that the rules about relations between places can judge whatever is sound.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingABC
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 # A round takes out at least one level of the tree around a mistake; no sound configuration nests deeper than this.
 _ROUNDS: Final = 16
 ANY_ITEM: Final = "*"
-StandIns: TypeAlias = MappingABC[Path, "bool | int | float | str"]
+StandIns: TypeAlias = MappingABC[Path, "int | str | Callable[[str], str | None]"]
 
 
 def validate(
@@ -45,19 +45,18 @@ def validate(
         model_type: the model of the whole file.
         tree: the file.
         diagnostics: where the mistakes go.
-        stand_ins: for required values, what to go on with where the value is missing or wrong; `*` in a path is any
-            index. Rules ask `Validated.damaged` before they believe a value.
+        stand_ins: for required values, what to go on with where the value is missing or wrong, or a function of the
+            text that is written; `*` in a path is any index. Rules ask `Validated.damaged` before they believe a value.
         unresolved: paths whose value is known to be no value, which has been reported.
         secret: paths whose value no message may show.
     """
     rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret))
-    rounds.leave_out(unresolved)
-    model: M | None = None
+    model = rounds.begin(unresolved)
     for _ in range(_ROUNDS):
         if rounds.hopeless or model is not None:
             break
         model = rounds.run()
-    return Validated(model, rounds.tree, frozenset(rounds.pruned), rounds.kept)
+    return Validated(model, rounds.tree, frozenset(rounds.pruned), rounds.kept, rounds.whole, rounds.secret)
 
 
 class _Rounds(Generic[M]):
@@ -81,20 +80,52 @@ class _Rounds(Generic[M]):
         self.kept: Kept = {}
         self.hopeless = False
 
-    def leave_out(self, paths: Collection[Path]) -> None:
-        """Take out what is known to be no value."""
-        cuts: Cuts = {path: self._stand_in(path) for path in paths}
+    def begin(self, unresolved: Collection[Path]) -> M | None:
+        """Give keys our names, and take out what is known to be no value.
+
+        Returns:
+            The model, when the tree is sound as it stands.
+        """
+        model, found = self._attempt()
+        if any(located.kind == "extra_forbidden" for located in found):
+            from rlinf_core.config.other_names import with_our_names
+
+            renamed = with_our_names(self.model_type, self.whole, self.diagnostics)
+            if renamed.tree is not self.whole:
+                self.whole = self.tree = renamed.tree
+                self.secret = frozenset(map(renamed.path, self.secret))
+                unresolved = [*map(renamed.path, unresolved)]
+                model, found = self._attempt()
+        if not unresolved:
+            return model
+        # A key that nobody knows is told, whatever is wrong with what it holds.
+        holders = prefixes(unresolved)
+        unknown = {each.path for each in found if each.kind == "extra_forbidden" and each.path in holders}
+        self._leave_out(unresolved, unknown)
+        return None
+
+    def _leave_out(self, unresolved: Collection[Path], unknown: Collection[Path]) -> None:
+        from rlinf_core.config import shape_keys
+
+        for path in unknown:
+            self.diagnostics.add(shape_keys.unknown_key(self.model_type, self.whole, path))
+        cuts: Cuts = {path: self._stand_in(path) for path in unresolved}
         self.pruned.update(cuts)
         self.hopeless = () in cuts
-        if cuts and not self.hopeless:
-            self.tree = cut(self.tree, cuts, self.kept)
+        if not self.hopeless:
+            self.tree = cut(self.tree, {**cuts, **dict.fromkeys(unknown)}, self.kept)
+
+    def _attempt(self) -> tuple[M | None, list[_Located]]:
+        try:
+            return self.model_type.model_validate(to_data(self.tree)), []
+        except ValidationError as failure:
+            return None, [_locate(self.tree, error) for error in failure.errors(include_url=False)]
 
     def run(self) -> M | None:
-        """Return one round: the model, or None after its errors were reported and cut out."""
-        try:
-            return self.model_type.model_validate(to_data(self.tree))
-        except ValidationError as failure:
-            found = [_locate(self.tree, error) for error in failure.errors(include_url=False)]
+        """Return the model, or None after its errors were reported and cut out."""
+        model, found = self._attempt()
+        if model is not None:
+            return model
         # What an earlier round took out makes its own errors in what held it: those are no news.
         earlier = prefixes(self.pruned)
         # `{a:1}` is a bad key with no value: one mistake.
@@ -130,6 +161,9 @@ class _Rounds(Generic[M]):
     def _stand_in(self, path: Path) -> Scalar | None:
         pattern = tuple(ANY_ITEM if isinstance(segment, int) else segment for segment in path)
         value = self.stand_ins.get(pattern)
+        if callable(value):
+            written = find(self.whole, path)
+            value = value(written.raw) if isinstance(written, Scalar) else None
         return None if value is None else Scalar(naming(self.whole, path), str(value), value)
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:

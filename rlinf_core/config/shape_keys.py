@@ -9,10 +9,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.model_fields import fields_at, item_type, model_of, places_of, value_type, written_fields
+from rlinf_core.config.model_fields import (
+    fields_at,
+    item_type,
+    model_of,
+    places_of,
+    types_at,
+    value_type,
+    written_fields,
+)
+from rlinf_core.config.other_names import unavailable_keys
 from rlinf_core.config.places import naming
 from rlinf_core.config.tree import Entry, Mapping, Path, Scalar, find, format_path, key_span
-from rlinf_core.hardware.robots.registry import hardware_model
+from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
@@ -21,9 +30,14 @@ _LISTED = 12
 def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
+    instead = unavailable_keys(types_at(model, path[:-1])).get(name)
+    if instead is not None:
+        message = f"`{format_path(path)}` is not available"
+        span = key_span(tree, path) or naming(tree, path)
+        return Diagnostic("not-available", Severity.ERROR, message, span, path, instead)
     here = list(_fields(model, tree, path[:-1]))
     meant = meant_key(model, tree, path)
-    elsewhere = [place for place in places_of(model, name) if place != _pattern(path[:-1])]
+    elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
     hint: str | None = None
     if colon and before_colon in here:
@@ -44,6 +58,17 @@ def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
         path,
         hint,
     )
+
+
+def _other_places(model: type[BaseModel], path: Path) -> list[str]:
+    """Return where else a key of this name may stand and means the same.
+
+    One word (`type`, `model`, `seed`) means something else in another section; several words rarely do.
+    """
+    name, here = str(path[-1]), _pattern(path[:-1])
+    top = str(path[0])
+    found = [place for place in places_of(model, name) if place != here]
+    return [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
 
 
 def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
@@ -106,9 +131,11 @@ def _fields(model: type[BaseModel], tree: Mapping, path: Path) -> dict[str, Fiel
     """Return what may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))
+        name = kind.raw if isinstance(kind, Scalar) else ""
+        known = hardware_types()
         try:
-            return written_fields(hardware_model(kind.raw)) if isinstance(kind, Scalar) else {}
-        except PydanticCustomError:
+            return written_fields(hardware_model(name if name in known else near(name, known)[0]))
+        except (PydanticCustomError, IndexError):
             return {}  # the type is unknown, which is a finding of its own
     return fields_at(model, path)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingABC
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,6 +35,16 @@ from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatche
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
 """What the nodes of a cluster have, by rank; raises what kept them from being asked."""
 
+
+def _meant_type(written: str) -> str | None:
+    """Return the hardware type that a mistyped one was probably meant to be."""
+    from rlinf_core.hardware.robots.registry import hardware_types
+    from rlinf_core.suggest import near
+
+    return next(iter(near(written, hardware_types())), None)
+
+
+_ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")
 _GROUP: Final[Path] = ("cluster", "node_groups", ANY_ITEM)
 # What the rules go on with where a required value is missing or wrong: they never believe it (`Validated.damaged`),
 # but without it they could judge nothing that stands beside it.
@@ -43,7 +54,8 @@ STAND_INS: Final[StandIns] = {
     (*_GROUP, "node_ranks"): "all",
     (*_GROUP, "env_configs", ANY_ITEM, "node_ranks"): "all",
     (*_GROUP, "hardware", "configs", ANY_ITEM, "node_rank"): 0,
-    (*_GROUP, "hardware", "configs", ANY_ITEM, "robot_ip"): "0.0.0.0",
+    (*_GROUP, "hardware", "type"): _meant_type,
+    **{(*_GROUP, "hardware", "configs", ANY_ITEM, name): "10.10.10.1" for name in _ADDRESSES},
 }
 
 
@@ -129,6 +141,7 @@ def load_job(
         diagnostics,
         environ=os.environ if environ is None else environ,
         find_base=_find_base,
+        without_recipe="cluster",
     )
     if composed is None:
         return Job(source.name, diagnostics)
@@ -162,16 +175,21 @@ def _find_base(name: str, _extending: str) -> str | None:
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
     """Return the stages after composing."""
     diagnostics = job.diagnostics
-    recipe, model = _select_recipe(composed, diagnostics)
-    view: Validated[Any] = _validate(model or ClusterFile, composed, diagnostics)
-    config: BaseModel | None = view.model if model is not None else None
-    if view.model is None and model is not None:
+    selected = _select_recipe(composed, diagnostics)
+    model = selected.model if selected else ClusterFile
+    view: Validated[Any] = _validate(model, composed, diagnostics)
+    composed = composed._replace(tree=view.whole, secret=view.secret)
+    job = job._replace(tree=view.whole, secret=view.secret)
+    config: BaseModel | None = view.model if selected else None
+    if view.model is None and selected:
         # Something required elsewhere is wrong; the cluster can be judged all the same. Its own mistakes are reported.
         view = _validate(ClusterFile, composed, Diagnostics())
-    warn_of_leading_zeros(model or ClusterFile, view, composed.sources, diagnostics)
+    if selected and not selected.mistyped:
+        job = job._replace(recipe=selected.recipe, config=config)
+    warn_of_leading_zeros(model, view, composed.sources, diagnostics)
     cluster = getattr(view.model, "cluster", None)
     if not isinstance(cluster, ClusterConfig):
-        return job._replace(recipe=recipe, config=config)
+        return job
     check_cluster(cluster, view, diagnostics)
     topology = _topology(cluster, assume, diagnostics)
     offline = Diagnostics()
@@ -181,10 +199,10 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
         check_placement(composed.tree, cluster, topology, diagnostics)
     else:
         diagnostics.extend(offline)
-    if recipe is not None and config is not None:
-        _check_recipe(recipe, config, view, _world_sizes(cluster, topology, view), diagnostics)
+    if selected and config is not None:
+        _check_recipe(selected.recipe, config, view, _world_sizes(cluster, topology, view), diagnostics)
     damaged = view.damaged(("cluster", "num_nodes"))
-    return job._replace(recipe=recipe, config=config, cluster=cluster, topology=None if damaged else topology)
+    return job._replace(cluster=cluster, topology=None if damaged else topology)
 
 
 def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnostics) -> Validated[BaseModel]:
@@ -198,32 +216,56 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
     )
 
 
-def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> tuple[Recipe | None, type[BaseModel] | None]:
-    """Return the recipe that the file selects and the model of its file; both None when it selects none that can
-    be used.
+class _Selected(NamedTuple):
+    """A recipe, and the model of its file.
+
+    Attributes:
+        mistyped: the file names another one, which is not there; this one was probably meant, and its sections are
+            judged, so that one mistyped name hides no other mistake.
     """
+
+    recipe: Recipe
+    model: type[BaseModel]
+    mistyped: bool = False
+
+
+def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | None:
+    """Return the recipe that the file selects; None when it selects none that can be used."""
     tree = composed.tree
     entry = tree.entry("recipe")
     if entry is None:
         _note_unchecked(tree, diagnostics)
-        return None, None
+        return None
     if ("recipe",) in composed.unresolved:
-        return None, None
+        return None
     if not isinstance(entry.value, Scalar) or not entry.value.raw:
         message = "`recipe` must be the name of a recipe"
         diagnostics.add(Diagnostic("unknown-recipe", Severity.ERROR, message, entry.key.span, ("recipe",)))
-        return None, None
+        return None
 
     from rlinf_core.job.registry import UnknownRecipeError, find_recipe
 
     try:
         recipe = find_recipe(entry.value.raw)
-        return recipe, recipe.config_model()
+        return _Selected(recipe, recipe.config_model())
     except ConfigError as error:
-        code = "unknown-recipe" if isinstance(error, UnknownRecipeError) else "broken-recipe"
+        unknown = isinstance(error, UnknownRecipeError)
+        code = "unknown-recipe" if unknown else "broken-recipe"
         span = entry.value.span
         diagnostics.add(Diagnostic(code, Severity.ERROR, error.message, span, ("recipe",), error.help))
-        return None, None
+    return _meant_recipe(entry.value.raw) if unknown else None
+
+
+def _meant_recipe(name: str) -> _Selected | None:
+    """Return the recipe that a name which no recipe has was probably meant to be."""
+    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.suggest import near
+
+    for meant in near(name, recipe_names()):
+        with suppress(ConfigError):
+            recipe = find_recipe(meant)
+            return _Selected(recipe, recipe.config_model(), mistyped=True)
+    return None
 
 
 def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
@@ -234,6 +276,9 @@ def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
 
         names = quoted(entry.key.raw for entry in others)
         first = others[0].key
+        help_text = "add `recipe: NAME`; `rlinf recipes` lists the names"
+        if tree.entry("defaults") is not None:
+            help_text += "; bases are named by `extends: FILE`, not by `defaults`"
         diagnostics.add(
             Diagnostic(
                 "section-not-checked",
@@ -241,7 +286,7 @@ def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
                 f"without `recipe` only `cluster` is checked, not {names}",
                 first.span,
                 (first.raw,),
-                "add `recipe: NAME`; `rlinf recipes` lists the names",
+                help_text,
             )
         )
 

@@ -49,7 +49,7 @@ class _Check:
         self.cluster = cluster
         self.topology = topology
         self.diagnostics = diagnostics
-        self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned)
+        self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned, {}, tree)
 
     def run(self) -> None:
         written = list(self._written())

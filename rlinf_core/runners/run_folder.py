@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.fragments.runner import RESUME_NEWEST, RunnerConfig
 from rlinf_core.config.resolved import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.errors import CheckpointError, RunError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
-AUTO: Final = "auto"
+AUTO: Final = RESUME_NEWEST
 
 RUNNING: Final = "running"
 FINISHED: Final = "finished"

@@ -120,13 +120,11 @@ def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:
-    """Return the declared serials of a node's cameras by make. Robots without cameras have no such fields."""
+    """Return the declared serials of a node's cameras by make."""
     found: dict[str, tuple[str, ...]] = {}
     for unit in units:
-        serials: tuple[str, ...] = getattr(unit, "camera_serials", ())
-        if serials:
-            make = str(getattr(unit, "camera_type", "realsense"))
-            found[make] = (*found.get(make, ()), *serials)
+        for make, serial in unit.cameras():
+            found[make] = (*found.get(make, ()), serial)
     return found
 
 

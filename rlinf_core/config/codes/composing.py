@@ -6,6 +6,10 @@ from rlinf_core.config.codes.entry import Code, Example
 from rlinf_core.config.diagnostics import Severity
 
 _CLUSTER = "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: 0\n"
+_JOB = (
+    "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {node_group: node,"
+    " placement: 0}\n"
+)
 
 _EXTENDS = (
     Code(
@@ -102,9 +106,10 @@ _REFERENCES = (
         Severity.ERROR,
         "a `${` begins no reference",
         "The references are `${section.key}`, always the whole path, `${env:NAME}`, and `${env:NAME:-default}` for"
-        " when the variable is not set or empty. They don't nest. Write `$${` for a literal `${`.",
-        wrong=Example("cluster:\n  num_nodes: «${oc.env:NODES}»\n", environ=(("NODES", "2"),)),
-        right=Example("cluster:\n  num_nodes: ${env:NODES}\n", environ=(("NODES", "2"),)),
+        " when the variable is not set or empty; `${oc.env:NAME}` and `${oc.env:NAME,default}` mean the same. They"
+        " don't nest. Write `$${` for a literal `${`.",
+        wrong=Example("cluster:\n  num_nodes: «${multiply:2,4}»\n"),
+        right=Example("cluster:\n  num_nodes: 8\n"),
     ),
     Code(
         "unknown-reference",
@@ -125,13 +130,23 @@ _REFERENCES = (
         right=Example("cluster:\n  num_nodes: ${env:NODES:-1}\n"),
     ),
     Code(
+        "reference-not-checked",
+        Severity.NOTE,
+        "nothing reads the section of a reference that cannot be resolved",
+        "A file without `recipe` describes machines: of its sections only `cluster` is read. References elsewhere that"
+        " cannot be resolved (a variable that is not set, a resolver that rlinf does not have) are listed and left as"
+        " they are. One that `cluster` needs is an error.",
+        wrong=Example(_CLUSTER + "runner:\n  output_dir: «${env:WHERE_RESULTS_GO}»\n"),
+        right=Example(_CLUSTER + "runner:\n  output_dir: ${env:WHERE_RESULTS_GO:-runs}\n"),
+    ),
+    Code(
         "reference-cycle",
         Severity.ERROR,
         "references lead back to where they began",
         "A value that refers to a value that refers back has no value at all. The message lists the way round; give"
         " one of them a value of its own.",
-        wrong=Example(_CLUSTER + "runner:\n  max_steps: «${runner.max_epochs}»\n  max_epochs: ${runner.max_steps}\n"),
-        right=Example(_CLUSTER + "runner:\n  max_steps: 100\n  max_epochs: ${runner.max_steps}\n"),
+        wrong=Example(_JOB + "runner:\n  max_steps: «${runner.max_epochs}»\n  max_epochs: ${runner.max_steps}\n"),
+        right=Example(_JOB + "runner:\n  max_steps: 100\n  max_epochs: ${runner.max_steps}\n"),
     ),
     Code(
         "reference-in-text",
@@ -139,8 +154,8 @@ _REFERENCES = (
         "a mapping or a list inside a text",
         "A reference that is the whole value may name anything, and copies it. One inside a longer text is replaced by"
         " text, so it must name a single value.",
-        wrong=Example(_CLUSTER + "runner:\n  logger:\n    log_path: runs/«${cluster}»\n"),
-        right=Example(_CLUSTER + "runner:\n  logger:\n    log_path: runs/${cluster.num_nodes}\n"),
+        wrong=Example(_JOB + "runner:\n  logger:\n    log_path: runs/«${cluster}»\n"),
+        right=Example(_JOB + "runner:\n  logger:\n    log_path: runs/${cluster.num_nodes}\n"),
     ),
     Code(
         "reference-too-large",
@@ -149,9 +164,9 @@ _REFERENCES = (
         "References to values that hold references can make a small file enormous. What they copy is limited to a"
         " million values and characters in all, and they lead at most 120 steps deep.",
         wrong=Example(
-            f"{_CLUSTER}x:\n  a0: 0123456789\n{_EXPLODING}  a5: '{'${x.a4}' * 8}«${{x.a4}}»{'${x.a4}' * 9}'\n"
+            f"{_CLUSTER}  head_address: '{'${x.a4}' * 8}«${{x.a4}}»{'${x.a4}' * 9}'\nx:\n  a0: 0123456789\n{_EXPLODING}"
         ),
-        right=Example(f"{_CLUSTER}x:\n  a0: 0123456789\n{_EXPLODING}"),
+        right=Example(f"{_CLUSTER}  head_address: ${{x.a0}}\nx:\n  a0: 0123456789\n{_EXPLODING}"),
     ),
 )
 

@@ -107,6 +107,15 @@ _CHOICES = (
         f"{_WHOLE}env:\n  train:\n    env_type: franka_kin\n",
     ),
     _error(
+        "unusable-path",
+        "a file or folder of this machine cannot be used as the file asks",
+        "`runner.resume_dir` names a checkpoint that is there, and `runner.logger.log_path` a folder, which is made"
+        " when it is not there. Both are looked up on the machine that validates, from the folder in which `rlinf`"
+        " starts.",
+        f"{_WHOLE}runner:\n  resume_dir: «checkpoints/global_step_100»\n",
+        f"{_WHOLE}runner:\n  resume_dir: auto\n",
+    ),
+    _error(
         "not-available",
         "this version does not have what the key asks for",
         "The key is one that users of this field know, and what it stands for is not there yet. It is refused "

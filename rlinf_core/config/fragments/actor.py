@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlinf_core.config.fragments.values import (
     Count,
-    FilePath,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     Precision,
     Seed,
 )
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool, Float, Text
+
+Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(ConfigModel):
     """What every model can be told. Recipes add the keys of their kinds of model."""
 
-    model_path: FilePath | None = Field(
+    other_names: ClassVar[Mapping[str, str]] = {"path": "model_path"}
+
+    model_path: OptionalPath = Field(
         default=None, description="Folder or file of weights to start from. Default: the recipe builds its own model."
     )
     precision: Precision = Field(default="fp32", description="Type of the weights: fp32, bf16 or fp16.")
@@ -33,6 +38,17 @@ class ModelConfig(ConfigModel):
 
 class OptimConfig(ConfigModel):
     """AdamW and the clipping of gradients."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "grad_clip": "clip_grad",
+        "max_grad_norm": "clip_grad",
+        "lr_scheduler_type": "lr_scheduler",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        "optimizer": "remove it: the optimizer is AdamW",
+        "min_lr": "`min_lr_ratio` is the lowest learning rate by `lr`",
+        "betas": "write `adam_beta1` and `adam_beta2`",
+    }
 
     lr: PositiveFloat = Field(default=1e-4, description="Learning rate of the policy.")
     value_lr: PositiveFloat | None = Field(
@@ -51,8 +67,8 @@ class OptimConfig(ConfigModel):
         description="Training step at which `lr_scheduler` has fallen to its lowest. Default: the run's last.",
     )
     min_lr_ratio: Fraction = Field(default=0.0, description="Lowest learning rate of `lr_scheduler`, by `lr`.")
-    adam_beta1: Fraction = Field(default=0.9, description="Decay of the mean of gradients.")
-    adam_beta2: Fraction = Field(default=0.999, description="Decay of the mean of squared gradients.")
+    adam_beta1: Decay = Field(default=0.9, description="Decay of the mean of gradients.")
+    adam_beta2: Decay = Field(default=0.999, description="Decay of the mean of squared gradients.")
     adam_eps: PositiveFloat = Field(default=1e-8, description="Added to the denominator.")
     weight_decay: NonNegativeFloat = Field(default=0.0, description="Decoupled weight decay.")
     clip_grad: NonNegativeFloat = Field(default=1.0, description="Largest norm of a gradient; 0: not clipped.")
@@ -60,6 +76,10 @@ class OptimConfig(ConfigModel):
 
 class MixedPrecisionConfig(ConfigModel):
     """Types used while computing, where they differ from the weights' own. Buffers are never cast."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "buffer_dtype": "remove it: buffers keep their type; `param_dtype` and `reduce_dtype` are what can be chosen",
+    }
 
     param_dtype: Precision | None = Field(
         default=None, description="Type of gathered weights and of activations. Default: `model.precision`."
@@ -71,6 +91,18 @@ class MixedPrecisionConfig(ConfigModel):
 
 class FsdpConfig(ConfigModel):
     """How weights, gradients and optimizer state are spread over the actor's ranks (FSDP2)."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "strategy": "remove it: training uses FSDP2; `sharding_strategy` says what every rank holds",
+        "amp": "`mixed_precision` says in which types training computes",
+        "param_offload": "`cpu_offload: true` keeps shards in the host's memory while they are not used",
+        "optimizer_offload": "`cpu_offload: true` keeps shards in the host's memory while they are not used",
+        "enable_gradient_accumulation": "`actor.micro_batch_size` below a rank's share accumulates gradients",
+        **dict.fromkeys(
+            ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
+            "remove it: it belongs to FSDP1, and training uses FSDP2",
+        ),
+    }
 
     sharding_strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = Field(
         default="full_shard",
@@ -92,13 +124,29 @@ class FsdpConfig(ConfigModel):
 class TokenizerConfig(ConfigModel):
     """The tokenizer of a language model."""
 
-    tokenizer_model: FilePath | None = Field(
+    tokenizer_model: OptionalPath = Field(
         default=None, description="Folder of the tokenizer. Default: the one in `actor.model.model_path`."
     )
 
 
 class ActorConfig(ConfigModel):
     """The workers that train. Recipes add `model` and `optim`."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "strategy": "training_backend",
+        "ppo_micro_batch_size_per_gpu": "micro_batch_size",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        "ppo_mini_batch_size": "`global_batch_size` counts the samples of one optimizer step",
+        "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
+        "grad_clip": "`optim.clip_grad` bounds the norm of a gradient",
+        "clip_ratio": "write `algorithm.clip_ratio_low` and `algorithm.clip_ratio_high`",
+        "entropy_coeff": "`algorithm.entropy_bonus` is the weight of the policy's entropy",
+        "use_kl_loss": "`algorithm.kl_beta` above 0 adds the divergence to the loss",
+        "kl_loss_coef": "`algorithm.kl_beta` is the weight of the divergence",
+        "kl_loss_type": "`algorithm.kl_penalty` is the estimator of the divergence",
+        "megatron": "training uses FSDP2: `fsdp_config` says how the model is spread",
+    }
 
     group_name: Text = Field(default="ActorGroup", description="Name of the worker group; others address it by this.")
     training_backend: Literal["fsdp"] = Field(
@@ -114,10 +162,10 @@ class ActorConfig(ConfigModel):
     enable_offload: Bool = Field(
         default=False, description="Move the actor off its accelerators while other components use them."
     )
-    checkpoint_load_path: FilePath | None = Field(
+    checkpoint_load_path: OptionalPath = Field(
         default=None, description="Checkpoint whose weights training starts from; the step count starts at 0."
     )
-    checkpoint_save_path: FilePath | None = Field(
+    checkpoint_save_path: OptionalPath = Field(
         default=None, description="Folder for checkpoints. Default: `checkpoints` in the run's folder."
     )
     tokenizer: TokenizerConfig = Field(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rlinf_core.config.fragments.values import (
     Count,
@@ -24,8 +25,46 @@ LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-me
 Level = Literal["token_level", "action_level", "chunk_level"]
 
 
+# The estimators of a divergence by the names that other projects give them.
+_ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+
+def _estimator(value: Any) -> Any:
+    return _ESTIMATORS.get(value, value) if isinstance(value, str) else value
+
+
+KlEstimator = Annotated[
+    Literal["k1", "k2", "k3"],
+    BeforeValidator(_estimator),
+    WithJsonSchema({"enum": ["k1", "k2", "k3", *_ESTIMATORS]}),
+]
+
+
 class AlgorithmConfig(ConfigModel):
     """What every policy gradient here has."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "adv_estimator": "adv_type",
+        "entropy_coeff": "entropy_bonus",
+        "kl_coef": "kl_beta",
+        "kl_loss_coef": "kl_beta",
+        "kl_loss_type": "kl_penalty",
+        "kl_penalty_type": "kl_penalty",
+        "loss_agg_mode": "loss_agg_func",
+        "ppo_epochs": "update_epoch",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        "clip_ratio": "write `clip_ratio_low` and `clip_ratio_high`",
+        "ratio_clip_eps": "write `clip_ratio_low` and `clip_ratio_high`",
+        "n_minibatches": "`actor.global_batch_size` counts the samples of one optimizer step",
+        "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
+        "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
+        "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",
+        "auto_reset": "`env.train.auto_reset` says what follows an episode",
+        "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
+        "use_kl_in_reward": "`kl_beta` above 0 adds the divergence to the loss",
+        "recompute_logprobs": "remove it: those of the policy that acted are used",
+    }
 
     adv_type: AdvantageType = Field(
         default="grpo",
@@ -59,8 +98,8 @@ class AlgorithmConfig(ConfigModel):
     kl_beta: NonNegativeFloat = Field(
         default=0.0, description="Weight of the divergence from the reference model; 0: none is loaded."
     )
-    kl_penalty: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="Estimator of that divergence: k1, k2 or k3."
+    kl_penalty: KlEstimator = Field(
+        default="k3", description="Estimator of that divergence: k1 (or kl), k2 (or mse), k3 (or low_var_kl)."
     )
     filter_rewards: Bool = Field(
         default=False, description="Drop groups whose rewards are all equal; they teach nothing under GRPO."
@@ -69,6 +108,12 @@ class AlgorithmConfig(ConfigModel):
 
 class ActorCriticConfig(AlgorithmConfig):
     """What a value head and a sequence of rewards add."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        **AlgorithmConfig.other_names,
+        "cliprange_value": "value_clip",
+        "lam": "gae_lambda",
+    }
 
     gamma: Fraction = Field(default=0.99, description="Discount of rewards, by step.")
     gae_lambda: Fraction = Field(default=0.95, description="Decay of temporal differences in GAE.")

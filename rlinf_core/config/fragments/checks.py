@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, FsdpConfig
-from rlinf_core.config.fragments.runner import LOGGER_PACKAGES, RunnerConfig
+from rlinf_core.config.fragments.runner import LOGGER_PACKAGES, RESUME_NEWEST, RunnerConfig
 from rlinf_core.config.tree import Path
 
 # Enough for every divisor of ten thousand million, and quick for any number that somebody may write.
@@ -149,6 +149,29 @@ def check_loggers(runner: RunnerConfig, report: Report) -> None:
                 f"`logger_backends` names `{name}`, which needs the package `{missing}`; this Python does not have it",
                 f"run `{command}`, or take it out of the list: `metrics.jsonl` is always written",
             )
+
+
+def check_folders(runner: RunnerConfig, report: Report) -> None:
+    """Report a checkpoint that is not there, and a file where the folder of runs is to be."""
+    from pathlib import Path as FilePath
+
+    resume, log = runner.resume_dir, FilePath(runner.logger.log_path)
+    if resume not in (None, RESUME_NEWEST) and not FilePath(resume).is_dir():
+        what = "is a file" if FilePath(resume).exists() else "is not there"
+        report(
+            ("runner", "resume_dir"),
+            "unusable-path",
+            f"`resume_dir` names `{resume}`, which {what}",
+            f"name a `global_step_N` folder, or write `{RESUME_NEWEST}` for the newest checkpoint of this experiment",
+        )
+    taken = next((each for each in (log, *log.parents) if each.exists() and not each.is_dir()), None)
+    if taken is not None:
+        report(
+            ("runner", "logger", "log_path"),
+            "unusable-path",
+            f"`log_path` is to be a folder, and `{taken}` is a file",
+            "name another folder; it is made when it is not there",
+        )
 
 
 def near_multiples(value: int, step: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from rlinf_core.config.fragments.values import Count, FilePath, KnownOrOwn, Seed
+from rlinf_core.config.fragments.values import Count, KnownOrOwn, OptionalPath, Seed
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Data, Text
 
@@ -20,7 +21,7 @@ class VideoConfig(ConfigModel):
     """Videos of episodes."""
 
     save_video: Bool = Field(default=False, description="Write one video for each rollout.")
-    video_base_dir: FilePath | None = Field(
+    video_base_dir: OptionalPath = Field(
         default=None, description="Folder for videos. Default: `videos` in the run's folder."
     )
     fps: Count = Field(default=20, description="Frames a second.")
@@ -28,6 +29,15 @@ class VideoConfig(ConfigModel):
 
 class EnvironmentConfig(ConfigModel):
     """Environments of one kind."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"simulator_type": "env_type", "num_envs": "total_num_envs"}
+    not_available: ClassVar[Mapping[str, str]] = {
+        "init_params": "`options` holds arguments for the environment's constructor",
+        "reward_coef": "`options` holds arguments for the environment's constructor",
+        "use_rel_reward": "`options` holds arguments for the environment's constructor",
+        "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
+        "is_eval": "remove it: what stands in `env.eval` is for evaluation",
+    }
 
     env_type: EnvType = Field(
         default="franka_kin",

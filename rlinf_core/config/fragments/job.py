@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from rlinf_core.config.cluster import ClusterConfig
@@ -11,6 +14,17 @@ from rlinf_core.scalars import Text
 
 class JobConfig(ConfigModel):
     """A whole file. A recipe adds its sections."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "defaults": "`extends: FILE`, or a list of files, names what this file overrides; each is a whole file",
+        "hydra": "remove it: every run has a folder of its own below `runner.logger.log_path`",
+        "task_type": "write `recipe: NAME`; `rlinf recipes` lists the names",
+        "weight_syncer": "`runner.weight_sync_interval` says how often weights are sent",
+        "inference": "the actor computes log probabilities itself: remove the section, and its place",
+        "critic": "values come from the model that acts: `actor.model.add_value_head`",
+        "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
+        "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
+    }
 
     recipe: Text = Field(
         description="What is trained: a name that `rlinf recipes` lists. A file without it is about machines only."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
-from rlinf_core.config.fragments.values import Count, FilePath, Fraction, NonNegativeFloat, StepsOrNever
+from rlinf_core.config.fragments.values import Count, Fraction, NonNegativeFloat, OptionalPath, StepsOrNever
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Text
 
@@ -12,8 +15,16 @@ from rlinf_core.scalars import Bool, Text
 class RolloutConfig(ConfigModel):
     """What every rollout can be told. Recipes add `backend` and what their engines know."""
 
+    other_names: ClassVar[Mapping[str, str]] = {"rollout_backend": "backend", "generation_backend": "backend"}
+    not_available: ClassVar[Mapping[str, str]] = {
+        "model": "`model_dir` names the folder; the kind of model and its precision are those of `actor.model`",
+        "name": "`backend` names the engine",
+        "n": "`algorithm.group_size` says how often each start is tried",
+        "weight_syncer": "`runner.weight_sync_interval` says how often weights are sent",
+    }
+
     group_name: Text = Field(default="RolloutGroup", description="Name of the worker group; others address it by this.")
-    model_dir: FilePath | None = Field(
+    model_dir: OptionalPath = Field(
         default=None,
         description="Folder of the model the rollout starts with, before the first weights from the actor. Default:"
         " `actor.model.model_path`.",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, StepsOrNever
+from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Text
 
@@ -18,6 +18,10 @@ LOGGER_PACKAGES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "swanlab": (("swanlab",), "pip install 'rlinf[swanlab]'"),
     "trackio": (("trackio",), "pip install 'rlinf[trackio]'"),
 }
+
+
+# What `resume_dir` says for the newest checkpoint of the experiment.
+RESUME_NEWEST: Final = "auto"
 
 
 class LoggerConfig(ConfigModel):
@@ -37,6 +41,24 @@ class LoggerConfig(ConfigModel):
 
 class RunnerConfig(ConfigModel):
     """The run as a whole."""
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        "total_epochs": "max_epochs",
+        "total_training_steps": "max_steps",
+        "save_freq": "save_interval",
+        "test_freq": "val_check_interval",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        "ckpt_path": "`resume_dir` names the checkpoint; with `only_eval: true` it is evaluated and not trained on",
+        "output_dir": "`logger.log_path` names the folder that holds one folder for each run",
+        "experiment_name": "`logger.experiment_name` names the run",
+        "project_name": "`logger.project_name` names the project",
+        "overlap_env_bootstrap": "`max_staleness: 1` lets rollouts go on while the actor trains",
+        "enable_dynamic_batch_size": "`actor.micro_batch_size` bounds what a pass holds, in samples",
+        "max_tokens_per_mbs": "`actor.micro_batch_size` bounds what a pass holds, in samples",
+        "profiling": "`trace: true` writes timers, sends and waits to `trace.json`",
+        "tracer": "`trace: true` writes timers, sends and waits to `trace.json`",
+    }
 
     max_epochs: StepsOrNever = Field(
         default=-1,
@@ -63,7 +85,7 @@ class RunnerConfig(ConfigModel):
         " `rlinf stop`).",
     )
     keep_checkpoints: StepsOrNever = Field(default=3, description="Checkpoints kept, the newest ones; -1: all of them.")
-    resume_dir: FilePath | None = Field(
+    resume_dir: OptionalPath = Field(
         default=None,
         description="Checkpoint to continue from: a `global_step_N` folder, or `auto` for the newest of this"
         " experiment. Default: start anew.",

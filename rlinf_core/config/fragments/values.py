@@ -41,6 +41,14 @@ def _path(text: str) -> str:
 FilePath = Annotated[Text, AfterValidator(_path)]
 
 
+def _none_if_empty(value: Any) -> Any:
+    return None if value == "" else value
+
+
+# An empty text names nothing, as `null` does.
+OptionalPath = Annotated[FilePath | None, BeforeValidator(_none_if_empty)]
+
+
 def _one_or_many(value: Any) -> Any:
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 

@@ -12,7 +12,7 @@ from rlinf_core.hardware.robots.unit import RobotUnit
 
 
 def check(site: Site) -> None:
-    exclusive: dict[tuple[str, str], Path] = {}
+    exclusive: dict[tuple[str, str], tuple[str, Path]] = {}
     declared: dict[tuple[int, str], Path] = {}
     for path, group in site.groups():
         if group.hardware is None:
@@ -27,6 +27,7 @@ def check(site: Site) -> None:
                 severity=Severity.WARNING,
             )
         _nodes(site, path, group, declared)
+        _further_nodes(site, (*path, "hardware", "configs"), group.hardware.configs)
         for index, unit in enumerate(group.hardware.configs):
             _exclusive(site, (*configs, index), unit, exclusive)
         _repeated(site, configs, group.hardware.configs)
@@ -65,8 +66,19 @@ def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, s
             )
 
 
-def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str], Path]) -> None:
-    """Values that belong to one unit: the address of an arm, the serial of a camera."""
+def _further_nodes(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
+    """Report nodes outside the cluster that other fields than `node_rank` name, as that of an arm's controller."""
+    count = site.num_nodes
+    for index, unit in enumerate(units):
+        for field in type(unit).node_ranks:
+            at = (*configs, index, field)
+            rank: int | None = getattr(unit, field)
+            if rank is not None and count is not None and rank >= count and not site.damaged(at):
+                out_of_range(site, at, range(rank, rank + 1), site.place(at))
+
+
+def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str], tuple[str, Path]]) -> None:
+    """Report values of two units that belong to one: the address of an arm, the serial of a camera."""
     for field in type(unit).exclusive:
         value: object = getattr(unit, field)
         several = isinstance(value, tuple | list)
@@ -75,15 +87,22 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str
             path = (*at, field, index) if several else (*at, field)
             if single is None or site.damaged(path):
                 continue
-            first = taken.setdefault((field, _folded(str(single))), path)
+            as_first, first = taken.setdefault((_kind(field), _folded(str(single))), (field, path))
             if first != path:
+                how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
                 site.report(
                     "hardware-shared",
-                    f"`{single}` is given twice as `{field}`",
+                    f"`{single}` is given {how}",
                     path,
                     help="every unit has its own",
                     related=[(site.place(first), "first given at")],
                 )
+
+
+def _kind(field: str) -> str:
+    """Return what a field holds, whichever part of a robot it is about: `left_robot_ip` holds a `robot_ip`."""
+    side, _, rest = field.partition("_")
+    return rest if side in ("left", "right", "base") and rest else field
 
 
 def _folded(text: str) -> str:
@@ -101,11 +120,11 @@ def _folded(text: str) -> str:
 
 def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
     """Units that nothing tells apart. (Those with exclusive values are told apart by them.)"""
-    seen: dict[RobotUnit, int] = {}
+    seen: dict[tuple[type[RobotUnit], str], int] = {}
     for index, unit in enumerate(units):
-        if type(unit).exclusive or site.damaged((*configs, index)):
+        if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):
             continue
-        first = seen.setdefault(unit, index)
+        first = seen.setdefault((type(unit), unit.model_dump_json()), index)
         if first != index:
             site.report(
                 "hardware-shared",

@@ -17,7 +17,7 @@ from rlinf_core.config.tree import Path, Scalar, Sequence, find
 
 # Linux hands these out to outgoing connections unless it is told otherwise.
 _EPHEMERAL: Final = range(32768, 61000)
-_LOOPBACK: Final = ("localhost", "::1", "0.0.0.0", "::")
+_LOOPBACK: Final = ("localhost", "::1")
 
 
 def check(site: Site) -> None:

@@ -1,45 +1,22 @@
-"""A Franka arm with its cameras and gripper."""
+"""Franka arms with their cameras and grippers: one arm, or two that act as one robot."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.scalars import Bool, Int, Text, problem
-
-
-def _ip_address(text: str) -> str:
-    # Imported here: only a file with a robot needs it.
-    from ipaddress import ip_address
-
-    try:
-        ip_address(text)
-    except ValueError:
-        raise problem("bad-value", f"`{text}` is not an IP address", help="write it as in `10.10.10.1`") from None
-    return text
-
-
-def _serial(text: str) -> str:
-    if not text.strip():
-        raise problem("bad-value", "a serial number is missing here", help="remove the item or write the serial")
-    return text
-
-
-def _port(number: int) -> int:
-    if not 0 < number < 65536:
-        raise problem("bad-value", f"{number} is no TCP port", help="write a number from 1 to 65535")
-    return number
-
+from rlinf_core.hardware.robots.values import CameraType, Connection, GripperType, IpAddress, NodeRank, Port, Serials
+from rlinf_core.scalars import Bool
 
 # Where an arm's controller listens when nothing else is said: below the ports that systems give out by themselves.
 ROBOT_PORT = 17310
 
-IpAddress = Annotated[Text, AfterValidator(_ip_address)]
-Serial = Annotated[Text, AfterValidator(_serial)]
-Port = Annotated[Int, AfterValidator(_port)]
+_GRIPPERS = "`franka` (Franka Hand) or `robotiq`"
+_CONNECTION = "Device that the gripper is attached to, as in `/dev/ttyUSB0`. Default: that of the arm."
+_CONTROLLER_RANK = "Rank of the node that runs the arm's controller. Default: `node_rank`."
 
 
 @register_hardware("Franka")
@@ -47,18 +24,17 @@ class Franka(RobotUnit):
     """A Franka arm."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("robot_ip", "camera_serials")
+    node_ranks: ClassVar[tuple[str, ...]] = ("controller_node_rank",)
 
     robot_ip: IpAddress = Field(description="IP address of the arm's controller.")
     robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of the arm's controller.")
-    camera_serials: tuple[Serial, ...] = Field(
+    camera_serials: Serials = Field(
         default=(), description="Serial numbers of the arm's cameras, in the order the environment shows them."
     )
-    camera_type: Literal["realsense", "zed"] = Field(
-        default="realsense", description="Make of the cameras: `realsense` or `zed`."
-    )
-    gripper_type: Literal["franka", "robotiq"] = Field(
-        default="franka", description="Gripper on the arm: `franka` (Franka Hand) or `robotiq`."
-    )
+    camera_type: CameraType = Field(default="realsense", description="Make of the cameras: `realsense` or `zed`.")
+    gripper_type: GripperType = Field(default="franka", description=f"Gripper on the arm: {_GRIPPERS}.")
+    gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
+    controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
     disable_validate: Bool = Field(
         default=False, description="Skip the check that arm and cameras answer before a job starts."
     )
@@ -66,3 +42,61 @@ class Franka(RobotUnit):
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """See `RobotUnit`."""
         return () if self.disable_validate else ((self.robot_ip, self.robot_port),)
+
+
+@register_hardware("DualFranka")
+class DualFranka(RobotUnit):
+    """Two Franka arms that act as one robot. A package of yours brings its controller."""
+
+    exclusive: ClassVar[tuple[str, ...]] = (
+        "left_robot_ip",
+        "right_robot_ip",
+        "left_camera_serials",
+        "right_camera_serials",
+        "base_camera_serials",
+    )
+    node_ranks: ClassVar[tuple[str, ...]] = ("left_controller_node_rank", "right_controller_node_rank")
+
+    left_robot_ip: IpAddress = Field(description="IP address of the left arm's controller.")
+    right_robot_ip: IpAddress = Field(description="IP address of the right arm's controller.")
+    robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of both controllers.")
+    left_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the left wrist.")
+    right_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the right wrist.")
+    base_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras that stand apart.")
+    camera_type: CameraType = Field(
+        default="realsense", description="Make of the cameras where none is given for a place: `realsense` or `zed`."
+    )
+    left_camera_type: CameraType | None = Field(
+        default=None, description="Make of the cameras on the left wrist. Default: `camera_type`."
+    )
+    right_camera_type: CameraType | None = Field(
+        default=None, description="Make of the cameras on the right wrist. Default: `camera_type`."
+    )
+    base_camera_type: CameraType | None = Field(
+        default=None, description="Make of the cameras that stand apart. Default: `camera_type`."
+    )
+    left_gripper_type: GripperType = Field(default="franka", description=f"Gripper on the left arm: {_GRIPPERS}.")
+    right_gripper_type: GripperType = Field(default="franka", description=f"Gripper on the right arm: {_GRIPPERS}.")
+    left_gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
+    right_gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
+    left_controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
+    right_controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
+    disable_validate: Bool = Field(
+        default=False, description="Skip the check that arms and cameras answer before a job starts."
+    )
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """See `RobotUnit`."""
+        arms = (self.left_robot_ip, self.right_robot_ip)
+        return () if self.disable_validate else tuple((arm, self.robot_port) for arm in arms)
+
+    def cameras(self) -> tuple[tuple[str, str], ...]:
+        """See `RobotUnit`."""
+        if self.disable_validate:
+            return ()
+        places = (
+            (self.left_camera_type, self.left_camera_serials),
+            (self.right_camera_type, self.right_camera_serials),
+            (self.base_camera_type, self.base_camera_serials),
+        )
+        return tuple((make or self.camera_type, serial) for make, serials in places for serial in serials)

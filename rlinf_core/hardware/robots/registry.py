@@ -23,7 +23,15 @@ ENTRY_POINT_GROUP = "rlinf.hardware"
 U = TypeVar("U", bound=RobotUnit)
 
 # Our own, by module, so that a file pays only for the robots it names.
-_BUILT_IN = {"Franka": "rlinf_core.hardware.robots.franka"}
+_FRANKA = "rlinf_core.hardware.robots.franka"
+_PLUGIN_DRIVEN = "rlinf_core.hardware.robots.plugin_driven"
+_BUILT_IN = {
+    "Franka": _FRANKA,
+    "DualFranka": _FRANKA,
+    "DOSW1": _PLUGIN_DRIVEN,
+    "Turtle2": _PLUGIN_DRIVEN,
+    "GimArm": _PLUGIN_DRIVEN,
+}
 _registered: dict[str, type[RobotUnit]] = {}
 
 

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from rlinf_core.scalars import Int
+from rlinf_core.scalars import Int, StrictModel
 
 
-class RobotUnit(BaseModel):
+class RobotUnit(StrictModel):
     """One robot: an entry of `hardware.configs`. A new robot is a subclass with fields of its own.
 
-    `exclusive` names the fields whose values belong to one unit only: the address of an arm, the serial of a
-    camera. Two units with the same one are an error.
+    Attributes:
+        exclusive: the fields whose values belong to one unit only: the address of an arm, the serial of a camera. Two
+            units with the same one are an error.
+        node_ranks: further fields that hold the rank of a node, besides `node_rank`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
     exclusive: ClassVar[tuple[str, ...]] = ()
+    node_ranks: ClassVar[tuple[str, ...]] = ()
 
     node_rank: Annotated[Int, Field(ge=0)] = Field(description="Rank of the node that the robot is attached to.")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return where it must answer before a job starts: host and TCP port of each place. By default nowhere is
-        looked.
-        """
+        """Return where the robot must answer before a job starts: pairs of host and TCP port. None by default."""
         return ()
+
+    def cameras(self) -> tuple[tuple[str, str], ...]:
+        """Return the cameras that must be attached before a job starts: pairs of make and serial number.
+
+        By default those of `camera_serials` and `camera_type`, unless `disable_validate` is set.
+        """
+        if getattr(self, "disable_validate", False):
+            return ()
+        serials: tuple[str, ...] = getattr(self, "camera_serials", ())
+        return tuple((str(getattr(self, "camera_type", "realsense")), serial) for serial in serials)

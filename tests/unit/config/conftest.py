@@ -24,11 +24,13 @@ def _tree(text: str, name: str = "job.yaml") -> Mapping:
     return tree
 
 
-def _compose(text: str, *overrides: str, **environ: str) -> tuple[Composed, Diagnostics]:
+def _compose(
+    text: str, *overrides: str, without_recipe: str | None = None, **environ: str
+) -> tuple[Composed, Diagnostics]:
     found = Diagnostics()
     source = decode("job.yaml", text.encode(), found)
     assert source is not None
-    composed = compose(source, overrides, found, environ=environ)
+    composed = compose(source, overrides, found, environ=environ, without_recipe=without_recipe)
     assert composed is not None, list(found)
     return composed, found
 

@@ -254,6 +254,10 @@ class TestMachines:
         assert cluster.hosts == ("trainer08", "trainer09", "trainer10", "me@spare")
         assert (cluster.ports, cluster.head_address) == (range(30000, 30100), "10.0.0.1")
 
+    @pytest.mark.parametrize("host", ["fe80::1", "me@fe80::1%eth0", "10.0.0.3", "4090", "trainer.lab", "3com.lab"])
+    def test_hosts_are_names_and_addresses(self, host: str) -> None:
+        assert load(f"num_nodes: 1\nhosts: ['{host}']").hosts == (host,)
+
     def test_default_ports_lie_below_the_ephemeral_range(self) -> None:
         ports = load("num_nodes: 1").ports
         assert (ports.start, ports.stop - 1) == (20000, 20999)
@@ -267,7 +271,20 @@ class TestMachines:
             ("hosts: a,,b", "host-syntax", ("hosts",), ""),
             ("hosts: {a: 1}", "wrong-type", ("hosts",), None),
             ("head_address: me@head", "host-syntax", ("head_address",), "me@"),
+            ("hosts: ['trainer:22']", "host-syntax", ("hosts", 0), "trainer:22"),
+            ("hosts: me@10.0.0.3:22", "host-syntax", ("hosts",), "me@10.0.0.3:22"),
+            ("hosts: 'trainer:'", "host-syntax", ("hosts",), "trainer:"),
+            ("hosts: 10.0.0.999", "host-syntax", ("hosts",), "10.0.0.999"),
+            ("hosts: 10.0.0", "host-syntax", ("hosts",), "10.0.0"),
+            ("hosts: 10.0.0.[254-256]", "host-syntax", ("hosts",), "10.0.0.[254-256]"),
+            ("hosts: 0.0.0.0", "host-syntax", ("hosts",), "0.0.0.0"),
+            ("hosts: 255.255.255.255", "host-syntax", ("hosts",), "255.255.255.255"),
+            ("hosts: '1:2:3'", "host-syntax", ("hosts",), "1:2:3"),
+            ("head_address: 0.0.0.0", "host-syntax", ("head_address",), "0.0.0.0"),
+            ("head_address: '::'", "host-syntax", ("head_address",), "::"),
+            ("head_address: 10.0.0.1:6379", "host-syntax", ("head_address",), "10.0.0.1:6379"),
             ("ports: 3", "bad-value", ("ports",), None),
+            ("ports: 20000-20098", "bad-value", ("ports",), None),
             ("ports: 20000-x", "bad-value", ("ports",), "20000-x"),
             ("ports: 60000-70000", "bad-value", ("ports",), None),
             ("forward_env: [A=1]", "env-var-syntax", ("forward_env", 0), None),

@@ -26,7 +26,7 @@ def findings(folder: Path, example: Example) -> tuple[Composed | None, Diagnosti
     source = load_source(str(folder / "job.yaml"), found)
     assert source is not None
     overrides = [unmarked(argument) for argument in example.overrides]
-    return compose(source, overrides, found, environ=dict(example.environ)), found
+    return compose(source, overrides, found, environ=dict(example.environ), without_recipe="cluster"), found
 
 
 def marked(example: Example) -> tuple[str, int, int]:
@@ -76,7 +76,9 @@ def test_the_order_is_base_file_overrides_references(tmp_path: Path) -> None:
 
 def test_all_mistakes_are_found_in_one_pass(tmp_path: Path) -> None:
     example = Example(
-        "extends: base.yaml\na: ${gone}\n", overrides=("+b=1", "c", "d.e=2"), files=(("base.yaml", "d: ${env:NONE}\n"),)
+        "extends: base.yaml\nrecipe: x\na: ${gone}\n",
+        overrides=("+b=1", "c", "d.e=2"),
+        files=(("base.yaml", "d: ${env:NONE}\n"),),
     )
     _, found = findings(tmp_path, example)
     assert {problem.code for problem in found} == {

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from rlinf_core.config.field_docs import UnknownFieldError, describe, fields_below
 from rlinf_core.job.load import ClusterFile
+from rlinf_core.job.registry import find_recipe
 from rlinf_core.scalars import Float, Int, Text
 
 
@@ -83,6 +84,14 @@ def test_wrong_path_says_what_was_meant(path: str, help: str | None) -> None:
     with pytest.raises(UnknownFieldError) as caught:
         describe(Toy, path)
     assert caught.value.help == help
+
+
+def test_keys_of_others_are_explained() -> None:
+    model = find_recipe("embodied").config_model()
+    assert describe(model, "actor.optim.grad_clip").path == "actor.optim.clip_grad"
+    with pytest.raises(UnknownFieldError) as caught:
+        describe(model, "runner.ckpt_path")
+    assert "`resume_dir` names the checkpoint" in (caught.value.help or "")
 
 
 def test_completion_gets_nothing_for_a_wrong_path() -> None:

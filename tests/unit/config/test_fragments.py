@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -11,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
-from rlinf_core.config.fragments.actor import ActorConfig
+from rlinf_core.config.fragments.actor import ActorConfig, OptimConfig
 from rlinf_core.config.fragments.checks import near_divisors, near_multiples
 from rlinf_core.config.fragments.data import DataConfig
 from rlinf_core.config.fragments.env import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
@@ -20,6 +21,7 @@ from rlinf_core.config.fragments.runner import RunnerConfig
 from rlinf_core.config.fragments.values import KnownOrOwn, StepsOrNever
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, step
+from rlinf_core.job.load import load_job
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 
 CLUSTER = {"num_nodes": 1, "component_placement": {"actor": "0"}}
@@ -174,9 +176,40 @@ class TestEnv:
 
 
 @pytest.mark.parametrize(
+    ("runner", "underlined"),
+    [
+        ("{resume_dir: gone/global_step_3}", "gone/global_step_3"),
+        ("{resume_dir: job.yaml}", "job.yaml"),
+        ("{logger: {log_path: job.yaml}}", "job.yaml"),
+        ("{logger: {log_path: job.yaml/runs}}", "job.yaml/runs"),
+        ("{resume_dir: here, logger: {log_path: not/yet}}", None),
+        ("{resume_dir: auto}", None),
+    ],
+)
+def test_folders_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str, underlined: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    place = "{node_group: node, placement: 0}"
+    cluster = f"cluster: {{num_nodes: 1, component_placement: {{'actor,rollout,env': {place}}}}}\n"
+    (tmp_path / "job.yaml").write_text(f"recipe: embodied\n{cluster}runner: {runner}\n")
+    found = [(each.code, each.span.text) for each in load_job("job.yaml", environ={}).diagnostics]
+    assert found == ([("unusable-path", underlined)] if underlined else [])
+
+
+@pytest.mark.parametrize(
+    "value", [{"adam_beta1": 1.0}, {"adam_beta2": 1}, {"adam_beta2": -0.1}, {"lr": 0}, {"adam_eps": 0},
+              {"weight_decay": -1}, {"clip_grad": -1}, {"lr": float("inf")}, {"weight_decay": float("nan")}]
+)  # fmt: skip
+def test_optimizer_ranges(value: dict[str, Any]) -> None:
+    assert [where for _, where in fails(OptimConfig, value)] == [tuple(value)]
+
+
+@pytest.mark.parametrize(
     ("model", "value", "code"),
     [
-        (RunnerConfig, {"resume_dir": ""}, "bad-value"),
+        (RunnerConfig, {"resume_dir": " "}, "bad-value"),
         (RunnerConfig, {"max_staleness": -1}, "greater_than_equal"),
         (RunnerConfig, {"logger": {"logger_backends": ["tensorbord"]}}, "literal_error"),
         (RunnerConfig, {"trace": "yes"}, "wrong-type"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.compose import Composed
-from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.references import (
     Reference,
     ReferenceSyntaxError,
@@ -74,6 +74,12 @@ def test_any_text_is_split_or_refused_inside_of_it(text: str) -> None:
         ("a: ${env:NONE:-}\n", None),
         ("a: ${env:EMPTY}\n", None),
         ("a: ${env:TEXT}\n", "x: 1"),
+        ("a: ${oc.env:N}\n", 4),
+        ("a: ${oc.env:N,7}\n", 4),
+        ("a: ${oc.env:NONE,7}\n", 7),
+        ("a: ${oc.env:NONE, /data/a b }/x\n", "/data/a b/x"),
+        ("a: ${oc.env:NONE,'7 8'}\n", "7 8"),
+        ("a: ${oc.env:NONE,null}\n", None),
         ("cluster: {component_placement: {'actor,env': 0-3}}\na: ${cluster.component_placement.env}\n", "0-3"),
         ("n: 1\na: |\n  text ${n}\n", "text 1\n"),
     ],
@@ -120,7 +126,10 @@ def test_the_value_stands_where_it_is_used(composing: Compose) -> None:
         ("a: ${}\n", "reference-syntax", 1, "${}", "missing"),
         ("a: x ${b c} y\n", "reference-syntax", 1, "${b c}", "cannot stand"),
         ("a: ${.b}\n", "reference-syntax", 1, "${.b}", "cannot begin with `.`"),
-        ("a: ${oc.env:HOME}\n", "reference-syntax", 1, "${oc.env:HOME}", "no resolver `oc.env`"),
+        ("a: ${multiply:2,4}\n", "reference-syntax", 1, "${multiply:2,4}", "no resolver `multiply`"),
+        ("a: ${oc.env:NONE}\n", "unknown-variable", 1, "${oc.env:NONE}", "no variable `NONE`"),
+        ("a: ${oc.env:1X}\n", "reference-syntax", 1, "${oc.env:1X}", "`1X` is not the name of a variable"),
+        ("a: ${oc.env:X,${b}}\n", "reference-syntax", 1, "${oc.env:X,${b}", "cannot hold another"),
         ("a: ${env:1X}\n", "reference-syntax", 1, "${env:1X}", "not the name of a variable"),
         ("a: ${b.${c}}\n", "reference-syntax", 1, "${b.${c}", "cannot"),
         ("a: ${env:X:-${b}}\n", "reference-syntax", 1, "${env:X:-${b}", "cannot hold another"),
@@ -138,6 +147,22 @@ def test_mistakes(composing: Compose, text: str, code: str, line: int, underline
     assert (problem.code, problem.span.begin.line, problem.span.text) == (code, line, underlined)
     assert words in problem.message
     assert problem.path in composed.unresolved
+
+
+def test_without_a_recipe_only_the_section_that_is_read_must_resolve(composing: Compose) -> None:
+    text = "a: ${gone}\nb: {x: '${mul:2,3}', y: 1}\ncluster: {n: '${c}', m: '${b.y}'}\nc: ${env:NONE}\n"
+    composed, found = composing(text, without_recipe="cluster")
+    assert [(each.severity, each.code, each.path) for each in found] == [
+        (Severity.NOTE, "reference-not-checked", ("a",)),
+        (Severity.ERROR, "unknown-variable", ("c",)),
+    ]
+    assert "`${gone}`, `${mul:2,3}`" in next(iter(found)).message
+    assert to_data(composed.tree)["cluster"]["m"] == 1  # type: ignore[index, call-overload]
+
+
+def test_with_a_recipe_every_reference_must_resolve(composing: Compose) -> None:
+    _, found = composing("recipe: x\na: ${gone}\n", without_recipe="cluster")
+    assert [each.code for each in found] == ["unknown-reference"]
 
 
 def test_hints(composing: Compose) -> None:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.shape import validate
-from rlinf_core.config.tree import Mapping
+from rlinf_core.config.tree import Mapping, Path
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
 
 TreeOf = Callable[[str], Mapping]
@@ -321,6 +321,21 @@ def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
     assert view.model is not None
     assert view.model.car.door_count == 4
     assert view.damaged(("car", "door_count"))
+
+
+@pytest.mark.parametrize(
+    ("text", "unresolved"),
+    [
+        ("car: {wings: '${nope}', name: abc}\n", ("car", "wings")),
+        ("car: {wings: {left: [1, '${nope}']}, name: abc}\n", ("car", "wings", "left", 1)),
+    ],
+)
+def test_unknown_key_is_told_although_a_reference_in_it_failed(tree_of: TreeOf, text: str, unresolved: Path) -> None:
+    found = Diagnostics()
+    view = validate(File, tree_of(text), found, unresolved={unresolved})
+    assert told(list(found)) == [("unknown-key", "wings")]
+    assert view.model is not None
+    assert view.model.car.name == "abc"
 
 
 def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:

@@ -19,6 +19,7 @@ from rlinf_core.hardware.robots.registry import hardware_model, hardware_types, 
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Float, YamlInt
 
+OURS = ["DOSW1", "DualFranka", "Franka", "GimArm", "Turtle2"]
 ARM: dict[str, Any] = {"node_rank": 16, "robot_ip": "10.10.10.1"}
 
 
@@ -65,6 +66,14 @@ def test_an_arm_says_where_it_must_answer() -> None:
     [
         ({"robot_ip": "10.10.10"}, "bad-value", "robot_ip"),
         ({"robot_ip": "arm.local"}, "bad-value", "robot_ip"),
+        ({"robot_ip": "0.0.0.0"}, "bad-value", "robot_ip"),
+        ({"robot_ip": "0.0.0.7"}, "bad-value", "robot_ip"),
+        ({"robot_ip": "::"}, "bad-value", "robot_ip"),
+        ({"robot_ip": "255.255.255.255"}, "bad-value", "robot_ip"),
+        ({"robot_ip": "224.0.0.1"}, "bad-value", "robot_ip"),
+        ({"gripper_connection": "/dev/tty USB0"}, "bad-value", "gripper_connection"),
+        ({"gripper_connection": ""}, "bad-value", "gripper_connection"),
+        ({"controller_node_rank": -1}, "greater_than_equal", "controller_node_rank"),
         ({"robot_port": 0}, "bad-value", "robot_port"),
         ({"robot_port": 65536}, "bad-value", "robot_port"),
         ({"camera_type": "webcam"}, "literal_error", "camera_type"),
@@ -80,6 +89,38 @@ def test_what_a_franka_refuses(change: dict[str, Any], code: str, where: str) ->
     assert [(error["type"], error["loc"]) for error in caught.value.errors()] == [(code, (where,))]
 
 
+def test_two_arms_are_one_robot_with_the_cameras_of_three_places() -> None:
+    arms = {"node_rank": 0, "left_robot_ip": "10.0.0.1", "right_robot_ip": "10.0.0.2", "robot_port": 5000}
+    cameras = {"left_camera_serials": ["1"], "base_camera_serials": ["2", "3"], "base_camera_type": "zed"}
+    robot = hardware_model("DualFranka").model_validate({**arms, **cameras})
+    assert robot.addresses() == (("10.0.0.1", 5000), ("10.0.0.2", 5000))
+    assert robot.cameras() == (("realsense", "1"), ("zed", "2"), ("zed", "3"))
+    quiet = hardware_model("DualFranka").model_validate({**arms, **cameras, "disable_validate": True})
+    assert (quiet.addresses(), quiet.cameras()) == ((), ())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_robots_of_every_type_are_checked(name: str) -> None:
+    addresses = {field: "10.0.0.1" for field in hardware_model(name).model_fields if field.endswith("_ip")}
+    with pytest.raises(ValidationError) as caught:
+        hardware_model(name).model_validate({"node_rank": 0, **addresses, "camera_tpye": "zed"})
+    assert [(error["type"], error["loc"]) for error in caught.value.errors()] == [("extra_forbidden", ("camera_tpye",))]
+
+
+@pytest.mark.parametrize("name", ["DOSW1", "Turtle2", "GimArm"])
+def test_a_controller_of_the_users_gets_its_options(name: str) -> None:
+    robot = hardware_model(name).model_validate({"node_rank": 0, "camera_serials": ["7"], "options": {"bus": "can0"}})
+    assert robot.model_dump()["options"] == {"bus": "can0"}
+    assert robot.cameras() == (("realsense", "7"),)
+
+
+def test_null_is_the_default_of_a_key_that_has_one() -> None:
+    arm = Franka.model_validate({**ARM, "robot_port": None, "camera_serials": None, "gripper_connection": None})
+    assert (arm.robot_port, arm.camera_serials, arm.gripper_connection) == (ROBOT_PORT, (), None)
+    with pytest.raises(ValidationError):
+        Franka.model_validate({**ARM, "robot_ip": None})
+
+
 def test_an_ipv6_address_is_an_address() -> None:
     assert Franka.model_validate({**ARM, "robot_ip": "fe80::1"}).robot_ip == "fe80::1"
 
@@ -90,13 +131,16 @@ def test_types_are_found_by_their_exact_name() -> None:
         hardware_model("franka")
     assert caught.value.type == "unknown-hardware-type"
     assert caught.value.context is not None
-    assert caught.value.context["help"] == "did you mean `Franka`? known types: `Franka`"
+    assert (
+        caught.value.context["help"]
+        == "did you mean `Franka`? known types: `DOSW1`, `DualFranka`, `Franka`, `GimArm`, `Turtle2`"
+    )
 
 
 def test_a_robot_of_ones_own_is_registered_by_decorator() -> None:
     register_hardware("Gantry")(Gantry)
     assert hardware_model("Gantry") is Gantry
-    assert hardware_types() == ["Franka", "Gantry"]
+    assert hardware_types() == sorted([*OURS, "Gantry"])
 
 
 def test_one_name_has_one_model() -> None:
@@ -109,7 +153,7 @@ def test_one_name_has_one_model() -> None:
 def test_a_package_offers_a_robot_by_entry_point(offer: Any) -> None:
     offer(Gantry=f"{__name__}:Gantry")
     assert "Gantry" not in registry._registered
-    assert hardware_types() == ["Franka", "Gantry"]
+    assert hardware_types() == sorted([*OURS, "Gantry"])
     assert hardware_model("Gantry").__name__ == "Gantry"
 
 

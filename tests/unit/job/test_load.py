@@ -160,7 +160,7 @@ def test_recipe_that_cannot_be_used(name: str, code: str, message: str) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_nearest_recipe_is_guessed() -> None:
-    (found,) = load(f"recipe: Toy\n{CLUSTER}", assume=("4",)).diagnostics
+    (found,) = load(f"recipe: Toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",)).diagnostics
     assert found.help == "did you mean `toy`?"
 
 
@@ -198,6 +198,21 @@ def test_unresolved_reference_is_told_once() -> None:
     assert codes(job) == []
     assert isinstance(job.config, TrainerFile)
     assert job.config.trainer.steps == 7
+
+
+@pytest.mark.usefixtures("toy")
+def test_mistyped_recipe_hides_no_other_mistake() -> None:
+    job = load(f"recipe: toi\ntrainer: {{steps: 101, zzz: 1, batch: 3}}\n{CLUSTER}", assume=("4",))
+    assert codes(job) == ["unknown-recipe", "toy-steps", "unknown-key", "toy-batch"]
+    assert (job.recipe, job.config) == (None, None)
+
+
+def test_mistyped_hardware_type_hides_no_other_mistake() -> None:
+    unit = "{node_rank: 3, robot_ip: 10.0.0.1, camera_tpye: zed}"
+    group = f"{{label: arms, node_ranks: 0, hardware: {{type: Farnka, configs: [{unit}]}}}}"
+    job = load(f"cluster:\n  num_nodes: 1\n  node_groups:\n    - {group}\n")
+    assert codes(job) == ["unknown-hardware-type", "node-rank-out-of-range", "unknown-key"]
+    assert [each.help for each in job.diagnostics][2] == "did you mean `camera_type`?"
 
 
 @pytest.mark.usefixtures("toy")

@@ -1,0 +1,225 @@
+"""Keys by the names of related projects: ours are known by both, the rest is answered with what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.model_fields import alternatives, item_type, model_of, value_type
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.schema import json_schema
+from rlinf_core.config.shape import validate
+from rlinf_core.config.tree import Mapping, Path, to_data
+from rlinf_core.job.load import ClusterFile, load_job
+from rlinf_core.job.registry import find_recipe, recipe_names
+from rlinf_core.scalars import Float, Int, Text
+
+TreeOf = Callable[..., Mapping]
+
+
+class Optimizer(ConfigModel):
+    other_names: ClassVar[dict[str, str]] = {"learning_rate": "rate", "nothing": "gone"}
+    not_available: ClassVar[dict[str, str]] = {"betas": "write `beta`"}
+
+    rate: Float = 0.1
+    beta: Float = 0.9
+    token: Text = ""
+
+
+class Part(ConfigModel):
+    optim: Optimizer = Optimizer()
+    others: tuple[Optimizer, ...] = ()
+    by_name: dict[str, Optimizer] = {}  # noqa: RUF012
+
+
+class File(ConfigModel):
+    other_names: ClassVar[dict[str, str]] = {"piece": "part"}
+
+    part: Part = Part()
+    steps: Int = 1
+
+
+def check(
+    tree: Mapping, unresolved: tuple[Path, ...] = (), secret: tuple[Path, ...] = ()
+) -> tuple[list[Diagnostic], Validated[File]]:
+    found = Diagnostics()
+    view = validate(File, tree, found, unresolved=unresolved, secret=secret)
+    return list(found), view
+
+
+def test_a_key_may_have_either_name_at_any_depth(tree_of: TreeOf) -> None:
+    found, view = check(
+        tree_of(
+            "piece:\n  optim: {learning_rate: 1}\n  others: [{learning_rate: 2}, {rate: 3}]\n"
+            "  by_name: {a: {learning_rate: 4}}\n"
+        )
+    )
+    assert found == []
+    assert view.model is not None
+    part = view.model.part
+    assert (part.optim.rate, [each.rate for each in part.others], part.by_name["a"].rate) == (1, [2, 3], 4)
+    assert to_data(view.whole) == {
+        "part": {"optim": {"rate": 1}, "others": [{"rate": 2}, {"rate": 3}], "by_name": {"a": {"rate": 4}}}
+    }
+
+
+def test_a_finding_stands_at_the_name_that_is_written(tree_of: TreeOf) -> None:
+    found, _ = check(tree_of("piece:\n  optim: {learning_rate: fast}\n"))
+    assert [(each.code, each.span.text) for each in found] == [("wrong-type", "fast")]
+    assert str(found[0].span) == "job.yaml:2:26"
+
+
+def test_both_names_at_once_are_one_mistake(tree_of: TreeOf) -> None:
+    found, view = check(tree_of("part:\n  optim: {rate: 1, learning_rate: 2}\n"))
+    assert [(each.code, each.span.text) for each in found] == [("duplicate-key", "learning_rate")]
+    assert found[0].message == "`learning_rate` is another name of `rate`, which is given too"
+    assert view.model is not None
+    assert view.model.part.optim.rate == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "argument"), [("rate: 1", "learning_rate=2"), ("learning_rate: 1", "rate=2"), ("", "learning_rate=2")]
+)
+def test_an_override_wins_over_a_file_by_either_name(text: str, argument: str) -> None:
+    job = load_job(
+        "-", (f"actor.optim.{argument}".replace("learning_rate", "grad_clip").replace(".rate", ".clip_grad"),),
+        stdin=f"{EMBODIED}actor: {{optim: {{{text}}}}}\n".replace("learning_rate", "grad_clip")
+        .replace("rate:", "clip_grad:").encode(), environ={},
+    )  # fmt: skip
+    assert [each.message for each in job.diagnostics] == []
+    assert job.config.actor.optim.clip_grad == 2  # type: ignore[union-attr]
+
+
+def test_secrets_and_broken_references_keep_their_places_under_the_other_name(tree_of: TreeOf) -> None:
+    tree = tree_of("piece: {optim: {token: t0p, learning_rate: x}}\n")
+    at: Path = ("piece", "optim", "learning_rate")
+    found, view = check(tree, unresolved=(at,), secret=(("piece", "optim", "token"),))
+    assert found == []
+    assert view.secret == {("part", "optim", "token")}
+    assert view.pruned == {("part", "optim", "rate")}
+
+
+def test_what_is_not_available_names_the_nearest_thing(tree_of: TreeOf) -> None:
+    (found,), view = check(tree_of("part:\n  optim: {betas: [0.9], beta: 0.5}\n"))
+    assert (found.code, found.span.text, found.help) == ("not-available", "betas", "write `beta`")
+    assert found.message == "`part.optim.betas` is not available"
+    assert view.model is not None
+    assert view.model.part.optim.beta == 0.5
+
+
+def test_editors_know_both_names() -> None:
+    properties = json_schema(File)["$defs"]["Optimizer"]["properties"]
+    assert properties["learning_rate"] == {**properties["rate"], "description": "Another name of `rate`."}
+    assert "nothing" not in properties
+
+
+EMBODIED = (
+    "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,env: {node_group: node,"
+    " placement: 0}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("algorithm: {kl_penalty: low_var_kl}\n", ("algorithm", "kl_penalty"), "k3"),
+        ("algorithm: {kl_penalty: kl}\n", ("algorithm", "kl_penalty"), "k1"),
+        ("algorithm: {kl_penalty_type: mse}\n", ("algorithm", "kl_penalty"), "k2"),
+        ("algorithm: {lam: 0.5}\n", ("algorithm", "gae_lambda"), 0.5),
+        ("env: {train: {simulator_type: franka_kin}}\n", ("env", "train", "env_type"), "franka_kin"),
+        ("rollout: {generation_backend: huggingface}\n", ("rollout", "backend"), "huggingface"),
+        ("runner: {total_epochs: 3}\n", ("runner", "max_epochs"), 3),
+        ("actor: {model: {model_path: ''}}\n", ("actor", "model", "model_path"), None),
+        ("runner: {resume_dir: ''}\n", ("runner", "resume_dir"), None),
+        ("runner: {max_steps: null, logger: }\n", ("runner", "max_steps"), 150),
+        ("algorithm: {clip_ratio_c: null}\n", ("algorithm", "clip_ratio_c"), None),
+        ("env: \nactor: {optim: {lr: null}}\n", ("actor", "optim", "lr"), 1e-3),
+    ],
+)
+def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
+    job = load_job("-", stdin=(EMBODIED + text).encode(), environ={})
+    assert [each.message for each in job.diagnostics] == []
+    found: object = job.config
+    for name in path:
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("text", "underlined", "words"),
+    [
+        ("defaults: [base]\n", "defaults", "extends"),
+        ("task_type: embodied\n", "task_type", "recipe"),
+        ("runner: {ckpt_path: a.pt}\n", "ckpt_path", "resume_dir"),
+        ("rollout: {model: {model_path: a}}\n", "model", "model_dir"),
+        ("weight_syncer: {type: patch}\n", "weight_syncer", "weight_sync_interval"),
+        ("actor: {fsdp_config: {strategy: fsdp2}}\n", "strategy", "sharding_strategy"),
+        ("actor: {fsdp_config: {mixed_precision: {buffer_dtype: fp32}}}\n", "buffer_dtype", "param_dtype"),
+        ("actor: {model: {action_dim: 7}}\n", "action_dim", "the environment tells"),
+    ],
+)
+def test_keys_of_others_are_answered(text: str, underlined: str, words: str) -> None:
+    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert (found.code, found.span.text) == ("not-available", underlined)
+    assert words in (found.help or "")
+
+
+@pytest.mark.parametrize("key", ["tracer", "profiling", "net_emulation", "auto_scheduler"])
+def test_keys_of_a_cluster_that_are_not_here_are_answered_without_a_recipe(key: str) -> None:
+    (found,) = load_job("-", stdin=f"cluster:\n  num_nodes: 1\n  {key}: {{}}\n".encode(), environ={}).diagnostics
+    assert (found.code, found.span.text) == ("not-available", key)
+
+
+def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
+    job = load_job("-", stdin=b"defaults: [base]\ncluster: {num_nodes: 1}\n", environ={})
+    (found,) = job.diagnostics
+    assert "`extends: FILE`" in (found.help or "")
+    assert job.ok
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("data: {type: math}\n", None),
+        ("env: {type: x}\n", None),
+        ("actor: {model: {action_dims: 3}}\n", None),
+        ("runner: {num_nodes: 1}\n", "`num_nodes` belongs in `cluster`"),
+        ("actor: {seeed: 1}\n", "did you mean `seed`?"),
+        ("actor: {num_action_chunks: 1}\n", "`num_action_chunks` belongs in `actor.model`"),
+    ],
+)
+def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | None) -> None:
+    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert found.code == "unknown-key"
+    assert (found.help or "").startswith(hint or "known keys")
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[ConfigModel]]:
+    """All sections of a file, each once."""
+    seen: set[object] = set()
+    pending: list[object] = [model]
+    while pending:
+        for member in alternatives(pending.pop()):
+            section = model_of(member)
+            if section is None:
+                pending += [each for each in (item_type(member), value_type(member)) if each is not None]
+            elif section not in seen:
+                seen.add(section)
+                if issubclass(section, ConfigModel):
+                    yield section
+                pending += [field.annotation for field in section.model_fields.values()]
+
+
+@pytest.mark.parametrize("name", ["", *recipe_names()])
+def test_names_of_others_name_fields_and_nothing_known_is_unavailable(name: str) -> None:
+    model = find_recipe(name).config_model() if name else ClusterFile
+    for section in sections(model):
+        fields, others = set(section.model_fields), section.other_names
+        assert set(others.values()) <= fields, section
+        assert not set(others) & fields, section
+        assert not set(section.not_available) & (fields | set(others)), section
