@@ -2,50 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from rlinf_core.config.ranks import format_range
+from rlinf_core.config.ranks import format_range, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.placement import Placement
-from rlinf_core.placement.strategy import ClusterLike, Held, PlacementStrategy, count_up, numbers, topology_of
-from rlinf_core.topology import NODE_LABEL, NODES
+from rlinf_core.placement.strategy import (
+    ClusterLike,
+    Held,
+    PlacementStrategy,
+    count_up,
+    numbers,
+    split_labels,
+    topology_of,
+)
+from rlinf_core.suggest import quoted
+from rlinf_core.topology import NODE_LABEL, NODES, NodeGroupInfo
 
 
 class NodePlacementStrategy(PlacementStrategy):
     """One process for each entry of `node_ranks`; an entry may repeat. No process is assigned hardware.
 
     Args:
-        node_ranks: the node of each process, by its index in the selected group; without a group that is the node's
+        node_ranks: the node of each process, by its index in the selected groups; without a group that is the node's
             rank in the cluster.
-        node_group_label: the group whose nodes are meant; None means `node`, every node.
+        node_group_label: the group or groups whose nodes are meant (`"a"`, `"a,b"`, a list), in the order in which
+            their indices run on; None means `node`, every node.
 
     Raises:
         PlacementError: there are no processes, or their nodes are no whole numbers.
     """
 
-    def __init__(self, node_ranks: Iterable[int], node_group_label: str | int | None = None) -> None:
+    def __init__(
+        self,
+        node_ranks: Iterable[int],
+        node_group_label: str | int | Sequence[str | int] | None = None,
+    ) -> None:
         self.node_ranks = numbers(node_ranks, "`node_ranks`", "NodePlacementStrategy")
-        self.node_group_label = NODE_LABEL if node_group_label is None else str(node_group_label)
+        self.node_group_labels = split_labels(node_group_label) or (NODE_LABEL,)
         if not self.node_ranks:
             raise PlacementError(
                 "there is nothing to place", where="NodePlacementStrategy", help="give a node a process"
             )
 
     def __repr__(self) -> str:
-        return f"NodePlacementStrategy({list(self.node_ranks)}, node_group_label={self.node_group_label!r})"
+        groups = ",".join(self.node_group_labels)
+        return f"NodePlacementStrategy({list(self.node_ranks)}, node_group_label={groups!r})"
 
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
         topology = topology_of(cluster)
-        group = topology.group(self.node_group_label)
-        nodes = group.node_ranks
+        groups = [topology.group(label) for label in self.node_group_labels]
+        _check_apart(groups)
+        nodes = [(node, group.label) for group in groups for node in group.node_ranks]
         held: list[Held] = []
         for rank, index in enumerate(self.node_ranks):
             if not 0 <= index < len(nodes):
-                exist = format_range(range(len(nodes)))
+                have = f"{quoted(self.node_group_labels)} {'have' if len(groups) > 1 else 'has'}"
                 raise PlacementError(
-                    f"process {rank} asks for node {index}, but `{group.label}` has nodes {exist}",
+                    f"process {rank} asks for node {index}, but {have} nodes {format_range(range(len(nodes)))}",
                     where="NodePlacementStrategy",
-                    help="ranks count the nodes of the group, from 0" if group.label != NODE_LABEL else None,
+                    help=None
+                    if self.node_group_labels == (NODE_LABEL,)
+                    else "ranks count the nodes of the groups, from 0",
                 )
-            held.append((nodes[index], group.label, ()))
+            held.append((*nodes[index], ()))
         return count_up(topology, NODES, held, isolate_accelerator)
+
+
+def _check_apart(groups: Sequence[NodeGroupInfo]) -> None:
+    """Check that no node is in two of the groups.
+
+    Raises:
+        PlacementError: one is.
+    """
+    ranges = [piece for group in groups for piece in group.node_ranges]
+    if sum(map(len, merge_ranges(ranges))) < sum(map(len, ranges)):
+        raise PlacementError(
+            f"the node groups {quoted(group.label for group in groups)} share nodes",
+            where="NodePlacementStrategy",
+            help="leave one of them out: which of its groups a node is counted in decides its environment",
+        )

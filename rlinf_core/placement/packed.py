@@ -70,11 +70,11 @@ class PackedPlacementStrategy(PlacementStrategy):
         if count % self._block:
             fits = count // self._block * self._block
             what = f"shares of {self.num_hardware_per_process}"
-            if self.num_hardware_per_process > 1 and self.stride > 1:
+            if self.stride > 1:
                 what += f" with stride {self.stride}"
             resources = format_range(range(self.start_hardware_rank, self.end_hardware_rank + 1))
             raise PlacementError(
-                f"{count} resources, {resources}, cannot be dealt out in {what}",
+                f"{count} resource{'s' * (count != 1)}, {resources}, cannot be dealt out in {what}",
                 where=self._where,
                 help=f"their number must be a multiple of {self._block}"
                 + (f"; did you mean {format_range(self._range(fits))}?" if fits else ""),
@@ -83,16 +83,14 @@ class PackedPlacementStrategy(PlacementStrategy):
     @property
     def _block(self) -> int:
         """The smallest run of resources that is dealt out without a rest."""
-        per_process = self.num_hardware_per_process
-        return per_process * self.stride if per_process > 1 else 1
+        return self.num_hardware_per_process * self.stride
 
     def _range(self, count: int) -> range:
         return range(self.start_hardware_rank, self.start_hardware_rank + count)
 
     def _processes(self) -> Iterator[range]:
-        offsets = self.stride if self.num_hardware_per_process > 1 else 1
         for base in range(self.start_hardware_rank, self.end_hardware_rank + 1, self._block):
-            for offset in range(offsets):
+            for offset in range(self.stride):
                 yield range(base + offset, base + self._block, self.stride)
 
     def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:

@@ -60,7 +60,7 @@ def configured() -> Cluster:
     group = {
         "label": "workshop",
         "node_ranks": "0",
-        "env_configs": [{"node_ranks": "0", "env_vars": [{SEEN: "of the node"}]}],
+        "env_configs": [{"node_ranks": "0", "env_vars": [{SEEN: "of the group"}]}],
     }
     return Cluster(cluster_cfg=ClusterConfig.model_validate({"num_nodes": 1, "node_groups": [group]}))
 
@@ -89,10 +89,11 @@ def test_an_actor_is_made_on_its_node_with_its_arguments(cluster: Cluster, alloc
     assert ray.get(found.arguments.remote(), timeout=60) == (3, "three")
 
 
-def test_an_actor_has_the_variables_of_its_node(cluster: Cluster, allocate: Callable[..., Any]) -> None:
-    plain, with_variables = (allocate(each, args=(1, "")) for each in (cluster, configured()))
+def test_an_actor_has_the_variables_of_the_group_that_it_is_made_for(allocate: Callable[..., Any]) -> None:
+    plain = allocate(configured(), args=(1, ""))
+    with_variables = allocate(configured(), node_group="workshop", args=(1, ""))
     processes = ray.get([plain.process.remote(), with_variables.process.remote()], timeout=60)
-    assert processes == [(sys.executable, None), (sys.executable, "of the node")]
+    assert processes == [(sys.executable, None), (sys.executable, "of the group")]
 
 
 def test_no_actor_is_made_on_a_node_that_is_not_there(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.placement.node import NodePlacementStrategy
@@ -31,8 +32,8 @@ class Waiting(Worker):
 
 
 class Seeing(Worker):
-    def sight(self) -> dict[str, str]:
-        return {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    def sight(self) -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
 
     def device(self) -> tuple[str, int | None, tuple[int, ...]]:
         return str(self.torch_device), self.worker_info.gpu_id, self.worker_info.available_gpus
@@ -44,6 +45,16 @@ def four_gpus(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     node = cluster.get_node_info(0)._replace(num_accelerators=4, accelerator_type="NVIDIA", accelerator_ids=())
     monkeypatch.setattr(cluster, "topology", ClusterTopology.from_nodes([node]))
     return cluster
+
+
+def test_a_worker_on_a_node_keeps_the_nodes_own_visibility_variable(four_gpus: Cluster) -> None:
+    """It is given no accelerator and kept from none: it computes on one of them where its torch can."""
+    with Seeing.create_group().launch(four_gpus, NodePlacementStrategy([0] * 2), name="unreserved") as group:
+        own = os.environ.get("CUDA_VISIBLE_DEVICES")
+        assert [tuple(each.values()) for each in group.sight().wait()] == [(own, "0", "2"), (own, "1", "2")]
+        usable = torch.cuda.device_count()
+        device = [f"cuda:{rank % usable}" if usable else "cpu" for rank in range(2)]
+        assert group.device().wait() == [(each, None, (0, 1, 2, 3)) for each in device]
 
 
 def test_constructors_may_wait_for_each_other(cluster: Cluster, tmp_path: Path) -> None:

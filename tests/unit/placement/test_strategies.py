@@ -34,7 +34,7 @@ def test_packed_takes_consecutive_resources_over_nodes() -> None:
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 def test_packed_always_takes_the_lowest_unused(start: int, per_process: int, stride: int, blocks: int) -> None:
-    count = blocks * (per_process * stride if per_process > 1 else 1)
+    count = blocks * per_process * stride
     topology = ClusterTopology.from_nodes([NodeInfo(0, start + count)])
     strategy = PackedPlacementStrategy(start, start + count - 1, per_process, stride)
     unused = list(range(start, start + count))
@@ -112,6 +112,33 @@ def test_node_places_one_process_an_entry() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environment
     assert placements[2].visible_accelerators == tuple(range(8))
     assert placements[2].local_accelerator_rank is None
+
+
+def test_node_takes_several_groups_like_its_siblings(make_cluster: Callable[..., ClusterConfig]) -> None:
+    groups = [{"label": label, "node_ranks": ranks} for label, ranks in (("a", "0,3"), ("b", "1-2"), ("c", "2-3"))]
+    topology = ClusterTopology.from_config(make_cluster(4, groups=groups))
+    for labels in (["b", "a"], ("b", "a"), "b,a"):
+        placements = NodePlacementStrategy([0, 2, 3], node_group_label=labels).get_placement(topology)
+        assert [(each.cluster_node_rank, each.node_group_label) for each in placements] == [
+            (1, "b"),
+            (0, "a"),
+            (3, "a"),
+        ]
+    with pytest.raises(PlacementError, match="process 0 asks for node 4, but `b`, `a` have nodes 0-3"):
+        NodePlacementStrategy([4], ["b", "a"]).get_placement(topology)
+    with pytest.raises(PlacementError, match="the node groups `b`, `c` share nodes"):
+        NodePlacementStrategy([0], ["b", "c"]).get_placement(topology)
+
+
+@pytest.mark.parametrize(("per_process", "stride"), [(1, 3), (1, 16), (2, 3), (3, 1), (2, 8)])
+def test_a_stride_or_count_that_does_not_fit_is_refused(per_process: int, stride: int) -> None:
+    with pytest.raises(PlacementError, match="8 resources, 0-7, cannot be dealt out"):
+        PackedPlacementStrategy(0, 7, per_process, stride)
+
+
+def test_a_stride_that_fits_one_resource_a_process_changes_nothing() -> None:
+    plain, strided = (PackedPlacementStrategy(0, 7, stride=stride).get_placement(TWO_BY_EIGHT) for stride in (1, 4))
+    assert plain == strided
 
 
 def test_node_counts_within_a_group(make_cluster: Callable[..., ClusterConfig]) -> None:
