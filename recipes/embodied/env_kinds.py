@@ -9,6 +9,7 @@ from rlinf_core.config.fragments.checks import Report, blame, is_given
 from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
+from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
 # The tasks of the kinds that we bring ourselves; the others take ids of their own.
 TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push"), "franka_robot": ("reach",)}
 ARM_EPISODE_STEPS = 50
-# What has to be installed for a kind of environment: the module that is looked for, and how pip gets it.
-PACKAGES = {
-    "franka_mujoco": ("mujoco", "pip install 'rlinf[mujoco]'"),
-    "gymnasium": ("gymnasium", "pip install 'rlinf[gym]'"),
-    "panda_gym": ("panda_gym", "pip install 'rlinf[panda]'"),
-}
+# The module that has to be installed for a kind of environment.
+MODULES = {"franka_mujoco": "mujoco", "gymnasium": "gymnasium", "panda_gym": "panda_gym"}
 # Names that users of this field know and for which there is no adapter: nobody could try one here.
 NO_ADAPTER = {"maniskill": "pip install mani_skill", "libero": "pip install libero"}
 # The type of robot that each env worker owns one of.
@@ -63,16 +60,14 @@ def check_kind(
         report(at, "missing-extra", message, help)
         return
     _check_task(config, section, environments, report)
-    if kind in PACKAGES and _runs_in_this_interpreter(config):
-        from importlib.util import find_spec
-
-        module, command = PACKAGES[kind]
-        if find_spec(module) is None:
+    if kind in MODULES and _runs_in_this_interpreter(config):
+        module = MODULES[kind]
+        if missing_modules([module]):
             report(
                 at,
                 "missing-extra",
                 f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
-                f"run `{command}`, or give the env's nodes an interpreter that has it",
+                f"run `{install_command(module)}`, or give the env's nodes an interpreter that has it",
             )
     if kind in ROBOTS:
         _check_robots(config, section, environments, workers, report)
@@ -91,7 +86,7 @@ def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentC
             f"`env_type: {kind}` has no task `{task}`",
             did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
         )
-    if known is None and task is None and kind in PACKAGES:
+    if known is None and task is None and kind in MODULES:
         example = "CartPole-v1" if kind == "gymnasium" else "ID"
         report(
             at,

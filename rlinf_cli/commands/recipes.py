@@ -16,16 +16,28 @@ SCHEMA = "rlinf.recipes/1"
 
 def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """List what can be trained."""
+    from rlinf_cli.runnable import obstacle
+
     found = _listed()
     if output is Output.JSON:
         records = [
-            {"name": recipe.name, "summary": recipe.summary, "default_config": recipe.default_config}
+            {
+                "name": recipe.name,
+                "summary": recipe.summary,
+                "default_config": recipe.default_config,
+                "runnable": obstacle(recipe) is None,
+                "obstacle": obstacle(recipe),
+            }
             for recipe in found
         ]
         console.result_json({"schema": SCHEMA, "recipes": records})
         return
     rows = [(recipe.name, recipe.default_config, recipe.summary) for recipe in found]
     console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
+    for recipe in found:
+        why = obstacle(recipe)
+        if why is not None:
+            console.result(f"\n`{recipe.name}` cannot be run: {why}")
     console.message("\n`rlinf inspect config CONFIG` shows a config with all its defaults.")
 
 

@@ -42,12 +42,15 @@ def train(
     once. --assume is for --dry-run: a run asks the machines themselves.
     """
     from rlinf_cli.files import load, show_findings, sound
+    from rlinf_cli.runnable import check_has_program, check_installed
     from rlinf_core.config.diagnostics import Severity
 
     file, overrides = _chosen(arguments)
     if assume and not dry_run:
         raise typer.BadParameter("a run asks the machines themselves; it goes with --dry-run", param_hint="'--assume'")
     job = load(file, overrides, assume)
+    if job.recipe is not None and not dry_run:
+        check_has_program(job.recipe)
     parts = sound(job)
     if not (console.verbosity.quiet or told):
         show_findings(job, Severity.WARNING)
@@ -55,7 +58,6 @@ def train(
     if dry_run:
         _dry_run(job, parts, file, output)
         return
-    _check_runnable(recipe)
     if not told:
         _show_plan(parts, file)
     from rlinf_cli.remote import choose_cluster, cluster_elsewhere, train_there
@@ -63,6 +65,7 @@ def train(
     cluster = cluster_elsewhere(parts, file)
     if cluster is not None:
         raise typer.Exit(train_there(cluster, parts, output, detached=detach))
+    check_installed()
     choose_cluster(parts, file, told=told)
     from rlinf_cli.training import run, run_detached
 
@@ -110,26 +113,6 @@ def _recipe(job: Job) -> Recipe:
             help="add `recipe: NAME` to it, or pass `recipe=NAME`; `rlinf recipes` lists the names",
         )
     return job.recipe
-
-
-def _check_runnable(recipe: Recipe) -> None:
-    """What can be known to be missing before anything is started or written."""
-    from importlib.util import find_spec
-
-    from rlinf_core.errors import RLinfError
-
-    if recipe.program is None:
-        raise RLinfError(
-            f"recipe `{recipe.name}` cannot be run yet",
-            why="it has no program in this version: its files can be validated and laid out",
-            help="`rlinf train --dry-run` shows what would run; `rlinf recipes` lists the others",
-        )
-    missing = [name for name in ("ray", "torch", "numpy") if find_spec(name) is None]
-    if missing:
-        raise RLinfError(
-            f"training needs {', '.join(f'`{name}`' for name in missing)}, which this Python does not have",
-            help="run `pip install 'rlinf[train]'`",
-        )
 
 
 def _show_plan(parts: SoundJob, file: str) -> None:

@@ -23,7 +23,7 @@ _RECORD = "node.json"
 _TOKEN = "token"
 # Run by the node's interpreter in the node's environment, so that PYTHONPATH and the like count; imports nothing heavy.
 _SOFTWARE = r"""
-import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, sys
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy, sys
 sys.path[:] = [p for p in sys.path if p]
 def version(name):
     try:
@@ -34,6 +34,12 @@ def found(name):
     try:
         return util.find_spec(name)
     except (ImportError, ValueError):
+        return None
+def own_version(place):
+    # Not that of an installed distribution: shipped code has none, and another project's may be called `rlinf`.
+    try:
+        return runpy.run_path(os.path.join(place, "version.py"))["__version__"] if place else None
+    except (OSError, KeyError):
         return None
 digest, places = hashlib.sha256(), {}
 for name in ("rlinf_core", "recipes"):
@@ -53,7 +59,7 @@ for name in ("rlinf_core", "recipes"):
 print(json.dumps({
     "python": list(sys.version_info[:3]),
     "ray": version("ray") if found("ray") else None,
-    "rlinf": version("rlinf"),
+    "rlinf": own_version(places.get("rlinf_core")),
     "fingerprint": digest.hexdigest()[:16] if "rlinf_core" in places else None,
     "places": places,
 }))

@@ -21,7 +21,7 @@ from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
 from rlinf_core.placement.environment import forwarded_values
 
-# The version that `rlinf[train]` asks for.
+# The version that the extra `train` asks for.
 RAY_VERSION: Final = "2.60.0"
 # The names under which the vendors' device plugins count their accelerators.
 _DEVICE_PLUGINS: Final = {

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.config.fragments.runner import LOGGER_PACKAGES
+from rlinf_core.config.fragments.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
+from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.suggest import did_you_mean, quoted
 
 
 class BackendSettings(NamedTuple):
@@ -196,15 +197,12 @@ def check_backend(name: str) -> None:
     """
     where = "runner.logger.logger_backends"
     if name not in _BACKENDS:
-        from rlinf_core.suggest import did_you_mean, quoted
-
         hint = did_you_mean(name, _BACKENDS) or f"known: {quoted(_BACKENDS)}"
         raise ConfigError(f"unknown logger backend `{name}`", where=where, help=hint)
-    modules, command = LOGGER_PACKAGES[name]
-    missing = next((module for module in modules if find_spec(module) is None), None)
-    if missing is not None:
+    missing = missing_modules(LOGGER_MODULES[name])
+    if missing:
         raise ConfigError(
-            f"the logger backend `{name}` needs the package `{missing}`, which this Python does not have",
+            f"the logger backend `{name}` needs {quoted(missing)}, which this Python does not have",
             where=where,
-            help=f"run `{command}`, or take it out of the list",
+            help=f"run `{install_command(*missing)}`, or take it out of the list",
         )

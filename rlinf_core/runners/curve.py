@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.errors import RunError
+from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.runners.metrics import Metrics, read_metrics
 
 
@@ -85,11 +85,11 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
     panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
     if not panels:
         return None
-    if find_spec("matplotlib") is None:
+    if missing_modules(["matplotlib"]):
         raise RunError(
             "no learning curve was drawn",
             why="this Python does not have the package `matplotlib`",
-            help="run `pip install 'rlinf[train]'`",
+            help=f"run `{install_command('matplotlib')}`",
         )
     paths = folder / "curve.png", folder / "curve.svg"
     try:

@@ -48,6 +48,21 @@ def test_the_recipes_travel_with_it(installed: Path, tmp_path: Path) -> None:
     assert "math" in result.stdout
 
 
+def test_its_name_is_no_other_projects(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed / "pip", "list", "--format=json", cwd=tmp_path)
+    names = {package["name"].lower() for package in json.loads(listed.stdout)}
+    assert "rlinf-cli" in names
+    assert "rlinf" not in names
+    assert run(installed / "rlinf", "--version", cwd=tmp_path).stdout.startswith("rlinf ")
+
+
+def test_what_training_lacks_is_named_for_this_interpreter(installed: Path, tmp_path: Path) -> None:
+    result = run(installed / "rlinf", "train", "recipe=embodied", cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"run `{installed / 'python'} -m pip install 'ray>=2.60,<2.61' torch numpy`" in result.stderr
+    assert "`embodied` cannot be run: needs `ray`" in run(installed / "rlinf", "recipes", cwd=tmp_path).stdout
+
+
 def test_the_core_install_is_light(installed: Path, tmp_path: Path) -> None:
     listed = run(installed / "pip", "list", "--format=json", cwd=tmp_path)
     names = {package["name"].lower() for package in json.loads(listed.stdout)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipes.embodied.env_kinds import NO_ADAPTER, PACKAGES, no_adapter
+from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, no_adapter
 from rlinf_core.errors import ConfigError
 from rlinf_core.named import Registry
+from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import EnvSettings, VectorEnv
@@ -30,16 +31,14 @@ class MissingPackageError(ConfigError):
 
     Attributes:
         package: the module that is missing.
-        command: how pip gets it.
     """
 
-    def __init__(self, env_type: str, package: str, command: str) -> None:
+    def __init__(self, env_type: str, package: str) -> None:
         super().__init__(
             f"`env_type: {env_type}` needs the package `{package}`, which this Python does not have",
-            help=f"run `{command}`",
+            help=f"run `{install_command(package)}`",
         )
         self.package = package
-        self.command = command
 
 
 def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
@@ -65,8 +64,6 @@ def check_package(env_type: str) -> None:
     Raises:
         MissingPackageError: it cannot.
     """
-    from importlib.util import find_spec
-
-    package, command = PACKAGES.get(env_type, (None, ""))
-    if package and find_spec(package) is None:
-        raise MissingPackageError(env_type, package, command)
+    module = MODULES.get(env_type)
+    if module is not None and missing_modules([module]):
+        raise MissingPackageError(env_type, module)

@@ -16,8 +16,10 @@ from pydantic import BaseModel
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.fragments.actor import ActorConfig, FsdpConfig
-from rlinf_core.config.fragments.runner import LOGGER_PACKAGES, RESUME_NEWEST, RunnerConfig
+from rlinf_core.config.fragments.runner import LOGGER_MODULES, RESUME_NEWEST, RunnerConfig
 from rlinf_core.config.tree import Path
+from rlinf_core.requirements import install_command, missing_modules
+from rlinf_core.suggest import quoted
 
 # Enough for every divisor of ten thousand million, and quick for any number that somebody may write.
 _TRIED_DIVISORS: Final = 100_000
@@ -138,16 +140,13 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
 def check_loggers(runner: RunnerConfig, report: Report) -> None:
     """The packages of the logger backends are in the Python that drives the run, which is this one."""
     for index, name in enumerate(runner.logger.logger_backends):
-        from importlib.util import find_spec
-
-        modules, command = LOGGER_PACKAGES[name]
-        missing = next((module for module in modules if find_spec(module) is None), None)
-        if missing is not None:
+        missing = missing_modules(LOGGER_MODULES[name])
+        if missing:
             report(
                 ("runner", "logger", "logger_backends", index),
                 "missing-extra",
-                f"`logger_backends` names `{name}`, which needs the package `{missing}`; this Python does not have it",
-                f"run `{command}`, or take it out of the list: `metrics.jsonl` is always written",
+                f"`logger_backends` names `{name}`, which needs {quoted(missing)}; this Python does not have it",
+                f"run `{install_command(*missing)}`, or take it out of the list: `metrics.jsonl` is always written",
             )
 
 

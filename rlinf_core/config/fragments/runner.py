@@ -11,12 +11,12 @@ from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, 
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Text
 
-# What a logger backend imports, and how pip gets it.
-LOGGER_PACKAGES: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "tensorboard": (("tensorboard", "torch"), "pip install 'rlinf[tensorboard]'"),
-    "wandb": (("wandb",), "pip install 'rlinf[wandb]'"),
-    "swanlab": (("swanlab",), "pip install 'rlinf[swanlab]'"),
-    "trackio": (("trackio",), "pip install 'rlinf[trackio]'"),
+# The modules that a logger backend imports.
+LOGGER_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "tensorboard": ("tensorboard", "torch"),
+    "wandb": ("wandb",),
+    "swanlab": ("swanlab",),
+    "trackio": ("trackio",),
 }
 
 

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import io
 import json
+import os
 import sys
 import tarfile
 from collections.abc import Callable
@@ -137,6 +138,13 @@ def test_software_that_cannot_be_asked_is_a_fault(monkeypatch: pytest.MonkeyPatc
     facts = node_facts.software({})
     assert facts["ray"] is None
     assert facts["fault"]
+
+
+def test_its_version_is_that_of_the_code_and_of_no_distribution() -> None:
+    """Code that `--sync` shipped has no distribution, and one called `rlinf` may be another project's."""
+    from rlinf_core import __version__
+
+    assert node_facts.software(dict(os.environ))["rlinf"] == __version__
 
 
 def test_a_folder_is_short_enough_for_rays_sockets(monkeypatch: pytest.MonkeyPatch) -> None:

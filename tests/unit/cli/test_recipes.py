@@ -18,7 +18,8 @@ Cli = Callable[..., Any]
 def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
     ended = cli("recipes")
     assert ended.code == 0
-    header, *rows = ended.out.splitlines()
+    table, _, _ = ended.out.partition("\n\n")
+    header, *rows = table.splitlines()
     assert header.split() == ["recipe", "config", "what"]
     assert [row.split()[0] for row in rows] == ["embodied", "math"]
     for row in rows:
@@ -45,3 +46,22 @@ def test_a_broken_package_does_not_hide_the_others(cli: Cli, monkeypatch: pytest
     assert ended.code == 0
     assert "math" in ended.out
     assert "recipe `embodied` cannot be loaded" in ended.err
+
+
+def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    unprogrammed = registry.find_recipe("embodied")._replace(name="unprogrammed", program=None)
+    monkeypatch.setattr(registry, "recipe_names", lambda: ["embodied", "unprogrammed"])
+    find = registry.find_recipe
+    monkeypatch.setattr(registry, "find_recipe", lambda name: unprogrammed if name == "unprogrammed" else find(name))
+    why = "no program in this version; its files can be validated and laid out"
+    text = cli("recipes").out
+    assert f"\n`unprogrammed` cannot be run: {why}\n" in text
+    assert "`embodied` cannot be run" not in text
+    first, second = json.loads(cli("recipes", "--output", "json").out)["recipes"]
+    assert (first["runnable"], first["obstacle"]) == (True, None)
+    assert (second["runnable"], second["obstacle"]) == (False, why)
+
+
+def test_what_an_interpreter_lacks_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
+    assert "`embodied` cannot be run: needs `torch`, which this Python does not have\n" in cli("recipes").out

@@ -216,6 +216,20 @@ class TestMistakes:
         assert "recipe `unprogrammed` cannot be run yet" in ended.err
         assert list(folder.iterdir()) == []
 
+    def test_a_recipe_without_a_program_before_anything_else(self, cli: Cli) -> None:
+        """Whoever corrects the file, or reads where its processes go, would do it in vain."""
+        ended = cli("train", "recipe=unprogrammed", "no.such.key=1")
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("error: recipe `unprogrammed` cannot be run yet\n")
+
+    def test_packages_that_are_missing(self, cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
+        ended = cli("train", "recipe=fake")
+        assert (ended.code, ended.out) == (1, "")
+        assert "error: training needs `ray`, which this Python does not have\n" in ended.err
+        assert f"run `{sys.executable} -m pip install 'ray>=2.60,<2.61'`" in ended.err
+        assert list(folder.iterdir()) == []
+
     def test_a_folder_that_cannot_be_written(self, cli: Cli, folder: Path) -> None:
         (folder / "runs").write_text("a file")
         ended = cli("train", "recipe=fake", "-q")
@@ -296,10 +310,13 @@ class TestAnEndBeforeItsTime:
         process.send_signal(sent)
         out, err = process.communicate(timeout=30)
         assert (process.returncode, out) == (code, "")
-        assert f"{word} after step 1; the run folder is runs/" in err
-        assert "Traceback" not in err
         state = last_run().state
-        assert (state.status, state.reason, state.step) == ("interrupted", word, 1)
+        # The step under way is finished, as far as there was one.
+        assert state.step in (1, 2)
+        assert f"{word} after step {state.step}; the run folder is runs/" in err
+        assert "\nnothing is kept: no checkpoint was written\n" in err
+        assert "Traceback" not in err
+        assert (state.status, state.reason) == ("interrupted", word)
 
     def test_by_a_signal_that_comes_with_the_run_folder(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = RunFolder.write_config

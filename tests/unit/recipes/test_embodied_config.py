@@ -196,7 +196,7 @@ class TestKinds:
         task = "env:\n  train:\n    env_type: panda_gym\n    task: PandaReach-v3\n"
         found = findings(LAPTOP + task, messages=True)
         assert [each[:2] for each in found] == [("missing-extra", "panda_gym")]
-        assert found[0][3].startswith("run `pip install 'rlinf[panda]'`")
+        assert found[0][3].startswith(f"run `{sys.executable} -m pip install 'panda-gym>=3.0.7,<4'`")
         elsewhere = LAPTOP.replace("  component_placement", "  hosts: [trainer]\n  component_placement")
         assert findings(elsewhere + task) == []
         own = (

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from recipes.embodied.env_kinds import NO_ADAPTER, PACKAGES, TASKS
+from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, TASKS
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.registry import _ENVS, MissingPackageError, make_env
 from rlinf_core.config.fragments.env import ENV_TYPES
 from rlinf_core.errors import ConfigError
+from rlinf_core.requirements import install_command
 
 SETTINGS = EnvSettings(num_envs=2)
 
@@ -22,14 +23,14 @@ def test_ours_and_a_users_own() -> None:
         assert isinstance(make_env(name, SETTINGS), FrankaKinEnv)
 
 
-@pytest.mark.parametrize("name", sorted(PACKAGES))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, command = PACKAGES[name]
+    package = MODULES[name]
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingPackageError, match=package) as caught:
         make_env(name, SETTINGS)
     assert caught.value.package == package
-    assert caught.value.help == f"run `{command}`"
+    assert caught.value.help == f"run `{install_command(package)}`"
 
 
 @pytest.mark.parametrize("name", sorted(NO_ADAPTER))
@@ -42,7 +43,7 @@ def test_what_has_no_adapter_says_so_and_what_to_do(name: str) -> None:
 
 def test_every_kind_that_a_file_may_name_is_known() -> None:
     assert set(ENV_TYPES) == set(_ENVS.names()) | set(NO_ADAPTER)
-    assert set(TASKS) | set(PACKAGES) == set(_ENVS.names())
+    assert set(TASKS) | set(MODULES) == set(_ENVS.names())
 
 
 def test_unknown_names_are_refused() -> None:

@@ -1,0 +1,34 @@
+"""Packages that an interpreter lacks, and the command that installs them there."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from typing import Final
+
+# What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
+_REQUIREMENTS: Final = {
+    "gymnasium": "gymnasium>=1.0,<2",
+    "mujoco": "mujoco>=3.3,<5",
+    "panda_gym": "panda-gym>=3.0.7,<4",
+    "ray": "ray>=2.60,<2.61",
+}
+
+
+def missing_modules(modules: Iterable[str]) -> list[str]:
+    """Return those of `modules` that this interpreter cannot import. Imports none of them."""
+    import importlib.util
+
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def install_command(*modules: str, python: str | None = None) -> str:
+    """Return the command that installs the packages of `modules`, as a shell takes it.
+
+    Args:
+        modules: names as in `import`.
+        python: the interpreter that lacks them; this one by default.
+    """
+    wanted = (_REQUIREMENTS.get(name, name) for name in modules)
+    return shlex.join((python or sys.executable or "python", "-m", "pip", "install", *wanted))
