@@ -155,8 +155,10 @@ class Loop:
         if bool(samples.tensors["mask"].all()):
             del samples.tensors["mask"]  # the loss is simpler, and so faster, where everything counts
         found = None
+        # Four batches, as the recipe takes where the file gives no size.
+        size = self.actor.global_batch_size or -(-len(samples.tensors["actions"]) // 4)
         for _ in range(self.algorithm.update_epoch):
-            for inputs, batch in samples.batches(self.actor.global_batch_size):
+            for inputs, batch in samples.batches(size):
                 judged = self.policy(inputs, batch.pop("actions"))
                 values = judged.values if "returns" in batch else None
                 given = LossInputs(
