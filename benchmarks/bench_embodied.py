@@ -28,7 +28,7 @@ from benchmarks import single_process_ppo
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.starts import Starts
-from recipes.embodied.models.base import Decision, Inputs
+from recipes.embodied.models.base import Inputs, PolicyOutput
 from recipes.embodied.models.mlp_policy import MlpPolicy
 from recipes.embodied.program import program
 from recipes.embodied.weights import FlatWeights
@@ -218,12 +218,12 @@ class SlowEnv(VectorEnv):
 
 
 class SlowPolicy(MlpPolicy):
-    """Takes `LATENCY` for a decision, without computing."""
+    """Takes `LATENCY` for an output, without computing."""
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         super().__init__(config, spec)
 
-    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """See `BasePolicy`."""
         time.sleep(LATENCY)
         return super().act(inputs, greedy=greedy, generator=generator)

@@ -107,14 +107,14 @@ class Loop:
         passed: list[Inputs] = []
         inputs = policy.prepare(self.env.reset())
         for _ in range(self.config.max_steps_per_rollout_epoch):
-            decision = policy.act(inputs)
-            result = self.env.step(policy.to_env(decision.actions))
-            row = {"actions": decision.actions, "logprobs": decision.logprobs}
+            output = policy.act(inputs)
+            result = self.env.step(policy.to_env(output.actions))
+            row = {"actions": output.actions, "logprobs": output.logprobs}
             for name in ("rewards", "terminations", "truncations", "valid"):
                 row[name] = torch.from_numpy(getattr(result, name))
-            if decision.values is not None:
-                row["values"] = decision.values
-                row["finals"] = torch.zeros_like(decision.values)
+            if output.values is not None:
+                row["values"] = output.values
+                row["finals"] = torch.zeros_like(output.values)
                 if result.final_observations is not None and result.truncations.any():
                     row["finals"] = policy.values(policy.prepare(result.final_observations))
             passed.append(inputs)
@@ -159,11 +159,11 @@ class Loop:
         size = self.actor.global_batch_size or -(-len(samples.tensors["actions"]) // 4)
         for _ in range(self.algorithm.update_epoch):
             for inputs, batch in samples.batches(size):
-                judged = self.policy(inputs, batch.pop("actions"))
-                values = judged.values if "returns" in batch else None
+                evaluated = self.policy(inputs, batch.pop("actions"))
+                values = evaluated.values if "returns" in batch else None
                 given = LossInputs(
-                    logprobs=sum_to_level(judged.logprobs, self.algorithm.logprob_type),
-                    entropy=sum_to_level(judged.entropy, self.algorithm.entropy_type)
+                    logprobs=sum_to_level(evaluated.logprobs, self.algorithm.logprob_type),
+                    entropy=sum_to_level(evaluated.entropy, self.algorithm.entropy_type)
                     if self.algorithm.entropy_bonus
                     else None,
                     values=values,

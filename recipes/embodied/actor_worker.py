@@ -1,4 +1,4 @@
-"""The workers that learn."""
+"""The actor: the workers that train the policy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.embodied.batch import samples_of
 from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import rollouts_of, routes_of
 from recipes.embodied.learner import Learner
-from recipes.embodied.learning import samples_of
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.embodied.precision import weight_type
 from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.sharding import Sharded, hold
+from recipes.embodied.sharding import Sharded, parallelize
 from recipes.embodied.trajectory import Trajectories, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
@@ -30,7 +30,7 @@ from rlinf_core.runners.embodied_runner import Layout, trajectory_key
 
 
 class EmbodiedFSDPActor(Worker):
-    """Learns from trajectories. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
+    """Trains on trajectories. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
 
     config_section = "actor"
 
@@ -42,7 +42,7 @@ class EmbodiedFSDPActor(Worker):
         self._sending: list[Any] = []
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
-        """Make the policy and the optimizer; every rank begins with the same weights."""
+        """Create the policy and the optimizer; every rank begins with the same weights."""
         torch.set_num_threads(1)
         config = self._config.actor
         self._layout = layout
@@ -50,10 +50,10 @@ class EmbodiedFSDPActor(Worker):
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
         self._outgoing = FlatWeights.adopt(policy)
-        self._holding = hold(policy, self._rank, self._world_size, config.fsdp_config, self.torch_device)
+        self._strategy = parallelize(policy, self._rank, self._world_size, config.fsdp_config, self.torch_device)
         self._policy = policy
         self._optimizer = make_optimizer(policy, config.optim)
-        self._learner = Learner(self._config, self._holding, self._optimizer, self.torch_device, self._rank)
+        self._learner = Learner(self._config, self._strategy, self._optimizer, self.torch_device, self._rank)
         self._routes = routes_of(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
 
@@ -92,23 +92,23 @@ class EmbodiedFSDPActor(Worker):
         self._sending = []
 
     def _gathered(self) -> FlatWeights:
-        """Return the weights as they are now, whole. Without shards they are where the policy computes with them."""
+        """Return the current weights, whole. Without shards it is the memory that the policy computes with."""
         if self._world_size > 1:
             state: dict[str, Tensor] = self._policy.state_dict()
             for name, view in self._outgoing.views.items():
-                view.copy_(self._holding.whole(state[name]))
+                view.copy_(self._strategy.whole(state[name]))
         return self._outgoing
 
     # A training step
 
     def recv_rollout_batch(self, step: int | None = None) -> int:
-        """Take this actor's share of a rollout out of the channel: all passes of all its environments.
+        """Receive this actor's share of a rollout: all passes of all its environments.
 
         Args:
             step: the training step; by default the one after the last.
 
         Returns:
-            How many versions older than the weights here those are that acted.
+            The staleness of the samples: versions between the acting weights and those here.
         """
         config = self._config
         self._step = step = self._step + 1 if step is None else step
@@ -119,12 +119,12 @@ class EmbodiedFSDPActor(Worker):
         return self._version - self._trajectories.version
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
-        """Make samples of the trajectories.
+        """Turn the trajectories into training samples.
 
         Returns:
-            Figures of them, by their full names.
+            Metrics of them, by their full names.
         """
-        holding = self._holding
+        strategy = self._strategy
         # Every actor of a team has the same trajectories.
         teams = self._routes.actors
         members = self._world_size // teams
@@ -134,11 +134,11 @@ class EmbodiedFSDPActor(Worker):
             self._trajectories,
             self._config.algorithm,
             group_size(self._config, self._config.env.train),
-            (lambda value: holding.reduce_sum(value) / members) if self._world_size > 1 else None,
+            (lambda value: strategy.reduce_sum(value) / members) if self._world_size > 1 else None,
         )
         del self._trajectories
         samples = samples.part(self._rank // self._routes.actors, members)
-        if self._world_size > 1 and holding.reduce_sum(torch.tensor(float("mask" in samples.tensors))):
+        if self._world_size > 1 and strategy.reduce_sum(torch.tensor(float("mask" in samples.tensors))):
             # All ranks compute alike.
             samples = samples.masked()
         self._learner.check_samples(samples, self._step if step is None else step)
@@ -152,7 +152,7 @@ class EmbodiedFSDPActor(Worker):
             step: the training step, which the random numbers depend on; by default that of the last batch received.
 
         Returns:
-            Figures of the training, means over all parts of its batches, by their full names.
+            Metrics, means over all micro batches, by their full names.
 
         Raises:
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
@@ -185,8 +185,8 @@ class EmbodiedFSDPActor(Worker):
         return figures
 
     def _move(self, device: torch.device) -> None:
-        """Weights and optimizer to a device. Shards stay: `fsdp_config.cpu_offload` is what moves those."""
-        if not isinstance(self._holding, Sharded):
+        """Move weights and optimizer to a device. Shards stay: `fsdp_config.cpu_offload` moves those."""
+        if not isinstance(self._strategy, Sharded):
             self._outgoing.move(device)
             move_state(self._optimizer, device)
 

@@ -1,4 +1,4 @@
-"""How the samples of a training step are dealt to actors and to optimizer steps."""
+"""Batch sizes: samples of a training step by actor, optimizer step and micro batch."""
 
 from __future__ import annotations
 

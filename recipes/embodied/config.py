@@ -152,7 +152,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_schedule(config, report)
     _check_passes(config, report)
     for section in ("train", "eval") if _evaluates(config) else ("train",):
-        # What an evaluation takes from training is judged there.
+        # What an evaluation takes from training is checked there.
         own = section == "train" or is_given(config, ("env", section))
         environments: EnvironmentConfig = getattr(config.env, section)
         _check_shares(config, section, environments, world_sizes.get("env"), report)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.finite import NonFiniteError
-from recipes.embodied.learning import Samples
-from recipes.embodied.precision import computing, widened_judgement
-from recipes.embodied.sharding import Holding
+from recipes.embodied.precision import computing, evaluation_in_float32
+from recipes.embodied.sharding import ParallelStrategy
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
@@ -55,7 +55,7 @@ class Learner:
 
     Args:
         config: the whole file.
-        holding: the policy, as it is spread over ranks.
+        strategy: the policy, as it is spread over ranks.
         optimizer: of its weights.
         device: where is computed.
         rank: of this learner among those that share the weights.
@@ -64,13 +64,13 @@ class Learner:
     def __init__(
         self,
         config: EmbodiedConfig,
-        holding: Holding,
+        strategy: ParallelStrategy,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         rank: int = 0,
     ) -> None:
         self._config = config
-        self._holding = holding
+        self._strategy = strategy
         self._optimizer = optimizer
         self._device = device
         self._rank = rank
@@ -103,20 +103,20 @@ class Learner:
 
         A step with a loss or gradient that is not finite is an error or is skipped, on all ranks alike.
         """
-        holding, parts = self._holding, list(batch.parts(micro))
+        strategy, parts = self._strategy, list(batch.microbatches(micro))
         totals = self._totals(batch, uneven=len(batch) > micro and len(batch) % micro > 0)
         # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
         totals = {name: total / len(parts) for name, total in totals.items()}
         self._optimizer.zero_grad()
         found: list[Loss] = []
         for number, part in enumerate(parts):
-            holding.accumulate(last=number == len(parts) - 1)
+            strategy.accumulate(last=number == len(parts) - 1)
             found.append(self._evaluate(part, totals))
             (found[-1].loss / len(parts)).backward()
-        holding.finish_gradients()
-        norm = holding.gradient_norm()
+        strategy.finish_gradients()
+        norm = strategy.gradient_norm()
         if self._is_sound(found, norm, step):
-            holding.clip_gradients(self._config.actor.optim.clip_grad, norm)
+            strategy.clip_gradients(self._config.actor.optim.clip_grad, norm)
             self._optimizer.step()
             figures.parts += [{**each.metrics, "actor/grad_norm": norm.detach()} for each in found]
         else:
@@ -127,9 +127,9 @@ class Learner:
 
         The norm is the same on every rank, and not finite where any gradient is not; losses differ.
         """
-        bad = torch.zeros(self._holding.world_size)
+        bad = torch.zeros(self._strategy.world_size)
         bad[self._rank] = float(not all(bool(each.loss.isfinite()) for each in found))
-        bad = self._holding.reduce_sum(bad) if self._holding.world_size > 1 else bad
+        bad = self._strategy.reduce_sum(bad) if self._strategy.world_size > 1 else bad
         if not bad.any() and bool(norm.isfinite()):
             return True
         if self._skips:
@@ -141,14 +141,14 @@ class Learner:
         """Raise the error that names what is not finite: a loss or a term of it where there is one, else a gradient."""
         where = f"step {step}"
         if bad.any():
-            where += f", rank {int(bad.nonzero()[0])} of the actor" if self._holding.world_size > 1 else ""
+            where += f", rank {int(bad.nonzero()[0])} of the actor" if self._strategy.world_size > 1 else ""
             for each in found:
                 for name, value in each.metrics.items():
                     if not bool(value.isfinite()):
                         raise NonFiniteError(f"train/{name}", float(value), where, REMEDY)
             values = [float(each.loss) for each in found if not bool(each.loss.isfinite())]
             raise NonFiniteError("loss", next(iter(values), float("nan")), where, REMEDY)
-        for name, weight in self._holding.module.named_parameters():
+        for name, weight in self._strategy.module.named_parameters():
             gradient = weight.grad
             if gradient is not None and not bool(_local(gradient).isfinite().all()):
                 raise NonFiniteError(f"gradient of {name}", _first_bad(_local(gradient)), where, REMEDY)
@@ -173,13 +173,13 @@ class Learner:
         Raises:
             NonFiniteError: naming the weight.
         """
-        for name, weight in self._holding.module.named_parameters():
+        for name, weight in self._strategy.module.named_parameters():
             mine = _local(weight.detach())
             if not bool(mine.isfinite().all()):
                 raise NonFiniteError(f"weight {name}", _first_bad(mine), where, REMEDY)
 
     def _totals(self, batch: Samples, *, uneven: bool) -> dict[str, Tensor]:
-        """Return what counts in the whole batch, by rank on average; empty where everything does in equal parts."""
+        """Return the denominators of the whole batch, by rank on average; empty where all parts count alike."""
         if "mask" not in batch.tensors and not uneven:
             return {}
         mask = batch.tensors.get("mask")
@@ -191,23 +191,23 @@ class Learner:
         totals["entropy_total"] = denominator(counted, entropies, how)
         if "returns" in tensors:
             totals["value_total"] = denominator(tensors.get("value_mask"), tensors["returns"].shape, "token-mean")
-        holding = self._holding
-        summed = holding.reduce_sum(torch.stack(list(totals.values()))) / holding.world_size
+        strategy = self._strategy
+        summed = strategy.reduce_sum(torch.stack(list(totals.values()))) / strategy.world_size
         return dict(zip(totals, summed.unbind(), strict=True))
 
     def _evaluate(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
         algorithm, tensors = self._config.algorithm, part.tensors
         with computing(self._config.actor, self._device):
-            judged = widened_judgement(self._holding.module(part.inputs, tensors["actions"]))
-        values = judged.values if "returns" in tensors else None
+            evaluated = evaluation_in_float32(self._strategy.module(part.inputs, tensors["actions"]))
+        values = evaluated.values if "returns" in tensors else None
         if values is not None:
             values = values[:, : tensors["returns"].shape[1]]
-        entropy = sum_to_level(judged.entropy, algorithm.entropy_type)
+        entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
         return self._loss(
             LossInputs(
-                logprobs=sum_to_level(judged.logprobs, algorithm.logprob_type),
+                logprobs=sum_to_level(evaluated.logprobs, algorithm.logprob_type),
                 old_logprobs=tensors["old_logprobs"],
                 advantages=tensors["advantages"],
                 entropy=entropy,
@@ -223,7 +223,7 @@ class Learner:
 
 
 def _leading(mask: Tensor, dimensions: int) -> Tensor:
-    """Return `mask` with at most so many dimensions: a chunk counts when any of its actions does."""
+    """Return a mask with at most so many dimensions: a chunk counts when any of its actions does."""
     return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
 
 

@@ -1,4 +1,4 @@
-"""The optimizer of a policy."""
+"""The optimizer of a policy, its learning rates and its state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 from rlinf_core.config.fragments.actor import OptimConfig
 
-# Parts of the names of those weights that only values depend on, which may learn at a rate of their own.
+# Parts of the names of weights that only values depend on: they may have a learning rate of their own.
 VALUE_PARTS = frozenset({"critic", "value_head"})
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW on all weights that learn; those of values at `value_lr` where that is given.
+    """Return AdamW on all trainable weights; those of values at `value_lr` where that is given.
 
     The fused kernel is one pass over each weight instead of a dozen: on small policies the difference is felt.
     """
@@ -74,7 +74,7 @@ def apply_settings(optimizer: torch.optim.Optimizer, config: OptimConfig, factor
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Move what the optimizer remembers to a device."""
+    """Move the state of an optimizer to a device."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.device != device:

@@ -1,4 +1,4 @@
-"""In which type weights are kept, and in which is computed."""
+"""Data types: of the weights, of the computation, and of what leaves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig
-from recipes.embodied.models.base import Decision, Judgement
+from recipes.embodied.models.base import ActionEval, PolicyOutput
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,24 +19,23 @@ def weight_type(config: EmbodiedActorConfig) -> torch.dtype:
 
 
 def computing(config: EmbodiedActorConfig, device: torch.device) -> AbstractContextManager[object]:
-    """Return a block in which layers compute in `fsdp_config.mixed_precision.param_dtype`, by default the weights'
-    own type.
+    """Return a context in which layers compute in `fsdp_config.mixed_precision.param_dtype`.
 
-    Inputs stay as they are: actions in half the bits would be other actions.
+    The default is the weights' own type. Inputs stay as they are: actions in half the bits would be other actions.
     """
     dtype = DTYPES[config.fsdp_config.mixed_precision.param_dtype or config.model.precision]
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def widened(found: Decision) -> Decision:
-    """Return a decision in float32, whatever it was computed in."""
+def output_in_float32(found: PolicyOutput) -> PolicyOutput:
+    """Return a policy's output in float32."""
     actions = found.actions.float() if found.actions.is_floating_point() else found.actions
-    return Decision(actions, found.logprobs.float(), _float(found.values))
+    return PolicyOutput(actions, found.logprobs.float(), _float(found.values))
 
 
-def widened_judgement(found: Judgement) -> Judgement:
-    """Return a judgement in float32, whatever it was computed in."""
-    return Judgement(found.logprobs.float(), found.entropy.float(), _float(found.values))
+def evaluation_in_float32(found: ActionEval) -> ActionEval:
+    """Return the evaluation of actions in float32."""
+    return ActionEval(found.logprobs.float(), found.entropy.float(), _float(found.values))
 
 
 def _float(values: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import actors_of, rollouts_of, routes_of
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.precision import computing, weight_type, widened
+from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.trajectory import CHUNKS, Recorder, Trajectories, stacked
@@ -113,17 +113,17 @@ class MultiStepRolloutWorker(Worker):
                     recorders[stage] = Recorder(chunks, self._version)
                 with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
-                    decision = widened(policy.act(inputs, greedy=not training)) if chunk < chunks else None
-                if decision is not None:
-                    self._answer(peers, policy.to_env(decision.actions))
+                    output = output_in_float32(policy.act(inputs, greedy=not training)) if chunk < chunks else None
+                if output is not None:
+                    self._answer(peers, policy.to_env(output.actions))
                 if not training:
                     continue
                 # What follows is written down while the environments step.
                 recorder = recorders[stage]
                 if chunk:
                     recorder.happened(chunk - 1, message, self._finals(message))
-                if decision is not None:
-                    recorder.decided(chunk, inputs, decision)
+                if output is not None:
+                    recorder.decided(chunk, inputs, output)
                 else:
                     finished[stage] = recorder.ended(self._values(inputs) if self._judges else None)
             chunk += 1

@@ -1,4 +1,4 @@
-"""Random numbers that depend on where in a run they are drawn, and on nothing that was drawn before.
+"""Seeds of random numbers by step, rank and purpose, independent of what was drawn before.
 
 A worker seeds torch anew in every step. A run that goes on from a checkpoint so draws what it would have drawn, and no
 state of a generator has to be kept.
@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 
 class Purpose(IntEnum):
-    """What the numbers are for, so that no two uses share them."""
+    """The use of random numbers; no two uses share a seed."""
 
     WEIGHTS = 0
     ACTIONS = 1

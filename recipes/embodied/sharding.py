@@ -1,4 +1,4 @@
-"""How the weights that learn are held: whole in one process, copied to several, or in shards (FSDP2)."""
+"""Parallel strategies of training: one process, replicas, or shards (FSDP2)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rlinf_core import env_vars
 from rlinf_core.config.fragments.actor import FsdpConfig
 
 
-class Holding(ABC):
-    """The weights of one rank, and what the ranks do together.
+class ParallelStrategy(ABC):
+    """The weights of one rank, and the collective operations of all ranks.
 
     Attributes:
-        module: what is called in training.
-        world_size: how many ranks learn together.
+        module: the policy to call in training.
+        world_size: number of ranks that train together.
     """
 
     def __init__(self, module: nn.Module, world_size: int) -> None:
@@ -34,10 +34,10 @@ class Holding(ABC):
         return value
 
     def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
-        """Make of the gradients of this rank the mean of all ranks', after the last backward pass of a batch."""
+        """Average the gradients over all ranks, after the last backward pass of a batch."""
 
     def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
-        """Say whether the next backward pass is the last one before `finish_gradients`."""
+        """Announce a backward pass: `last` is the last one before `finish_gradients`."""
 
     def gradient_norm(self) -> Tensor:
         """Return the 2-norm of the gradients of all ranks together, a scalar."""
@@ -45,30 +45,30 @@ class Holding(ABC):
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def clip_gradients(self, largest: float, norm: Tensor) -> None:
-        """Scale gradients of the given norm to one of at most `largest`; 0: any."""
+        """Scale gradients of the given norm to at most `largest`; 0: leave them."""
         if largest:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
     @abstractmethod
     def whole(self, tensor: Tensor) -> Tensor:
-        """Return a weight in one piece. All ranks ask for the same ones in the same order."""
+        """Return a whole weight. Collective: all ranks ask for the same weights in the same order."""
 
 
-class Alone(Holding):
-    """One rank."""
+class SingleProcess(ParallelStrategy):
+    """A single rank, without communication."""
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """See `Holding`."""
+        """See `ParallelStrategy`."""
         return tensor.detach()
 
 
-class Replicated(Alone):
-    """Every rank holds everything, and gradients are averaged: `sharding_strategy: no_shard`.
+class Replicated(SingleProcess):
+    """All weights on every rank, with averaged gradients: `sharding_strategy: no_shard`.
 
     Args:
-        module: see `Holding`.
-        world_size: see `Holding`.
-        reduce_type: in which gradients are summed; None: the one they have.
+        module: see `ParallelStrategy`.
+        world_size: see `ParallelStrategy`.
+        reduce_type: dtype in which gradients are summed; None: their own.
     """
 
     def __init__(self, module: nn.Module, world_size: int, reduce_type: torch.dtype | None = None) -> None:
@@ -76,11 +76,11 @@ class Replicated(Alone):
         self._reduce_type = reduce_type
 
     def reduce_sum(self, value: Tensor) -> Tensor:
-        """See `Holding`."""
+        """See `ParallelStrategy`."""
         return _all_reduced(value)
 
     def finish_gradients(self) -> None:
-        """See `Holding`; one message for all of them."""
+        """See `ParallelStrategy`; one message for all of them."""
         gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
         flat = torch.cat([each.flatten() for each in gradients])
         flat = flat if self._reduce_type is None else flat.to(self._reduce_type)
@@ -90,27 +90,29 @@ class Replicated(Alone):
             gradient.copy_(part.view_as(gradient))
 
 
-class Sharded(Holding):
-    """Every rank holds a shard of each weight, its gradient and its optimizer state (FSDP2)."""
+class Sharded(ParallelStrategy):
+    """A shard of each weight, gradient and optimizer state on every rank (FSDP2)."""
 
     def reduce_sum(self, value: Tensor) -> Tensor:
-        """See `Holding`."""
+        """See `ParallelStrategy`."""
         return _all_reduced(value)
 
     def accumulate(self, *, last: bool) -> None:
-        """See `Holding`: gradients are summed over ranks once for a batch."""
+        """See `ParallelStrategy`: gradients are summed over ranks once for a batch."""
         self.module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue] - an FSDPModule
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """See `Holding`."""
+        """See `ParallelStrategy`."""
         tensor = tensor.detach()
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device: torch.device) -> Holding:
-    """Spread a module, which is the same on every rank, as `actor.fsdp_config` says."""
+def parallelize(
+    module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device: torch.device
+) -> ParallelStrategy:
+    """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank."""
     if world_size == 1:
-        return Alone(module, 1)
+        return SingleProcess(module, 1)
     _join(rank, world_size, device)
     types = fsdp.mixed_precision
     if fsdp.sharding_strategy == "no_shard":
@@ -136,7 +138,7 @@ def hold(module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
-    """Meet the other ranks, at the place that the group has told every one of them."""
+    """Join the process group, at the address that the worker group gives every rank."""
     if dist.is_initialized():
         return
     dist.init_process_group(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recipes.embodied.models.base import Decision, Inputs
+from recipes.embodied.models.base import Inputs, PolicyOutput
 
 # What a step of the environments tells, by its name in `StepResult`; each [B, C].
 OUTCOME = ("rewards", "terminations", "truncations", "valid")
@@ -89,14 +89,14 @@ class Recorder:
         self._steps: dict[str, Tensor] = {}
         self._last: Tensor | None = None
 
-    def decided(self, step: int, inputs: Inputs, decision: Decision) -> None:
+    def decided(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
         """What the policy saw in a step, and did."""
         for name, tensor in inputs.items():
             self._write(self._inputs, name, step, tensor)
-        self._write(self._steps, "actions", step, decision.actions)
-        self._write(self._steps, "logprobs", step, decision.logprobs)
-        if decision.values is not None:
-            self._write(self._steps, "values", step, decision.values)
+        self._write(self._steps, "actions", step, output.actions)
+        self._write(self._steps, "logprobs", step, output.logprobs)
+        if output.values is not None:
+            self._write(self._steps, "values", step, output.values)
 
     def happened(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
         """What came of it; `finals` are the values of observations in which episodes ended, None when none counts."""

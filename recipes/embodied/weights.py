@@ -1,4 +1,4 @@
-"""The weights of a model as a few contiguous buffers, which travel from actor to rollout without being looked at."""
+"""Contiguous buffers of the weights of a model, as they are sent from actor to rollout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ALIGNMENT = 32
 
 
 class FlatWeights:
-    """Named tensors laid out one behind the other, one buffer for each dtype.
+    """Named tensors in contiguous buffers, one buffer for each dtype.
 
     Two of them with equal names, shapes and dtypes have equal buffers, whatever the order of the names.
 
     Args:
-        tensors: what is laid out. They are copied.
+        tensors: the tensors to lay out; they are copied.
 
     Attributes:
         buffers: the contiguous memory, one tensor for each dtype.
@@ -47,7 +47,7 @@ class FlatWeights:
 
     @classmethod
     def adopt(cls, module: nn.Module) -> FlatWeights:
-        """Return those of a module, which from now on computes with this memory.
+        """Return the flat weights of a module, which computes with this memory from now on.
 
         Weights that two layers share stay shared.
         """
@@ -62,7 +62,7 @@ class FlatWeights:
         return weights
 
     def _give(self) -> None:
-        """Have the owners compute with the views."""
+        """Let the owners compute with the views."""
         for name, tensor in self._owners.items():
             tensor.data = self.views[name]
 

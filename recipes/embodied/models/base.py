@@ -34,8 +34,8 @@ Inputs: TypeAlias = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What a policy does.
+class PolicyOutput:
+    """Actions drawn for n observations, as a policy gives them.
 
     Attributes:
         actions: [n, C, D], float32 numbers or int64 tokens; what `forward` takes again.
@@ -49,8 +49,8 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What a policy thinks of actions, with gradients.
+class ActionEval:
+    """Log-probabilities, entropies and values of given actions, with gradients.
 
     Attributes:
         logprobs: float32 [n, C, D].
@@ -79,7 +79,7 @@ class BasePolicy(nn.Module, ABC):
         }
 
     @abstractmethod
-    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """Draw actions, without gradients.
 
         Args:
@@ -89,8 +89,8 @@ class BasePolicy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
-        """Judge actions [n, C, D] that `act` drew, with gradients."""
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """Evaluate actions [n, C, D] that `act` drew, with gradients."""
 
     @abstractmethod
     def values(self, inputs: Inputs) -> Tensor:

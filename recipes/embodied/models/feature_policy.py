@@ -1,4 +1,4 @@
-"""A policy and a value function on features of an observation: what `mlp_policy` and `cnn_policy` have in common."""
+"""Base of `mlp_policy` and `cnn_policy`: a policy and a value function on features of an observation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.models.base import BasePolicy, Decision, Inputs, Judgement
+from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.heads import action_head, linear
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FeaturePolicy(BasePolicy):
-    """Two networks that share nothing, one for actions and one for values, so that neither disturbs the other.
+    """Separate networks for actions and for values.
 
     Values are one for each action of a chunk (V = C). A subclass hands in the networks from `inputs` to features.
     """
@@ -36,15 +36,15 @@ class FeaturePolicy(BasePolicy):
         return network(inputs["states"])
 
     @torch.no_grad()
-    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """See `BasePolicy`."""
         actions, logprobs = self.head.draw(self.features_of(inputs, self.actor), greedy, generator)
-        return Decision(actions, logprobs, None if self.critic is None else self.features_of(inputs, self.critic))
+        return PolicyOutput(actions, logprobs, None if self.critic is None else self.features_of(inputs, self.critic))
 
-    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
         logprobs, entropy = self.head(self.features_of(inputs, self.actor), actions)
-        return Judgement(logprobs, entropy, None if self.critic is None else self.features_of(inputs, self.critic))
+        return ActionEval(logprobs, entropy, None if self.critic is None else self.features_of(inputs, self.critic))
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:

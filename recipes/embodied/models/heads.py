@@ -1,4 +1,4 @@
-"""What the small policies share: layers, and distributions of actions."""
+"""Layers and action distributions of the small policies."""
 
 from __future__ import annotations
 

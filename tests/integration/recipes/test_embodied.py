@@ -143,5 +143,5 @@ def test_evaluating_alone_trains_nothing(train: Train) -> None:
     trained = train("runner.max_steps=1", "runner.logger.experiment_name=one", "runner.val_check_interval=1")
     run = train("runner.only_eval=true", "runner.logger.experiment_name=one", "runner.resume_dir=auto")
     assert not run.of(StepFinished)
-    (judged,) = run.of(Evaluated)
-    assert judged.metrics["eval/return"] == trained.of(Evaluated)[-1].metrics["eval/return"]
+    (evaluated,) = run.of(Evaluated)
+    assert evaluated.metrics["eval/return"] == trained.of(Evaluated)[-1].metrics["eval/return"]

@@ -373,7 +373,7 @@ class TestPasses:
 
 
 class TestEvaluation:
-    """`env.eval` is judged where something evaluates."""
+    """`env.eval` is checked where something evaluates."""
 
     WRONG = LAPTOP + "env:\n  eval: {total_num_envs: 3, env_type: maniskill}\nrollout: {pipeline_stage_num: 2}\n"
 

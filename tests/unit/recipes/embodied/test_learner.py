@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.learner import Figures, Learner
-from recipes.embodied.learning import Samples
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.optimizer import make_optimizer
-from recipes.embodied.sharding import Alone
+from recipes.embodied.sharding import SingleProcess
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
 
 SAMPLES, STATES, ACTIONS = 24, 5, 3
 
 
-def made(*overrides: str, holding: type[Alone] = Alone) -> tuple[Learner, nn.Module]:
+def made(*overrides: str, strategy: type[SingleProcess] = SingleProcess) -> tuple[Learner, nn.Module]:
     """Return a learner on one rank, and its policy."""
     job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
     job.raise_if_bad()
@@ -31,10 +31,10 @@ def made(*overrides: str, holding: type[Alone] = Alone) -> tuple[Learner, nn.Mod
     torch.manual_seed(0)
     policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
     optimizer = make_optimizer(policy, config.actor.optim)
-    return Learner(config, holding(policy, 2 if holding is OfTwo else 1), optimizer, torch.device("cpu")), policy
+    return Learner(config, strategy(policy, 2 if strategy is OfTwo else 1), optimizer, torch.device("cpu")), policy
 
 
-class OfTwo(Alone):
+class OfTwo(SingleProcess):
     """One of two ranks; the losses of the other are not finite."""
 
     def reduce_sum(self, value: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class TestValuesThatAreNotFinite:
         assert all(torch.equal(*pair) for pair in zip(policy.parameters(), untouched.parameters(), strict=True))
 
     def test_ranks_agree_where_the_loss_of_one_is_not_finite(self) -> None:
-        learner, policy = made(holding=OfTwo)
+        learner, policy = made(strategy=OfTwo)
         before = [each.clone() for each in policy.parameters()]
         with pytest.raises(NonFiniteError) as raised:
             learner.update(batch(masked=False), SAMPLES, 7, Figures())

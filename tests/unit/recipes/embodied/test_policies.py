@@ -1,4 +1,4 @@
-"""Policies: what is drawn is what is judged; and a vision-language-action model fits the interface."""
+"""Policies: what is drawn is what is evaluated; and a vision-language-action model fits the interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.base import EnvSpec, Observation
-from recipes.embodied.models.base import BasePolicy, Decision, Inputs, Judgement
+from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model, register_model
 from rlinf_core.errors import ConfigError
 
@@ -48,17 +48,17 @@ def test_what_is_drawn_is_what_is_judged(name: str, spec: EnvSpec, chunk: int) -
     inputs = policy.prepare(observe(spec))
     assert "instructions" not in inputs
     for greedy in (False, True):
-        decision = policy.act(inputs, greedy=greedy)
-        judged = policy(inputs, decision.actions)
-        assert decision.actions.shape == decision.logprobs.shape == judged.entropy.shape == (6, chunk, spec.action_size)
-        assert decision.actions.dtype == (torch.float32 if spec.num_choices is None else torch.int64)
-        torch.testing.assert_close(judged.logprobs, decision.logprobs, atol=1e-5, rtol=1e-5)
-        assert decision.values is not None
-        torch.testing.assert_close(judged.values, decision.values)
-        torch.testing.assert_close(policy.values(inputs), decision.values)
-        assert decision.values.shape == (6, chunk)
-        assert not decision.logprobs.requires_grad
-    sent = policy.to_env(decision.actions)
+        output = policy.act(inputs, greedy=greedy)
+        evaluated = policy(inputs, output.actions)
+        assert output.actions.shape == output.logprobs.shape == evaluated.entropy.shape == (6, chunk, spec.action_size)
+        assert output.actions.dtype == (torch.float32 if spec.num_choices is None else torch.int64)
+        torch.testing.assert_close(evaluated.logprobs, output.logprobs, atol=1e-5, rtol=1e-5)
+        assert output.values is not None
+        torch.testing.assert_close(evaluated.values, output.values)
+        torch.testing.assert_close(policy.values(inputs), output.values)
+        assert output.values.shape == (6, chunk)
+        assert not output.logprobs.requires_grad
+    sent = policy.to_env(output.actions)
     assert sent.shape == (6, chunk, spec.action_size)
 
 
@@ -66,8 +66,8 @@ def test_what_is_drawn_is_what_is_judged(name: str, spec: EnvSpec, chunk: int) -
 def test_every_weight_learns(name: str, spec: EnvSpec) -> None:
     policy = make_model(config(model_type=name), spec)
     inputs = policy.prepare(observe(spec))
-    judged = policy(inputs, policy.act(inputs).actions)
-    (judged.logprobs.sum() + judged.entropy.sum() + judged.values.square().sum()).backward()
+    evaluated = policy(inputs, policy.act(inputs).actions)
+    (evaluated.logprobs.sum() + evaluated.entropy.sum() + evaluated.values.square().sum()).backward()
     for weight_name, weight in policy.named_parameters():
         assert weight.grad is not None, weight_name
         assert weight.grad.abs().sum() > 0, weight_name
@@ -79,12 +79,12 @@ def test_log_probabilities_are_those_of_torch() -> None:
         policy.head.log_std.copy_(torch.randn(2, 3))
         policy.head.mean.weight.normal_()
     inputs = policy.prepare(observe(STATES))
-    decision = policy.act(inputs)
+    output = policy.act(inputs)
     mean = policy.head.mean(policy.actor(inputs["states"])).view(6, 2, 3)
     expected = torch.distributions.Normal(mean, policy.head.log_std.exp())
-    judged = policy(inputs, decision.actions)
-    torch.testing.assert_close(judged.logprobs, expected.log_prob(decision.actions), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(judged.entropy, expected.entropy())
+    evaluated = policy(inputs, output.actions)
+    torch.testing.assert_close(evaluated.logprobs, expected.log_prob(output.actions), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(evaluated.entropy, expected.entropy())
 
 
 def test_choices_are_those_of_torch() -> None:
@@ -94,14 +94,14 @@ def test_choices_are_those_of_torch() -> None:
     inputs = policy.prepare(observe(CHOICES, 1))
     many = {"states": inputs["states"].expand(20_000, -1)}
     torch.manual_seed(0)
-    decision = policy.act(many)
+    output = policy.act(many)
     logits = policy.head.logits(policy.actor(inputs["states"])).view(4)
     expected = torch.distributions.Categorical(logits=logits)
-    frequencies = torch.bincount(decision.actions.flatten(), minlength=4) / 20_000
+    frequencies = torch.bincount(output.actions.flatten(), minlength=4) / 20_000
     assert (frequencies - expected.probs).abs().max() < 0.02
-    judged = policy(many, decision.actions)
-    torch.testing.assert_close(judged.logprobs.flatten(), expected.log_prob(decision.actions.flatten()))
-    torch.testing.assert_close(judged.entropy[0, 0, 0], expected.entropy())
+    evaluated = policy(many, output.actions)
+    torch.testing.assert_close(evaluated.logprobs.flatten(), expected.log_prob(output.actions.flatten()))
+    torch.testing.assert_close(evaluated.entropy[0, 0, 0], expected.entropy())
     assert policy.act(inputs, greedy=True).actions.item() == logits.argmax().item()
 
 
@@ -119,9 +119,9 @@ def test_a_generator_decides_what_is_drawn() -> None:
 def test_without_a_value_head() -> None:
     policy = make_model(config(add_value_head=False), STATES)
     inputs = policy.prepare(observe(STATES))
-    decision = policy.act(inputs)
-    assert decision.values is None
-    assert policy(inputs, decision.actions).values is None
+    output = policy.act(inputs)
+    assert output.values is None
+    assert policy(inputs, output.actions).values is None
     with pytest.raises(ValueError, match="add_value_head"):
         policy.values(inputs)
 
@@ -178,7 +178,7 @@ class TinyVla(BasePolicy):
         return {"input_ids": ids, "pixel_values": torch.from_numpy(observations["images"]) / 255}
 
     @torch.no_grad()
-    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> Decision:
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         ids, drawn = inputs["input_ids"], []
         for _ in range(self.shape[0] * self.shape[1]):
             probabilities = self._logprobs(ids, inputs["pixel_values"])[:, -1].exp()
@@ -188,14 +188,14 @@ class TinyVla(BasePolicy):
             drawn.append(token)
             ids = torch.cat((ids, token + self.FIRST), dim=1)
         actions = torch.cat(drawn, dim=1).view(-1, *self.shape)
-        return Decision(actions, self(inputs, actions).logprobs, None)
+        return PolicyOutput(actions, self(inputs, actions).logprobs, None)
 
-    def forward(self, inputs: Inputs, actions: Tensor) -> Judgement:
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         tokens = actions.flatten(start_dim=1)
         ids = torch.cat((inputs["input_ids"], tokens[:, :-1] + self.FIRST), dim=1)
         logprobs = self._logprobs(ids, inputs["pixel_values"])[:, -tokens.shape[1] :]
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1).view(-1, *self.shape)
-        return Judgement(logprobs.gather(-1, tokens[..., None]).view(-1, *self.shape), entropy, None)
+        return ActionEval(logprobs.gather(-1, tokens[..., None]).view(-1, *self.shape), entropy, None)
 
     def values(self, inputs: Inputs) -> Tensor:
         raise ValueError("no value head")
@@ -209,7 +209,7 @@ class TinyVla(BasePolicy):
 
 
 def test_a_vision_language_action_model_fits() -> None:
-    """Tokens are drawn one by one, judged in one pass, learned from, and become actions of the environment."""
+    """Tokens are drawn one by one, evaluated in one pass, learned from, and become actions of the environment."""
     from rlinf_core.algorithms.levels import sum_to_level
     from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
     from rlinf_core.algorithms.registry import get_policy_loss
@@ -217,24 +217,24 @@ def test_a_vision_language_action_model_fits() -> None:
     torch.manual_seed(0)
     policy = make_model(config(num_action_chunks=2).model_copy(update={"model_type": "test_tiny_vla"}), BLIND)
     inputs = policy.prepare(observe(BLIND))
-    decision = policy.act(inputs)
-    sent = policy.to_env(decision.actions)
+    output = policy.act(inputs)
+    sent = policy.to_env(output.actions)
     assert sent.shape == (6, 2, 3)
     assert np.abs(sent).max() <= 1
     before = copy.deepcopy(policy.state_dict())
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
-    judged = policy(inputs, decision.actions)
-    torch.testing.assert_close(judged.logprobs, decision.logprobs)
+    evaluated = policy(inputs, output.actions)
+    torch.testing.assert_close(evaluated.logprobs, output.logprobs)
     loss = get_policy_loss("actor")(
         LossInputs(
-            logprobs=sum_to_level(judged.logprobs, "token_level"),
-            old_logprobs=decision.logprobs,
+            logprobs=sum_to_level(evaluated.logprobs, "token_level"),
+            old_logprobs=output.logprobs,
             advantages=torch.ones(6),
-            entropy=judged.entropy,
+            entropy=evaluated.entropy,
         ),
         LossSettings(entropy_bonus=0.01),
     )
     loss.loss.backward()
     optimizer.step()
-    assert policy(inputs, decision.actions).logprobs.sum() > decision.logprobs.sum()
+    assert policy(inputs, output.actions).logprobs.sum() > output.logprobs.sum()
     assert any(not torch.equal(before[name], weight) for name, weight in policy.state_dict().items())

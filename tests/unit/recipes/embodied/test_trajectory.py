@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from recipes.embodied.models.base import Decision
+from recipes.embodied.models.base import PolicyOutput
 from recipes.embodied.trajectory import Recorder, Trajectories, joined, sliced, stacked
 
 
@@ -19,8 +19,8 @@ def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> 
     recorder = Recorder(steps, version)
     for step in range(steps):
         value = torch.full((batch, 1), float(step)) if values else None
-        decision = Decision(torch.full((batch, 1, 2), float(step)), torch.zeros(batch, 1, 2), value)
-        recorder.decided(step, {"states": torch.arange(batch).float()[:, None] + 100 * step}, decision)
+        output = PolicyOutput(torch.full((batch, 1, 2), float(step)), torch.zeros(batch, 1, 2), value)
+        recorder.decided(step, {"states": torch.arange(batch).float()[:, None] + 100 * step}, output)
         recorder.happened(step, outcome(batch, float(step)), None)  # pyright: ignore[reportArgumentType]
     return recorder.ended(torch.zeros(batch, 1) if values else None)
 
@@ -38,7 +38,7 @@ def test_what_is_recorded_is_copied() -> None:
     recorder = Recorder(1, 0)
     given = outcome(2, 1)
     states = torch.ones(2, 1)
-    recorder.decided(0, {"states": states}, Decision(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
+    recorder.decided(0, {"states": states}, PolicyOutput(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
     recorder.happened(0, given, None)  # pyright: ignore[reportArgumentType]
     states.zero_()
     given["rewards"][:] = 7  # pyright: ignore[reportIndexIssue]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from recipes.embodied.batch import Samples, samples_of
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.learning import Samples, samples_of
 from recipes.embodied.trajectory import Trajectories
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
 from rlinf_core.algorithms.levels import unfold_chunks
@@ -125,7 +125,7 @@ def test_batches_are_all_samples_once() -> None:
     batches = list(samples.batches(5))
     assert sorted(torch.cat([each.tensors["actions"] for each in batches]).tolist()) == list(range(10))
     assert all((each.inputs["states"] == each.tensors["actions"]).all() for each in batches)
-    assert [len(part) for part in batches[0].parts(2)] == [2, 2, 1]
+    assert [len(part) for part in batches[0].microbatches(2)] == [2, 2, 1]
 
 
 @pytest.mark.parametrize(("members", "masked"), [(3, False), (5, False), (5, True), (20, False)])

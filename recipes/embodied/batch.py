@@ -1,6 +1,6 @@
-"""From trajectories to samples: advantages and returns, and what of a sample counts.
+"""Training samples made of trajectories: advantages, returns, masks, batches and micro batches.
 
-Pure functions of tensors; no worker is needed to test them.
+Pure functions of tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ReduceSum = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """What a training step learns from; the first dimension of every tensor is n samples, a chunk of actions each.
+    """Samples of a training step; the first dimension of every tensor is n samples, a chunk of actions each.
 
     Attributes:
         inputs: of the policy.
@@ -41,7 +41,7 @@ class Samples:
         return len(self.tensors["actions"])
 
     def to(self, device: torch.device) -> Samples:
-        """Return the samples where they are learned from."""
+        """Return the samples on a device."""
         if device.type == "cpu":
             return self
         return Samples(
@@ -88,8 +88,8 @@ class Samples:
         for rows in torch.randperm(len(self)).split(size):
             yield self._rows(rows)
 
-    def parts(self, size: int) -> Iterator[Samples]:
-        """Return the samples in order, in parts of `size`."""
+    def microbatches(self, size: int) -> Iterator[Samples]:
+        """Return the samples in order, in micro batches of `size`."""
         if size >= len(self):
             yield self
             return
@@ -100,7 +100,7 @@ class Samples:
 def samples_of(
     trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
 ) -> tuple[Samples, dict[str, float]]:
-    """Sample with advantages, and figures of them by their full names.
+    """Return samples with advantages, and metrics of them by their full names.
 
     Args:
         trajectories: T chunks of B environments, members of a group next to each other.
@@ -165,7 +165,7 @@ def _any(counted: Tensor) -> Tensor:
 def _episodes(
     trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
 ) -> tuple[Episodes, Tensor | None]:
-    """Rewards, ends and values at the level that advantages are taken at."""
+    """Return rewards, ends and values at the level of the advantages, and the values alone."""
     steps = trajectories.steps
     rewards, ends = steps["rewards"], (steps["terminations"], steps["truncations"])
     level = "chunk_level" if by_chunk else "action_level"
