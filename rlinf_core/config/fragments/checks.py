@@ -152,19 +152,21 @@ def check_loggers(runner: RunnerConfig, report: Report) -> None:
 
 def check_folders(runner: RunnerConfig, report: Report) -> None:
     """Report a checkpoint that is not there, and a file where the folder of runs is to be."""
-    from pathlib import Path as FilePath
+    # Of these functions none raises, whatever the name.
+    from os.path import abspath, dirname, exists, isdir
 
-    resume, log = runner.resume_dir, FilePath(runner.logger.log_path)
-    if resume not in (None, RESUME_NEWEST) and not FilePath(resume).is_dir():
-        what = "is a file" if FilePath(resume).exists() else "is not there"
+    resume = runner.resume_dir
+    if resume not in (None, RESUME_NEWEST) and not isdir(resume):
         report(
             ("runner", "resume_dir"),
             "unusable-path",
-            f"`resume_dir` names `{resume}`, which {what}",
+            f"`resume_dir` names `{resume}`, which is {'a file' if exists(resume) else 'not there'}",
             f"name a `global_step_N` folder, or write `{RESUME_NEWEST}` for the newest checkpoint of this experiment",
         )
-    taken = next((each for each in (log, *log.parents) if each.exists() and not each.is_dir()), None)
-    if taken is not None:
+    taken = abspath(runner.logger.log_path)
+    while not exists(taken) and dirname(taken) != taken:
+        taken = dirname(taken)
+    if not isdir(taken):
         report(
             ("runner", "logger", "log_path"),
             "unusable-path",
