@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import pickle
 import sys
 import traceback
@@ -23,6 +24,8 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 
+_log = logging.getLogger("rlinf")
+
 # What a worker raises because of what happened to another one.
 _CONSEQUENCES = (
     WorkerDiedError,
@@ -32,6 +35,11 @@ _CONSEQUENCES = (
     ChannelClosed,
     PeerNotFoundError,
 )
+
+# Where methods of workers are called: frames that say nothing of the users' code.
+_CALLED_FROM = "/rlinf_core/worker/process.py"
+# How many characters of a message a summary keeps.
+_SUMMARY_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,14 @@ class PackedError:
             pickled = None
         kind = type(error)
         return cls(pickled, f"{kind.__module__}.{kind.__qualname__}", _text(error), _traceback(error), where)
+
+    @property
+    def summary(self) -> str:
+        """Its type and the first line of its message, as in `ValueError: no camera`."""
+        name = self.type_name.removeprefix("builtins.").removeprefix("__main__.")
+        line = self.text.strip().partition("\n")[0]
+        line = line if len(line) <= _SUMMARY_LENGTH else f"{line[:_SUMMARY_LENGTH]}..."
+        return f"{name}: {line}" if line else name
 
     def unpack(self) -> Exception:
         """Return the exception itself where its type exists here, else a `RemoteError`; a note tells where it was
@@ -137,7 +153,10 @@ def _text(error: BaseException) -> str:
 def _traceback(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
-    report = traceback.TracebackException.from_exception(error)
+    outermost = error.__traceback__
+    while outermost.tb_next is not None and outermost.tb_frame.f_code.co_filename.endswith(_CALLED_FROM):
+        outermost = outermost.tb_next
+    report = traceback.TracebackException(type(error), error, outermost)
     # The notes travel with the exception, and would else be told twice.
     report.__notes__ = None  # pyright: ignore[reportAttributeAccessIssue] - typeshed lacks it
     return "".join(report.format())
@@ -219,6 +238,45 @@ def is_consequence(group: str, rank: int, error: Exception) -> bool:
     """Return whether rank `rank` of a group failed with `error` because of what had happened to another worker."""
     own_death = isinstance(error, WorkerDiedError) and error.address == f"{group}:{rank}"
     return isinstance(error, _CONSEQUENCES) and not own_death
+
+
+def followed(error: BaseException) -> bool:
+    """Return whether an error of this process was raised because of what had happened to a worker."""
+    if isinstance(error, WorkerGroupError):
+        return is_consequence(error.group, error.ranks[0], error.exceptions[0])
+    return isinstance(error, _CONSEQUENCES)
+
+
+def set_cause(error: BaseException, cause: WorkerGroupError) -> bool:
+    """Have `error` tell of the failure that it followed from: a traceback shows that one first.
+
+    Returns:
+        False where it has a cause already, or did not follow from what had happened to a worker.
+    """
+    if error is cause or error.__cause__ is not None or not followed(error):
+        return False
+    error.__cause__ = cause
+    error.add_note(f"followed from the failure of `{cause.group}:{cause.ranks[0]}` in `{cause.method}`")
+    return True
+
+
+def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseException | None = None) -> None:
+    """Raise the first cause among the failures of calls that nobody has waited for, and log the others.
+
+    Args:
+        failures: what the calls failed with, in the order in which they were made.
+        instead_of: an exception that is under way: it stays, and is told what it followed from.
+    """
+    first: BaseException | None = instead_of
+    for failure in sorted(failures, key=followed):
+        if first is None:
+            first = failure
+        elif first is failure or set_cause(first, failure) or first.__cause__ is failure:
+            continue
+        else:
+            _log.error("besides, a call failed that nobody waited for: %s", failure.message)
+    if first is not None and instead_of is None:
+        raise first
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

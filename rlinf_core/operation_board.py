@@ -40,6 +40,7 @@ class OperationBoard:
         self._changes = 0
         self._moved_at = float("-inf")
         self._quiet_since = time.monotonic()
+        self._last_call = ""
 
     def begin(
         self,
@@ -109,6 +110,15 @@ class OperationBoard:
         if not self._current:
             self._quiet_since = time.monotonic()
 
+    def returned(self, method: str, failure: str | None) -> None:
+        """Publish how a call of a method ended.
+
+        Args:
+            method: its name.
+            failure: what it raised, as in `ValueError: no camera`, or None.
+        """
+        self._last_call = f"its `{method}` raised {failure}" if failure is not None else f"its `{method}` returned"
+
     def task_key(self, serial: int) -> Hashable:
         """Return what is held up by an operation, or None when it is over."""
         attached, entry = self._attached.get(serial), self._current.get(serial)
@@ -160,7 +170,8 @@ class OperationBoard:
                 self._attached.pop(serial, None)
         held_up |= _held_up_threads(held_up)
         running = not all(_is_held_up(task_key, held_up) for task_key in self._task_keys(entry for _, entry in current))
-        return Publication(tuple(operations), self._changes, running, 0.0 if current else now - self._quiet_since)
+        quiet = 0.0 if current else now - self._quiet_since
+        return Publication(tuple(operations), self._changes, running, quiet, self._last_call)
 
     def _task_keys(self, entries: Iterable[_Entry]) -> set[Hashable]:
         """Return what may be running code: methods under way, the main thread of a driver, threads that the user

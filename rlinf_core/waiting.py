@@ -95,7 +95,7 @@ _TOWARDS = frozenset({OperationKind.SEND, OperationKind.SEND_TENSOR, OperationKi
 _DEFAULT_KEY = "default"
 # What a process does that is in an operation, where "waits in" and the title would not say it.
 _WORDS = {
-    OperationKind.IDLE: "is idle: no method of it has been called",
+    OperationKind.IDLE: "is idle since {target}",
     OperationKind.METHOD: "runs `{target}`",
     OperationKind.GET: "waits on {channel}",
     OperationKind.GET_BATCH: "waits for a batch on {channel}",
@@ -112,7 +112,8 @@ class Operation:
 
     Attributes:
         kind: what it does.
-        target: with whom or on what: an address, a channel's name, or for a method or a call its name.
+        target: with whom or on what: an address, a channel's name, for a method or a call its name, or for an idle
+            process how its last call ended; empty where it has had none.
         key: the key of the channel's queue, else None.
         since: when it began, on the monotonic clock of the process that is in it.
         serial: its number among all operations of that process: a later operation has a higher one.
@@ -146,19 +147,25 @@ class Operation:
         key = f", key `{self.key}`" if self.key not in (None, _DEFAULT_KEY) else ""
         return f"channel `{self.target}`{key}"
 
+    @property
+    def doing(self) -> str:
+        """What its process does, as in `waits in recv from actor:0`."""
+        if self.kind is OperationKind.IDLE and not self.target:
+            return "is idle: no method of it has been called"
+        words = _WORDS.get(self.kind)
+        return words.format(channel=self._channel, target=self.target) if words else f"waits in {self.title}"
+
     def waits(self, seconds: float, state: str = "") -> str:
-        """Return the operation as what its process does, as in `waits in recv from actor:0 for 12 s`.
+        """Return what its process does, and for how long, as in `waits in recv from actor:0 for 12 s`.
 
         Args:
             seconds: how long it has lasted.
             state: what it finds, as in `empty`; left out when empty.
         """
-        words = _WORDS.get(self.kind)
-        if words is None:
-            text = f"waits in {self.title}"
-        else:
-            text = words.format(channel=self._channel, target=self.target)
-        return f"{text}, {state}, for {spell_seconds(seconds)}" if state else f"{text} for {spell_seconds(seconds)}"
+        if self.kind is OperationKind.IDLE and self.target:
+            return f"{self.doing}, {spell_seconds(seconds)} ago"
+        found = f", {state}," if state else ""
+        return f"{self.doing}{found} for {spell_seconds(seconds)}"
 
 
 def spell_seconds(seconds: float) -> str:
@@ -194,9 +201,11 @@ class Publication:
         progress: a number that changes with every operation that begins, ends or moves bytes.
         running: whether some code of it is under way that is in no operation; when in doubt, it is.
         quiet: seconds since it was last in any operation or method; 0 while it is in one.
+        last_call: how the last call of a method ended, as in "its `run` raised ValueError: no camera"; empty before.
     """
 
     operations: tuple[PublishedOperation, ...]
     progress: int
     running: bool
     quiet: float = 0.0
+    last_call: str = ""

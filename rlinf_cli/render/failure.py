@@ -93,6 +93,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def _flat(error: BaseException) -> Iterator[Failure]:
+    if isinstance(error.__cause__, WorkerGroupError):
+        yield from _flat(error.__cause__)
     if isinstance(error, WorkerGroupError):
         for rank, each in zip(error.ranks, error.exceptions, strict=True):
             place = error.places.get(rank)

@@ -24,7 +24,7 @@ from rlinf_core.collective.network import advertised_address
 from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
-from rlinf_core.failures import WorkerGroupError
+from rlinf_core.failures import raise_unseen
 from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import Declare
@@ -340,10 +340,12 @@ class Cluster:
         Raises:
             WorkerGroupError: a call that nobody waited for had failed.
         """
+        self._leave(None)
+
+    def _leave(self, error: BaseException | None) -> None:
         unseen = engine.disconnect()
         enter_session(None)
-        if unseen:
-            raise unseen[0]
+        raise_unseen(unseen, instead_of=error)
 
     def __enter__(self) -> Self:
         return self
@@ -351,11 +353,7 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self.shutdown()
-        except WorkerGroupError:
-            if error is None:
-                raise
+        self._leave(error)
 
 
 def _on(member: Member) -> Any:

@@ -24,6 +24,7 @@ from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, forked, ray_output, reachable
 from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
+from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.folders import new_folder
 from rlinf_core.manager.sweep import MARK, guard
 
@@ -51,7 +52,7 @@ class Engine:
 
 
 _engine: Engine | None = None
-_ends: list[Callable[[], Sequence[Exception]]] = []
+_ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
 # What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
 _own_token: str | None = None
 # Whether this process is a fork of one that was in a cluster.
@@ -105,7 +106,7 @@ def current() -> Engine | None:
     return _engine
 
 
-def on_disconnect(end: Callable[[], Sequence[Exception]]) -> None:
+def on_disconnect(end: Callable[[], Sequence[WorkerGroupError]]) -> None:
     """Before this process leaves its cluster, `end` is called, and returns the failures that nobody has seen.
 
     Who registered last is called first; registering again changes nothing.
@@ -114,7 +115,7 @@ def on_disconnect(end: Callable[[], Sequence[Exception]]) -> None:
         _ends.append(end)
 
 
-def disconnect() -> list[Exception]:
+def disconnect() -> list[WorkerGroupError]:
     """Leave the cluster; an embedded Ray ends, and its folder goes. Safe to call twice.
 
     Returns:
@@ -139,7 +140,7 @@ def disconnect() -> list[Exception]:
 
 
 def _disconnect_at_exit() -> None:
-    for error in disconnect():
+    for error in sorted(disconnect(), key=followed):
         exit_status.end_with_failure()
         LOGGER.error(
             "a call failed, and nobody waited for it:\n%s", "".join(traceback.format_exception(error)).rstrip()

@@ -52,7 +52,7 @@ def _answered(name: str, hello: Hello, process: Process, answer: Answer) -> Work
     if attached:
         # The innermost one is what the process is in now.
         wait = attached[-1]
-        words = wait.operation.waits(wait.age, wait.state).rpartition(" for ")[0]
+        words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
         return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
     methods = [one for one in answer.publication.operations if one.operation.kind is OperationKind.METHOD]
     if methods:

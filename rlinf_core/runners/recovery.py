@@ -41,7 +41,7 @@ def with_recovery(attempt: Callable[[], T], record: RunRecord, max_restarts: int
 
 def death(error: WorkerGroupError) -> WorkerDiedError | None:
     """Return the death that is the first cause of a failure, or None when it has another one."""
-    first: BaseException = error.exceptions[0]
+    first: BaseException = error.__cause__ if isinstance(error.__cause__, WorkerGroupError) else error
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first if isinstance(first, WorkerDiedError) else None

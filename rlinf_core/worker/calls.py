@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlinf_core.failures import followed, set_cause
+
 if TYPE_CHECKING:
     from rlinf_core.worker.handle import WorkerGroupHandle
 
@@ -79,6 +81,19 @@ class UnansweredCalls:
         with self._lock:
             handles = list(self._handles)
         return tuple({str(address) for handle in handles for address in handle.pending()})
+
+    def tell_cause(self, error: BaseException) -> None:
+        """Give an error that followed from another one its cause, where that is a failed call nobody has waited for."""
+        if error.__cause__ is not None or not followed(error):
+            return
+        with self._lock:
+            handles = [each for each in self._handles if not each.observed]
+        for handle in handles:
+            failure = handle.failure()
+            if failure is not None and not followed(failure) and set_cause(error, failure):
+                # It is told by the error that it caused.
+                handle.observed = True
+                return
 
     def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
         """Return the calls on a group, which are forgotten."""

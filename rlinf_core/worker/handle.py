@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar, cast
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
-from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
-from rlinf_core.failures import WorkerGroupError, is_consequence
+from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
+from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
 from rlinf_core.operation_board import OperationBoard, current_task_key
@@ -243,6 +243,7 @@ class WorkerGroupHandle(Generic[T]):
     def _answer(self) -> list[T]:
         self.observed = True
         if self._error is not None:
+            unanswered.tell_cause(self._error)
             raise self._error
         unanswered.forget(self)
         return cast("list[T]", self._results)
@@ -294,7 +295,10 @@ class WorkerGroupHandle(Generic[T]):
             return CancelledOperationError(f"`{self._title}` was cancelled", where=str(member.address))
         if isinstance(error, ray.exceptions.RayActorError):
             return describe_death(error, str(member.address), member.node, member.incarnation)
-        return cause if isinstance(cause, Exception) else error
+        if isinstance(cause, Exception):
+            # Whatever the method raises comes as a `RemoteFailure`: Ray failed to pickle what it returned.
+            return unpicklable(f"what `{self.method}` returned", cause, where=str(member.address))
+        return error
 
     def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:
         picture = f"no answer from {_spell(self.pending())}"
@@ -311,10 +315,23 @@ class WorkerGroupHandle(Generic[T]):
         """What Ray knows the calls by, in the order of the ranks that were called."""
         return tuple(self._references)
 
-    def drop(self) -> None:
-        """Nobody will wait for it: what it failed with by now is taken, so that Ray does not tell of it."""
+    def failure(self) -> WorkerGroupError | None:
+        """Return what the call has failed with by now, without waiting, or None. Ray does not report it later."""
         if not self._settled:
             self._take(self._failures(0))
+        return self._error
+
+
+def unpicklable(what: str, error: Exception, where: str | None = None) -> PayloadError:
+    """Return the error for an argument or a result that does not pickle."""
+    # Ray wraps it in a report of its own, which is long.
+    cause = error.__cause__ or error
+    return PayloadError(
+        f"{what} cannot be sent",
+        where=where,
+        why=f"it does not pickle: {type(cause).__name__}: {cause}",
+        help="send plain data, and let workers open and make the rest themselves: files, locks, connections",
+    )
 
 
 def _spell(addresses: Sequence[WorkerAddress]) -> str:
@@ -385,5 +402,5 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         except WorkerGroupError as error:
             errors.append(error)
     if errors:
-        raise min(errors, key=lambda error: is_consequence(error.group, error.ranks[0], error.exceptions[0]))
+        raise min(errors, key=followed)
     return results

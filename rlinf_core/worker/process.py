@@ -179,17 +179,22 @@ class WorkerProcess:
         self._calls[call.serial] = call
         token = enter_call(call)
         call.operation = client.board.begin(OperationKind.METHOD, method)
+        failure: str | None = "SystemExit"
         try:
             if self._dismissed is not None:
                 raise self._dismissed
             result = run(call)
+            failure = None
             for mismatch in client.endpoint.take_mismatches():
                 # A peer could not use what this call sent, after the operation that sent it had returned.
                 raise mismatch
             return result
         except BaseException as error:  # noqa: BLE001 - users' code can raise anything
-            raise self._failure(error) from None
+            failed = self._failure(error)
+            failure = failed.error.summary
+            raise failed from None
         finally:
+            client.board.returned(method, failure)
             client.board.end(call.operation)
             leave_call(token)
             del self._calls[call.serial]

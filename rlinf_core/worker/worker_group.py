@@ -16,8 +16,8 @@ from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
-from rlinf_core.errors import InvalidNameError, PayloadError, RuntimeFailure, WorkerDiedError
-from rlinf_core.failures import WorkerGroupError
+from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError, raise_unseen
 from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
@@ -26,7 +26,7 @@ from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
-from rlinf_core.worker.handle import LOGGER, Member, WorkerGroupHandle
+from rlinf_core.worker.handle import Member, WorkerGroupHandle, unpicklable
 from rlinf_core.worker.launch import close_group, kill, launch_members
 from rlinf_core.worker.worker import Worker
 
@@ -63,7 +63,7 @@ class GroupMethod:
                 member.actor.call.options(name=self._name).remote(*args, **kwargs) for member in self._view.members
             ]
         except _NO_PICKLE as error:
-            raise _unpicklable(f"an argument of `{self._name}`", error) from None
+            raise unpicklable(f"an argument of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
 
     def scatter(self, *per_rank: Sequence[Any], **per_rank_named: Sequence[Any]) -> WorkerGroupHandle[Any]:
@@ -92,7 +92,7 @@ class GroupMethod:
                 # How it ends is nobody's to see.
                 called.observed = True
                 called.cancel()
-                raise _unpicklable(f"a share of `{self._name}`", error) from None
+                raise unpicklable(f"a share of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
 
 
@@ -171,7 +171,7 @@ class WorkerGroup(Generic[W]):
             pickled: bytes = ray_api().cloudpickle.dumps((self.worker_class, *self._arguments))
         except _NO_PICKLE as error:
             name_of_class = self.worker_class.__name__
-            raise _unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
+            raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
         self._members = launch_members(cluster, base, placements, pickled, max_concurrency)
         self._name = str(base)
         _running.add(self)
@@ -296,14 +296,10 @@ class WorkerGroup(Generic[W]):
         Raises:
             WorkerGroupError: a call that nobody waited for had failed.
         """
-        unseen = self._end(_SHUTDOWN_SECONDS)
-        for call in unseen[1:]:
-            LOGGER.error("%r failed, and nobody waited for it", call)
-        if unseen:
-            unseen[0].wait()
+        raise_unseen(self._end(_SHUTDOWN_SECONDS))
 
-    def _end(self, seconds: float) -> list[WorkerGroupHandle[Any]]:
-        """End the workers; return the failed calls that nobody has waited for.
+    def _end(self, seconds: float) -> list[WorkerGroupError]:
+        """End the workers; return the failures of calls that nobody has waited for.
 
         A worker that computes is given so many seconds to come to an end; one that waits is woken at once.
         """
@@ -315,7 +311,7 @@ class WorkerGroup(Generic[W]):
             return []
         name = self.worker_group_name
         calls = [each for each in unanswered.take(name) if not each.observed]
-        unseen = [each for each in calls if each.failed]
+        unseen = [failure for each in calls if (failure := each.failure()) is not None]
         client = current_client()
         if client is not None:
             client.tell(Dismiss(tuple(str(member.address) for member in members), members[0].incarnation))
@@ -324,7 +320,7 @@ class WorkerGroup(Generic[W]):
         ray.wait(closing, num_returns=len(closing), timeout=seconds)
         kill([member.actor for member in members])
         for call in calls:
-            call.drop()
+            call.failure()
         return unseen
 
     def __enter__(self) -> Self:
@@ -333,23 +329,13 @@ class WorkerGroup(Generic[W]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self.shutdown()
-        except WorkerGroupError:
-            if error is None:
-                raise
+        raise_unseen(self._end(_SHUTDOWN_SECONDS), instead_of=error)
 
 
-def _end_all() -> list[Exception]:
-    """This process leaves its cluster: ends its groups, and returns what failed in them unseen."""
-    failures: list[Exception] = []
-    for group in list(_running):
-        for call in group._end(_EXIT_SECONDS):  # pyright: ignore[reportPrivateUsage] - this module's own
-            try:
-                call.wait()
-            except WorkerGroupError as error:
-                failures.append(error)
-    return failures
+def _end_all() -> list[WorkerGroupError]:
+    """End the groups of this process, which leaves its cluster; return what failed in them unseen."""
+    groups = list(_running)
+    return [failure for group in groups for failure in group._end(_EXIT_SECONDS)]  # pyright: ignore[reportPrivateUsage] - this module's own
 
 
 def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
@@ -373,16 +359,6 @@ def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
                 why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
                 help="give the method another name",
             )
-
-
-def _unpicklable(what: str, error: Exception) -> PayloadError:
-    # Ray wraps it in a report of its own, which is long.
-    cause = error.__cause__ or error
-    return PayloadError(
-        f"{what} cannot be sent",
-        why=f"it does not pickle: {type(cause).__name__}: {cause}",
-        help="send plain data, and let workers open and make the rest themselves: files, locks, connections",
-    )
 
 
 def _entry(config: Any, name: str) -> Any:

@@ -86,6 +86,12 @@ def test_roots_come_first_over_several_groups() -> None:
     assert block.why == "because of it also failed: env:0 (ChannelClosed)"
 
 
+def test_the_cause_of_a_failure_comes_before_it() -> None:
+    error = group("env", {0: ChannelClosed("actions", "closed")})
+    error.__cause__ = group("rollout", {1: raised(KeyError("k"), "rollout:1")})
+    assert [failure.name for failure in failures_of(error)] == ["rollout:1", "env:0"]
+
+
 def test_failures_beside_each_other_are_not_called_consequences() -> None:
     error = group("actor", {rank: raised(ValueError("bad"), f"actor:{rank}") for rank in range(8)})
     block = failure_block(error, None, None)

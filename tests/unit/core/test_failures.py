@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RemoteError, RLinfError, WorkerDiedError
-from rlinf_core.failures import PackedError, WorkerGroupError
+from rlinf_core.errors import (
+    ChannelClosed,
+    CommunicationTimeoutError,
+    DeadlockError,
+    RemoteError,
+    RLinfError,
+    WorkerDiedError,
+)
+from rlinf_core.failures import PackedError, WorkerGroupError, followed, raise_unseen
 
 
 class TwoArgumentsError(Exception):
@@ -224,3 +231,55 @@ def test_it_can_be_raised_from_a_cause_and_shown() -> None:
 def test_a_failure_of_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match="without a failure"):
         group_error()
+
+
+def failed(error: Exception, group: str = "actor") -> WorkerGroupError:
+    return WorkerGroupError(group, "run", {0: error}, 1)
+
+
+def test_of_several_unseen_failures_the_first_cause_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    stuck, cause, other = (
+        failed(DeadlockError(("env:0",), "picture"), "env"),
+        failed(ValueError("x")),
+        failed(KeyError()),
+    )
+    with pytest.raises(WorkerGroupError) as caught:
+        raise_unseen([stuck, cause, other])
+    assert caught.value is cause
+    assert [record.message for record in caplog.records] == [
+        f"besides, a call failed that nobody waited for: {each.message}" for each in (other, stuck)
+    ]
+    raise_unseen([])
+
+
+def test_an_error_under_way_is_told_what_it_followed_from(caplog: pytest.LogCaptureFixture) -> None:
+    cause, error = failed(ValueError("x")), DeadlockError(("driver",), "picture")
+    raise_unseen([cause], instead_of=error)
+    assert error.__cause__ is cause
+    assert error.__notes__ == ["followed from the failure of `actor:0` in `run`"]
+    assert not caplog.records
+
+    own = KeyError("its own")
+    raise_unseen([cause], instead_of=own)
+    assert own.__cause__ is None
+    assert "first rank 0: ValueError: x" in caplog.text
+
+
+def test_what_followed_is_told_from_what_failed_by_itself() -> None:
+    assert followed(DeadlockError(("driver",), "picture"))
+    assert followed(failed(WorkerDiedError("env:0")))
+    assert not followed(failed(WorkerDiedError("actor:0")))
+    assert not followed(ValueError())
+
+
+@pytest.mark.parametrize(
+    ("error", "summary"),
+    [
+        (ValueError("no camera\nat all"), "ValueError: no camera"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (ValueError("x" * 300), f"ValueError: {'x' * 200}..."),
+        (pickle.PicklingError("no"), "_pickle.PicklingError: no"),
+    ],
+)
+def test_a_packed_error_in_a_line(error: BaseException, summary: str) -> None:
+    assert PackedError.of(error).summary == summary

@@ -40,6 +40,15 @@ def test_a_board_knows_how_long_nothing_was_on_it(clock: Clock) -> None:
     assert board.publication().quiet == 1
 
 
+def test_a_board_knows_how_the_last_call_ended() -> None:
+    board = OperationBoard()
+    assert board.publication().last_call == ""
+    board.returned("run", "ValueError: no camera")
+    assert board.publication().last_call == "its `run` raised ValueError: no camera"
+    board.returned("stop", None)
+    assert board.publication().last_call == "its `stop` returned"
+
+
 def test_an_operation_that_raises_has_ended() -> None:
     board = OperationBoard()
     with pytest.raises(KeyError), board.during(OperationKind.RECV, "actor:0"):

@@ -69,6 +69,7 @@ def test_a_step_of_a_wait_ends_with_it(clock: Clock) -> None:
         (OperationKind.CALL, "actor.train", None, "call `actor.train`", "waits for `actor.train` for 12 s"),
         (OperationKind.METHOD, "train", None, "method `train`", "runs `train` for 12 s"),
         (OperationKind.IDLE, "", None, "idle", "is idle: no method of it has been called for 12 s"),
+        (OperationKind.IDLE, "its `f` returned", None, "idle", "is idle since its `f` returned, 12 s ago"),
     ],
 )
 def test_an_operation_says_what_it_is(

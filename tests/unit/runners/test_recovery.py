@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
-from rlinf_core.errors import WorkerDiedError
+from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.checkpoint import Manifest
 from rlinf_core.runners.embodied_runner import trajectory_key
@@ -35,6 +35,9 @@ def record(tmp_path: Path, told: list[Event]) -> RunRecord:
 def test_a_death_is_told_from_an_exception() -> None:
     assert isinstance(death(DEAD), WorkerDiedError)
     assert death(BROKEN) is None
+    followed = WorkerGroupError("env", "interact", {0: ChannelClosed("actions", "closed")}, 1)
+    followed.__cause__ = DEAD
+    assert isinstance(death(followed), WorkerDiedError)
 
 
 def test_a_death_sends_the_run_back_to_its_checkpoint(record: RunRecord, told: list[Event]) -> None:

@@ -43,7 +43,7 @@ def test_nested_tags_each_have_their_whole_time(clock: Clock) -> None:
     with recording() as durations:
         assert Trainer().train(4) == 41
     assert durations == {"step": 2, "train": 3}
-    assert Trainer.train.__doc__ == "Trains."
+    assert Trainer.train.__doc__ == "Train."
 
 
 def test_recursion_through_one_decorated_function(clock: Clock) -> None:
