@@ -187,7 +187,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
 def _authenticate(cluster: attach.Known | None) -> None:
     """Have this process's Ray prove the token of the cluster that it joins."""
     global _own_token
-    attach.authenticate(cluster)
+    attach.prepare(cluster)
     if cluster is not None and cluster.token_path:
         # Ray keeps it: an embedded Ray that this process starts later has the same.
         _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
@@ -230,7 +230,7 @@ def _set_up_authentication(folder: Path) -> None:
     global _own_token
     if _own_token is None:
         if "ray" in sys.modules or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
-            attach.authenticate(None)
+            attach.prepare(None)
             return
         _own_token = secrets.token_hex(32)
     # A second cluster of this process has another folder, and the token that Ray knows from the first.
