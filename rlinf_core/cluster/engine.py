@@ -22,7 +22,7 @@ from typing import Any
 
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, forked, ray_output, reachable
-from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
+from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.folders import new_folder
@@ -172,7 +172,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
     try:
         # Ray takes the loopback address of a head for one of this machine's others, at which an embedded one is not.
         with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
-            ray.init(address=address, namespace=namespace, **_quiet())
+            ray.init(address=address, namespace=namespace, **_options())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ClusterError(
             f"the cluster at {address} does not answer",
@@ -210,7 +210,7 @@ def _start(namespace: str) -> Engine:
                 object_store_memory=_object_store_bytes(),
                 _temp_dir=str(folder),
                 _node_ip_address=LOOPBACK,
-                **_quiet(),
+                **_options(),
             )
     except Exception as error:
         # Ray has no type of its own for it; its message names the process that did not come.
@@ -242,9 +242,9 @@ def _set_up_authentication(folder: Path) -> None:
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
-def _quiet() -> dict[str, Any]:
+def _options() -> dict[str, Any]:
     ray_output.take_over()
-    return {"logging_level": logging.ERROR, "log_to_driver": True}
+    return {"logging_level": logging.ERROR, "log_to_driver": True, "job_config": job_config()}
 
 
 def _object_store_bytes() -> int:
