@@ -28,6 +28,7 @@ def suspicious(
         return
     look = _Look(tree, cluster, topology, placed)
     yield from look.idle_accelerators()
+    yield from look.idle_robots()
     yield from look.denser_placements()
     yield from look.partial_sharing()
     yield from look.unused_interpreters()
@@ -88,6 +89,19 @@ class _Look:
         idle = subtract(merge_ranges(numbers.on(nodes) for nodes in loose), taken)
         if idle:
             yield self._idle("of nodes in no group", idle, ("cluster", "num_nodes"))
+
+    def idle_robots(self) -> Iterator[Diagnostic]:
+        """Groups of robots that no component is placed on."""
+        used = {group.label for each, _ in self.nodes for group in each.resolution.groups}
+        for group in self.topology.groups.values():
+            robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT
+            if robots and group.label not in used and group.label in self.paths:
+                yield self._warn(
+                    "idle-robots",
+                    f"no component is placed on the robots of `{group.label}`",
+                    (*self.paths[group.label], "label"),
+                    f"write `node_group: {group.label}` where the environments are placed, or leave the group out",
+                )
 
     def _idle(self, whose: str, idle: Sequence[range], path: Path) -> Diagnostic:
         count = sum(map(len, idle))

@@ -45,6 +45,12 @@ _FRANKA = """
     configs:
 """
 
+_ARMS = """
+- label: arms
+  node_ranks: 1
+  hardware: {type: Franka, configs: [{node_rank: 1, robot_ip: 10.10.10.1}]}
+"""
+
 
 def _on(group: str, ranks: str) -> str:
     return f"actor: {{node_group: {group}, placement: '{ranks}'}}"
@@ -165,6 +171,15 @@ _SUSPICIOUS = (
         "too early, or the number of nodes has grown since it was written.",
         _file(_on("a800", "0-7"), _A800.replace("a800", "«a800»")),
         _file(_on("a800", "all"), _A800),
+    ),
+    Code(
+        "idle-robots",
+        Severity.WARNING,
+        "a group of robots that no component uses",
+        "The group declares robots, and no component is placed on it: nothing moves them. Often the environments are"
+        " placed on another group, or on `cluster` by default.",
+        _file("env: {node_group: node, placement: 0}", _ARMS.replace("arms", "«arms»")),
+        _file("env: {node_group: arms, placement: 0}", _ARMS),
     ),
     Code(
         "denser-placement",

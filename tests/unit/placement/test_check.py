@@ -203,6 +203,17 @@ def test_idle_accelerators_are_counted_by_node() -> None:
     assert found[0].message == ("6 accelerators of `a800` are used by no component: 4-7 on node 0, 6-7 on node 7")
 
 
+def test_robots_that_nothing_is_placed_on_are_told_of() -> None:
+    arms = "{type: Franka, configs: [{node_rank: 1, robot_ip: 10.0.0.1}]}"
+    text = (
+        "cluster:\n  num_nodes: 2\n  component_placement: {env: {node_group: LABEL, placement: 0}}\n"
+        f"  node_groups: [{{label: arms, node_ranks: 1, hardware: {arms}}}]\n"
+    )
+    assert [each.code for each in findings(text.replace("LABEL", "arms"))] == []
+    (idle,) = findings(text.replace("LABEL", "node"))
+    assert (idle.code, idle.severity, idle.span.text) == ("idle-robots", Severity.WARNING, "arms")
+
+
 def test_robots_and_nodes_do_not_make_accelerators_idle_twice() -> None:
     text = EIGHT_NODES.format(map="0-31").replace(
         "  node_groups:\n", "    agent: {node_group: node, placement: '0-7:0-799'}\n  node_groups:\n"
