@@ -16,7 +16,7 @@ from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import rollouts_of, routes_of
+from recipes.embodied.layout import rollouts_of, routes_of, trajectory_key
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
@@ -26,7 +26,7 @@ from recipes.embodied.sharding import Sharded, parallelize
 from recipes.embodied.trajectory import Trajectories, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
-from rlinf_core.runners.embodied_runner import Layout, trajectory_key
+from rlinf_core.runners.embodied_runner import Layout
 
 
 class EmbodiedFSDPActor(Worker):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import actors_of, rollouts_of, routes_of
+from recipes.embodied.layout import actors_of, rollouts_of, routes_of, trajectory_key
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
@@ -19,7 +19,7 @@ from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.trajectory import CHUNKS, Recorder, Trajectories, stacked
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
-from rlinf_core.runners.embodied_runner import Layout, trajectory_key
+from rlinf_core.runners.embodied_runner import Layout
 
 
 class MultiStepRolloutWorker(Worker):

@@ -15,6 +15,12 @@ _BLOCK = re.compile(
     r"^```((?:python|yaml) file=(?P<file>\S+)|python|output)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL
 )
 
+
+def files_of(page: str) -> dict[str, str]:
+    """Return the files of a page by their names."""
+    return {block["file"]: block["text"] for block in _BLOCK.finditer(page) if block["file"]}
+
+
 FollowPage = Callable[..., str]
 
 

@@ -10,7 +10,6 @@ from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.checkpoint import Manifest
-from rlinf_core.runners.embodied_runner import trajectory_key
 from rlinf_core.runners.events import Event, RunRestarted
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
@@ -95,10 +94,3 @@ def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:
     manifest: Manifest = newest.manifest
     assert (manifest.step, manifest.weight_version, dict(manifest.world_sizes)) == (1, 7, {"actor": 2})
     assert manifest.metrics["loss"] == 0.5
-
-
-def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
-    keys = [trajectory_key(0, step, 2) for step in range(1, 4)]
-    assert len(set(keys)) == 3
-    assert trajectory_key(0, 4, 2) == keys[0]
-    assert trajectory_key(1, 1, 2) != keys[0]
