@@ -95,6 +95,7 @@ class NodeGroupInfo(NamedTuple):
         unit: what its resource ranks count, or None while the accelerators of one of its nodes are unknown.
         segments: its units in rank order, as ranges of the cluster-wide numbers of that kind of unit.
         ignores_hardware: True when nodes are counted because hardware is to be ignored, not because there is none.
+        declared: whether the file declares the accelerators of all of its nodes.
     """
 
     label: str
@@ -102,6 +103,7 @@ class NodeGroupInfo(NamedTuple):
     unit: Unit | None
     segments: tuple[range, ...]
     ignores_hardware: bool = False
+    declared: bool = False
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
@@ -144,10 +146,12 @@ class ClusterTopology:
     Attributes:
         nodes: by rank.
         groups: by label, the reserved `cluster` and `node` included (they come last).
+        probed: whether the nodes were asked what they have.
     """
 
     nodes: tuple[NodeInfo, ...]
     groups: Mapping[str, NodeGroupInfo]
+    probed: bool = False
 
     @classmethod
     def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
@@ -198,19 +202,20 @@ class ClusterTopology:
                     f"{mismatches[0]}{more}",
                     help=f"correct `accelerators` of group `{mismatches[0].label}`, or the node",
                 )
-        return cls._build(by_rank, cluster)
+        return cls._build(by_rank, cluster, probed=True)
 
     @classmethod
-    def _build(cls, nodes: list[NodeInfo], cluster: ClusterConfig | None) -> ClusterTopology:
+    def _build(cls, nodes: list[NodeInfo], cluster: ClusterConfig | None, *, probed: bool = False) -> ClusterTopology:
         groups = cluster.node_groups if cluster else ()
         for rank, robots in _robots_by_node(groups, len(nodes)).items():
             nodes[rank] = nodes[rank]._replace(robots=tuple(robots))
-        topology = cls(tuple(nodes), {})
+        topology = cls(tuple(nodes), {}, probed)
         everywhere = (range(len(nodes)),)
         infos = {group.label: topology._describe(group) for group in groups}
-        infos[CLUSTER_LABEL] = topology._plain_group(CLUSTER_LABEL, everywhere)
+        declared = merge_ranges(piece for group in groups if group.accelerators for piece in _ranges(group, len(nodes)))
+        infos[CLUSTER_LABEL] = topology._plain_group(CLUSTER_LABEL, everywhere, declared=declared == everywhere)
         infos[NODE_LABEL] = NodeGroupInfo(NODE_LABEL, everywhere, NODES, everywhere, ignores_hardware=True)
-        return cls(topology.nodes, infos)
+        return cls(topology.nodes, infos, probed)
 
     def _describe(self, group: NodeGroup) -> NodeGroupInfo:
         ranges = _ranges(group, self.num_nodes)
@@ -219,16 +224,16 @@ class ClusterTopology:
             return NodeGroupInfo(group.label, ranges, unit, self._segments(unit, ranges))
         if group.ignore_hardware:
             return NodeGroupInfo(group.label, ranges, NODES, ranges, ignores_hardware=True)
-        return self._plain_group(group.label, ranges)
+        return self._plain_group(group.label, ranges, declared=group.accelerators is not None)
 
-    def _plain_group(self, label: str, ranges: tuple[range, ...]) -> NodeGroupInfo:
+    def _plain_group(self, label: str, ranges: tuple[range, ...], *, declared: bool) -> NodeGroupInfo:
         """Return a group that counts accelerators if any of its nodes has one, else nodes."""
         if any(len(self._unknown.on(piece)) for piece in ranges):
-            return NodeGroupInfo(label, ranges, None, ())
+            return NodeGroupInfo(label, ranges, None, (), declared=declared)
         segments = self._segments(ACCELERATORS, ranges)
         if segments:
-            return NodeGroupInfo(label, ranges, ACCELERATORS, segments)
-        return NodeGroupInfo(label, ranges, NODES, ranges)
+            return NodeGroupInfo(label, ranges, ACCELERATORS, segments, declared=declared)
+        return NodeGroupInfo(label, ranges, NODES, ranges, declared=declared)
 
     def _segments(self, unit: Unit, ranges: tuple[range, ...]) -> tuple[range, ...]:
         numbers = self.numbers(unit)
@@ -341,6 +346,8 @@ def _same_model(declared: str | None, node: NodeInfo) -> bool:
 def _said(count: int | None, model: str | None) -> str:
     if count is None:
         return "none that could be counted"
+    if count == 0:
+        return "no accelerator"
     return f"{count} x {model}" if model and count else ACCELERATORS.counted(count)
 
 

@@ -22,6 +22,7 @@ from rlinf_core.bootstrap.transport import Kind, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 # Seconds that a node may take to look at itself: a tool of a vendor's may need twenty.
@@ -177,6 +178,7 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
         *room.shared_memory(seen),
         *room.limits(seen),
         *devices.judged(seen),
+        *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),
         *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
         *here,
     ]
@@ -196,6 +198,24 @@ async def _links(request: Request, seen: Sequence[Seen], transport: Transport, t
         most=request.links_at_once,
     )
     return links.findings_of(measured, left, by_rank)
+
+
+def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
+    """Return whether the components can be placed on what all nodes together turned out to have."""
+    try:
+        topology = ClusterTopology.from_nodes([devices.node_info(each) for each in seen], cluster)
+    except PlacementError:
+        return []  # what was found is not what is declared, which is told for itself
+    found: list[Finding] = []
+    for name, entry in cluster.component_placement.items():
+        resolution = resolve(name, entry.rank_map, entry.node_group, topology)
+        if resolution.problems:
+            first = resolution.problems[0]
+            found.append(Finding("placement", Verdict.FAULT, first.message, help=first.help or ""))
+        elif resolution.lacks_accelerators:
+            what = f"no accelerator found: `{name}` is placed by number, and would compute on the CPU"
+            found.append(Finding("placement", Verdict.WARNING, what, help="write `node_group: node` if that is meant"))
+    return found
 
 
 def nodes_of_components(cluster: ClusterConfig, seen: Mapping[int, Seen]) -> dict[str, list[int]]:

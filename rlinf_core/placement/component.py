@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, cast
@@ -17,6 +18,8 @@ from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, topology_of, unknown_accelerators
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import ClusterTopology, UnitKind
+
+_log = logging.getLogger("rlinf")
 
 
 class PlacementMode(StrEnum):
@@ -53,6 +56,18 @@ class ComponentPlacement:
         topology = topology_of(cluster)
         self._entries = _entries(config, topology)
         self._resolutions = {name: _resolve(name, entry, topology) for name, entry in self._entries.items()}
+        if not isinstance(cluster, ClusterTopology):  # a job's own, on which it is about to run
+            self._warn_of_missing_accelerators()
+
+    def _warn_of_missing_accelerators(self) -> None:
+        names = [name for name, resolution in self._resolutions.items() if resolution.lacks_accelerators]
+        if names:
+            _log.warning(
+                "NO ACCELERATOR FOUND: %s %s placed on accelerators by number, and will compute on the CPU. `rlinf"
+                " doctor` shows what each node has; write `node_group: node` where the CPU is meant.",
+                quoted(names),
+                "are" if len(names) > 1 else "is",
+            )
 
     @property
     def components(self) -> tuple[str, ...]:

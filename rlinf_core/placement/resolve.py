@@ -49,6 +49,7 @@ class Resolution(NamedTuple):
         problems: every mistake, in the order of the map; empty if processes can be laid out.
         unknown: labels of the selected groups whose accelerators are unknown; the map was checked without them.
         groups: the selected groups that exist.
+        by_number: whether the map names resources by their ranks, rather than all that there are.
     """
 
     selection: Selection | None
@@ -56,10 +57,16 @@ class Resolution(NamedTuple):
     problems: tuple[Problem, ...]
     unknown: tuple[str, ...] = ()
     groups: tuple[NodeGroupInfo, ...] = ()
+    by_number: bool = True
 
     @property
     def world_size(self) -> int:
         return sum(len(block.processes) for block in self.blocks)
+
+    @property
+    def lacks_accelerators(self) -> bool:
+        """Whether the component is placed by number on accelerators that its nodes turn out not to have."""
+        return self.selection is not None and self.by_number and self.selection.lacks_accelerators
 
     def processes(self) -> Iterator[range]:
         """Return the resources of every process, by process rank."""
@@ -74,7 +81,10 @@ def resolve(component: str, rank_map: RankMap, labels: Sequence[str], topology: 
     for part in rank_map.parts:
         parts.take(part)
     problems = [*selected.problems, *parts.problems]
-    return Resolution(selected.selection, tuple(parts.blocks), tuple(problems), selected.unknown, selected.groups)
+    by_number = any(part.resources is not None for part in rank_map.parts)
+    return Resolution(
+        selected.selection, tuple(parts.blocks), tuple(problems), selected.unknown, selected.groups, by_number
+    )
 
 
 class _Parts:
@@ -163,6 +173,8 @@ class _Parts:
         else:
             meant = format_range(range(size))
         why = "" if resources.start < selection.count or plural else "; ranks count within the group, from 0"
+        if selection.lacks_accelerators:
+            why = "; no accelerator found, so that ranks count nodes (`rlinf doctor` shows what each node has)"
         help = f"{selection.describe()}{why}; did you mean {meant}?"
         return self._report("placement-out-of-range", message, part, help)
 

@@ -53,6 +53,12 @@ class Selection:
         return all(group.ignores_hardware for group in self.groups)
 
     @property
+    def lacks_accelerators(self) -> bool:
+        """Whether nodes are counted because those that were asked have no accelerator, which nobody had declared."""
+        plain = (group for group in self.groups if not group.ignores_hardware and not group.declared)
+        return self.topology.probed and self.unit.kind is UnitKind.NODE and any(plain)
+
+    @property
     def name(self) -> str:
         """`a800` or `a800`, `4090`, in backticks."""
         return quoted(group.label for group in self.groups)

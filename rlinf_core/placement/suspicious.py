@@ -27,6 +27,7 @@ def suspicious(
     if not placed:
         return
     look = _Look(tree, cluster, topology, placed)
+    yield from look.missing_accelerators()
     yield from look.idle_accelerators()
     yield from look.idle_robots()
     yield from look.denser_placements()
@@ -43,6 +44,7 @@ class _Look:
         self.tree = tree
         self.cluster = cluster
         self.topology = topology
+        self.placed = placed
         self.paths = group_paths(tree)
         self.coverages = [(each, covered) for each in placed if (covered := coverage(each.resolution))]
         # Where the resources of a component are unknown it may use any node of its groups.
@@ -62,6 +64,19 @@ class _Look:
 
     def _note(self, code: str, message: str, path: Path, help: str) -> Diagnostic:
         return Diagnostic(code, Severity.NOTE, message, place(self.tree, path), path, help)
+
+    def missing_accelerators(self) -> Iterator[Diagnostic]:
+        """Return components placed by number on accelerators that their nodes turn out not to have."""
+        for each in self.placed:
+            if each.resolution.lacks_accelerators:
+                nodes = merge_ranges(piece for pieces in _nodes_by_label(each).values() for piece in pieces)
+                on = _nodes([rank for piece in nodes for rank in piece])
+                yield self._warn(
+                    "no-accelerator-found",
+                    f"no accelerator found on {on}: `{each.name}` is placed by number, and would compute on the CPU",
+                    map_path(self.tree, each.path),
+                    "`rlinf doctor` shows what each node has; write `node_group: node` if the CPU is meant",
+                )
 
     def idle_accelerators(self) -> Iterator[Diagnostic]:
         """Accelerators that no component holds, by the group that counts them."""

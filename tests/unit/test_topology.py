@@ -164,7 +164,7 @@ def test_probed_nodes_must_be_as_many_as_configured() -> None:
     [
         (NodeInfo(1, 4, "NVIDIA", "NVIDIA A800-SXM4-80GB"), "declares 8 x A800, found 4 x NVIDIA A800-SXM4-80GB"),
         (NodeInfo(1, 8, "NVIDIA", "NVIDIA H100"), "declares 8 x A800, found 8 x NVIDIA H100"),
-        (NodeInfo(1, 0), "declares 8 x A800, found 0 accelerators"),
+        (NodeInfo(1, 0), "declares 8 x A800, found no accelerator"),
         (NodeInfo(1), "declares 8 x A800, found none that could be counted"),
     ],
 )

@@ -30,7 +30,8 @@ def _accelerators(each: Seen) -> Finding:
     data["declared"] = declared.per_node
     if len(models) != declared.per_node:
         named = f" {declared.model}" if declared.model else ""
-        message = f"{len(models)} of {declared.per_node} declared{named} were found"
+        found = f"{len(models)} of" if models else "no accelerator found,"
+        message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
         help = "repair the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
         return each.finding("accelerators", Verdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
@@ -52,7 +53,7 @@ def found_text(said: Any) -> str:
         return f"unknown: {said['fault']}"
     models = said["found"]["models"]
     if not models:
-        return "none"
+        return "no accelerator found"
     names = ", ".join(sorted({model for model in models if model}))
     return f"{len(models)} {said['found']['type']}" + (f" ({names})" if names else "")
 

@@ -164,6 +164,16 @@ _SUSPICIOUS = (
         _file(_on("a800", "0-15"), _A800),
     ),
     Code(
+        "no-accelerator-found",
+        Severity.WARNING,
+        "a component asks for accelerators by number, and its nodes have none",
+        "Resource ranks count accelerators where the nodes have any, else the nodes themselves. These nodes were asked "
+        "and have none, so that the component would run on their CPUs, one process a node. See that the driver is "
+        "loaded and that no visibility variable hides the devices; name the group `node` if the CPU is meant.",
+        Example(_file("actor: «0»", num_nodes=1).text, found=0),
+        Example(_file("actor: {node_group: node, placement: 0}", num_nodes=1).text, found=0),
+    ),
+    Code(
         "idle-accelerators",
         Severity.WARNING,
         "accelerators that no component uses",

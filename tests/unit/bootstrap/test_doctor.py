@@ -99,10 +99,10 @@ def machines() -> Machines:
 
 @pytest.fixture
 def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.Report]:
-    def run(**changes: Any) -> doctor.Report:
-        cluster = load_job("-", stdin=FILE.encode()).cluster
+    def run(text: str = FILE, **changes: Any) -> doctor.Report:
+        cluster = load_job("-", stdin=text.encode()).cluster
         assert cluster is not None
-        request = doctor.Request(cluster, make_nodes(text=FILE), "id", "c0de", **changes)
+        request = doctor.Request(cluster, make_nodes(text=text), "id", "c0de", **changes)
         return asyncio.run(doctor.examine(request, machines, lambda _: None))
 
     return run
@@ -178,3 +178,37 @@ def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
     many = report._replace(findings=tuple(fine[0]._replace(where=str(index)) for index in range(20)))
     assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
     assert doctor_text(many, every_node=True).count("0.1 ms") == 20
+
+
+def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examine, machines: Machines) -> None:
+    env = "env_configs: [{node_ranks: all, python_interpreter_path: /opt/%s/python, env_vars: {WHO: %s}}]"
+    more = "".join(f"    - {{label: {each}, node_ranks: 2, {env % (each, each)}}}\n" for each in ("a", "b"))
+    said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de", "places": {"recipes": "/b"}}
+    missing = {**said, "ray": None, "fingerprint": None, "fault": "No such file or directory"}
+    machines.facts[2] = {"environments": [said, missing]}
+    report = examine(FILE + more, link_seconds=0)
+    (fault,) = [each for each in report.findings if each.verdict is Verdict.FAULT]
+    assert (fault.check, fault.rank) == ("interpreter", 2)
+    assert fault.what == "`/opt/b/python` cannot tell its versions: No such file or directory"
+    told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
+    assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
+
+
+def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Examine, machines: Machines) -> None:
+    for rank in range(3):
+        machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
+    (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
+    assert fault.verdict is Verdict.FAULT
+    assert "no accelerator found, so that ranks count nodes" in fault.help
+    report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
+    (warning,) = [each for each in report.findings if each.check == "placement"]
+    assert report.ok
+    assert warning.what == "no accelerator found: `actor` is placed by number, and would compute on the CPU"
+    assert {each.what for each in report.findings if each.check == "accelerators"} == {"no accelerator found"}
+
+
+def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MARK", raising=False)
+    (fault,) = [each for each in examine(FILE + "  forward_env: [MARK]\n").findings if each.verdict is not Verdict.OK]
+    assert (fault.check, fault.where) == ("environment", "this machine")
+    assert fault.what == "`cluster.forward_env` names `MARK`, which is not set here"

@@ -14,7 +14,7 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.shape import validate
 from rlinf_core.placement.check import check_placement
-from rlinf_core.topology import ClusterTopology
+from rlinf_core.topology import ClusterTopology, NodeInfo
 
 
 class File(ConfigModel):
@@ -23,8 +23,11 @@ class File(ConfigModel):
     cluster: ClusterConfig
 
 
-def findings(text: str, assume: tuple[str, ...] = ()) -> list[Diagnostic]:
-    """Return what `check_placement` says about a file; markers are taken out first."""
+def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> list[Diagnostic]:
+    """Return what `check_placement` says about a file; markers are taken out first.
+
+    With `accelerators` every node was asked, and turned out to have so many.
+    """
     found, ours = Diagnostics(), Diagnostics()
     source = decode("file.yaml", text.replace(OPEN, "").replace(CLOSE, "").encode(), found)
     assert source is not None
@@ -33,13 +36,17 @@ def findings(text: str, assume: tuple[str, ...] = ()) -> list[Diagnostic]:
     validated = validate(File, tree, found, stand_ins={("cluster", "num_nodes"): 1})
     assert validated.model is not None, list(found)
     cluster = validated.model.cluster
-    check_placement(tree, cluster, ClusterTopology.from_config(cluster, assume), ours, validated.pruned)
+    topology = ClusterTopology.from_config(cluster, assume)
+    if accelerators is not None:
+        nodes = [NodeInfo(rank, accelerators) for rank in range(cluster.num_nodes)]
+        topology = ClusterTopology.from_nodes(nodes, cluster)
+    check_placement(tree, cluster, topology, ours, validated.pruned)
     return list(ours)
 
 
-def one(text: str, code: str, assume: tuple[str, ...] = ()) -> Diagnostic:
+def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | None = None) -> Diagnostic:
     """Return the only finding, which has this code and underlines the marked text."""
-    found = findings(text, assume)
+    found = findings(text, assume, accelerators)
     assert [each.code for each in found] == [code], found
     start = text.index(OPEN)
     assert (found[0].span.start, found[0].span.end) == (start, text.index(CLOSE) - 1)
@@ -48,12 +55,12 @@ def one(text: str, code: str, assume: tuple[str, ...] = ()) -> Diagnostic:
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker_and_nothing_else_is(code: Code) -> None:
-    assert one(code.wrong.text, code.name, code.wrong.assume).severity is code.severity
+    assert one(code.wrong.text, code.name, code.wrong.assume, code.wrong.found).severity is code.severity
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 def test_the_right_example_is_free_of_it(code: Code) -> None:
-    assert code.name not in {each.code for each in findings(code.right.text, code.right.assume)}
+    assert code.name not in {each.code for each in findings(code.right.text, code.right.assume, code.right.found)}
 
 
 EIGHT_NODES = """
@@ -318,3 +325,28 @@ def test_the_whole_cluster_is_never_a_group_of_that_label() -> None:
     groups = "[{label: cluster, node_ranks: 0}]"
     text = f"cluster:\n  num_nodes: 1\n  component_placement: {{actor: 0}}\n  node_groups: {groups}\n"
     assert [each.span.text for each in findings(text) if each.code == "accelerators-unknown"] == ["actor"]
+
+
+ON_NUMBERS = "cluster:\n  num_nodes: 2\n  component_placement: {{actor: {map}}}\n  node_groups: [{group}]\n"
+
+
+@pytest.mark.parametrize(
+    ("map", "group", "code"),
+    [
+        ("0-1", "{label: a, node_ranks: 0}", "no-accelerator-found"),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0}", "no-accelerator-found"),
+        ("0-3", "{label: a, node_ranks: 0}", "placement-out-of-range"),
+        ("all", "{label: a, node_ranks: 0}", None),
+        ("{node_group: node, placement: 0-1}", "{label: a, node_ranks: 0}", None),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, ignore_hardware: true}", None),
+        ("0-1", "{label: a, node_ranks: all, accelerators: {per_node: 0}}", None),
+        ("{node_group: a, placement: 0}", "{label: a, node_ranks: 0, accelerators: {per_node: 0}}", None),
+    ],
+)
+def test_accelerators_that_nobody_has_are_told_unless_that_was_said(map: str, group: str, code: str | None) -> None:
+    text = ON_NUMBERS.format(map=map, group=group)
+    found = findings(text, accelerators=0)
+    assert [each.code for each in found] == ([code] if code else [])
+    assert all("no accelerator found" in f"{each.message} {each.help}" for each in found)
+    # Before the nodes were asked nobody can know.
+    assert "no-accelerator-found" not in {each.code for each in findings(text)}

@@ -179,3 +179,21 @@ def test_the_mode_is_how_hardware_is_shared(
     topology: ClusterTopology, placement: dict[str, Any], mode: PlacementMode
 ) -> None:
     assert HybridComponentPlacement({"cluster": {"component_placement": placement}}, topology).placement_mode is mode
+
+
+def test_a_job_that_would_compute_on_the_cpu_unasked_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"cluster": {"component_placement": {"actor,rollout": "0", "env": {"node_group": "node", "placement": 0}}}}
+    without, with_one = (SimpleNamespace(topology=ClusterTopology.from_nodes([NodeInfo(0, n)])) for n in (0, 1))
+    ComponentPlacement(config, without)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(
+        "NO ACCELERATOR FOUND: `actor`, `rollout` are placed on accelerators by number"
+    )
+    caplog.clear()
+    ComponentPlacement(config, with_one)
+    assert not caplog.records
+    with pytest.raises(PlacementError, match="no accelerator found, so that ranks count nodes"):
+        ComponentPlacement(
+            {"cluster": {"component_placement": {"actor": "0-3"}}}, ClusterTopology.from_nodes([NodeInfo(0, 0)])
+        )
