@@ -24,6 +24,7 @@ class _Commands(LazyGroup):
         "train",
         "logs",
         "stop",
+        "samples",
         "validate",
         "inspect",
         "up",

@@ -72,12 +72,8 @@ def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
         from rlinf_cli.render.findings import finding_blocks
 
         console.results(finding_blocks(found, sys.stdout), gap=True)
-    verdicts = [f"{_shown(file)}: {_summary(diagnostics)}" for file, diagnostics in reports]
-    if form is ReportForm.GITHUB:
-        # Every line of standard output is an annotation.
-        console.message("\n".join(verdicts))
-    elif not console.verbosity.quiet:
-        console.results(["", *verdicts] if found else verdicts)
+    for file, diagnostics in reports:
+        console.message(f"{_shown(file)}: {_summary(diagnostics)}")
 
 
 def _shown(file: str) -> str:

@@ -28,7 +28,10 @@ _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("return", ("return",)),
     ("reward", ("reward",)),
     ("accuracy", ("accuracy",)),
-    ("length", ("episode_len",)),
+    ("pass@1", ("pass@1",)),
+    ("length", ("episode_len", "response_length")),
+    ("truncated", ("truncated",)),
+    ("tokens/s", ("tokens_per_second",)),
 )
 _LOSSES: tuple[tuple[str, str], ...] = (
     ("policy loss", "train/actor/policy_loss"),

@@ -1,0 +1,60 @@
+"""Samples of a language model's answers as text and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlinf_cli import console
+
+# Likelier tokens than the first are plain, then yellow, and below the second red.
+_LIKELY, _UNLIKELY = -0.7, -3.0
+
+
+def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) -> str:
+    """Return a block for each sample: reward and reason, prompt, answer."""
+    return "\n\n".join(_block(each, colour) for each in samples)
+
+
+def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the samples as `rlinf samples --output json` prints them."""
+    return {"schema": "rlinf.samples/1", "run": str(folder), "step": step, "samples": [dict(each) for each in samples]}
+
+
+def _block(sample: Mapping[str, Any], colour: bool) -> str:
+    parts = "".join(f", {name} {value:g}" for name, value in sample.get("parts", {}).items())
+    ended = {"length": ", cut at its limit", "aborted": ", aborted"}.get(sample["finish_reason"], "")
+    head = (
+        f"prompt {sample['slot']}, answer {sample['sample']}: reward {sample['reward']:g} ({sample['reason']}{ended})"
+    )
+    pieces = sample.get("pieces") or ()
+    text = _coloured(pieces, sample["logprobs"]) if colour and pieces else _safe(sample["text"])
+    lines = [
+        console.style(head + parts, "bold"),
+        *_indented("asked", _safe(sample["prompt"])),
+        *_indented("answered", text),
+        *_indented("right is", _safe(sample["answer"])),
+    ]
+    return "\n".join(lines)
+
+
+def _indented(label: str, text: str) -> list[str]:
+    first, *rest = text.split("\n")
+    return [f"  {label:>8}  {first}", *(f"            {line}" for line in rest)]
+
+
+def _coloured(pieces: Sequence[str], logprobs: Sequence[float]) -> str:
+    found: list[str] = []
+    for piece, logprob in zip(pieces, logprobs, strict=False):
+        plain = _safe(piece)
+        colour = None if logprob > _LIKELY else "yellow" if logprob > _UNLIKELY else "red"
+        found.append(plain if colour is None else console.style(plain, colour))
+    return "".join(found)
+
+
+def _safe(text: str) -> str:
+    """Return a text as a terminal may be given it: control characters but line ends as escapes."""
+    from rlinf_core.config.render import visible
+
+    return "\n".join(visible(line) for line in text.split("\n"))

@@ -1,0 +1,62 @@
+"""Samples of what a language model answers, kept for people to read: `samples/step_N.jsonl` in the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_core.errors import RunError
+
+FOLDER: Final = "samples"
+_FILE = re.compile(r"step_(\d+)\.jsonl")
+
+
+def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
+    """Write the samples of a step, aside and renamed.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    folder = run_folder / FOLDER
+    aside = folder / f".step_{step}.{os.getpid()}"
+    try:
+        folder.mkdir(exist_ok=True)
+        with aside.open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(dict(each), ensure_ascii=False) + "\n" for each in samples)
+        aside.rename(folder / f"step_{step}.jsonl")
+    except OSError as error:
+        raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
+
+
+def sampled_steps(run_folder: Path) -> list[int]:
+    """Return the steps that have samples, ascending."""
+    names = (_FILE.fullmatch(file.name) for file in (run_folder / FOLDER).glob("step_*.jsonl"))
+    return sorted(int(match.group(1)) for match in names if match)
+
+
+def read_samples(run_folder: Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """Return a step and its samples; of the last step that has some where none is named.
+
+    Raises:
+        RunError: there are none, or the file cannot be read.
+    """
+    steps = sampled_steps(run_folder)
+    if not steps:
+        raise RunError(
+            "the run has no samples",
+            where=str(run_folder),
+            help="recipes of language models write them every `runner.sample_interval` steps",
+        )
+    wanted = steps[-1] if step is None else step
+    if wanted not in steps:
+        listed = ", ".join(map(str, steps[:12])) + (", ..." if len(steps) > 12 else "")
+        raise RunError(f"step {wanted} has no samples", where=str(run_folder), help=f"steps with samples: {listed}")
+    file = run_folder / FOLDER / f"step_{wanted}.jsonl"
+    try:
+        return wanted, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise RunError("the samples cannot be read", where=str(file), why=str(error)) from None
