@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -32,6 +33,10 @@ class ParallelStrategy(ABC):
     def reduce_sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks."""
         return value
+
+    def reduce_max(self, number: int) -> int:
+        """Return the largest number of all ranks."""
+        return number
 
     def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
         """Average the gradients over all ranks, after the last backward pass of a batch."""
@@ -79,6 +84,10 @@ class Replicated(SingleProcess):
         """See `ParallelStrategy`."""
         return _all_reduced(value)
 
+    def reduce_max(self, number: int) -> int:
+        """See `ParallelStrategy`."""
+        return _largest(number)
+
     def finish_gradients(self) -> None:
         """See `ParallelStrategy`; one message for all of them."""
         gradients = [each.grad for each in self.module.parameters() if each.grad is not None]
@@ -97,6 +106,10 @@ class Sharded(ParallelStrategy):
         """See `ParallelStrategy`."""
         return _all_reduced(value)
 
+    def reduce_max(self, number: int) -> int:
+        """See `ParallelStrategy`."""
+        return _largest(number)
+
     def accumulate(self, *, last: bool) -> None:
         """See `ParallelStrategy`: gradients are summed over ranks once for a batch."""
         self.module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue] - an FSDPModule
@@ -108,9 +121,17 @@ class Sharded(ParallelStrategy):
 
 
 def parallelize(
-    module: nn.Module, rank: int, world_size: int, fsdp: FsdpConfig, device: torch.device
+    module: nn.Module,
+    rank: int,
+    world_size: int,
+    fsdp: FsdpConfig,
+    device: torch.device,
+    blocks: Sequence[nn.Module] = (),
 ) -> ParallelStrategy:
-    """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank."""
+    """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank.
+
+    `blocks` are parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
+    """
     if world_size == 1:
         return SingleProcess(module, 1)
     _join(rank, world_size, device)
@@ -127,13 +148,10 @@ def parallelize(
         cast_forward_inputs=False,
     )
     reshard = fsdp.sharding_strategy == "full_shard"
-    fully_shard(
-        module,
-        mesh=init_device_mesh(device.type, (world_size,)),
-        reshard_after_forward=reshard,
-        mp_policy=precision,
-        offload_policy=CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy(),
-    )
+    mesh = init_device_mesh(device.type, (world_size,))
+    offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
+    for part in (*blocks, module):
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
     return Sharded(module, world_size)
 
 
@@ -148,6 +166,12 @@ def _join(rank: int, world_size: int, device: torch.device) -> None:
         world_size=world_size,
         timeout=timedelta(seconds=env_vars.TIMEOUT.get()),
     )
+
+
+def _largest(number: int) -> int:
+    value = torch.tensor(number)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return int(value)
 
 
 def _all_reduced(value: Tensor) -> Tensor:

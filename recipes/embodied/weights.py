@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +46,18 @@ class FlatWeights:
             offset += _aligned(tensor.numel())
 
     @classmethod
-    def adopt(cls, module: nn.Module) -> FlatWeights:
+    def adopt(cls, module: nn.Module, chosen: Callable[[str], bool] | None = None) -> FlatWeights:
         """Return the flat weights of a module, which computes with this memory from now on.
 
         Weights that two layers share stay shared.
+
+        Args:
+            module: the owner of the weights.
+            chosen: selects weights by their names; None: all.
         """
         state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        if chosen is not None:
+            state = {name: tensor for name, tensor in state.items() if chosen(name)}
         names: dict[int, str] = {}
         for name, tensor in state.items():
             names.setdefault(id(tensor), name)

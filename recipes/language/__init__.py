@@ -1,0 +1,1 @@
+"""Pieces that recipes of language models share: batches, engines, rewards, data, models."""

@@ -1,0 +1,217 @@
+"""The workers that train a language model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.checkpoint import load, save
+from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer
+from recipes.embodied.seeding import Purpose, seed_of
+from recipes.embodied.sharding import parallelize
+from recipes.embodied.weights import FlatWeights
+from recipes.language.advantages import token_advantages
+from recipes.language.batch import RolloutBatch
+from recipes.language.config import LanguageConfig
+from recipes.language.data.load import load_problems
+from recipes.language.data.problems import training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.export import export
+from recipes.language.layout import LanguageLayout
+from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.models import make_model, make_tokenizer, with_lora
+from recipes.language.policy import LanguagePolicy
+from recipes.language.precision import DTYPES
+from recipes.language.warm_start import warm_start
+from recipes.language.weights import WeightUpdate
+from rlinf_core import Worker
+from rlinf_core.algorithms.advantages import AdvantageSettings
+from rlinf_core.algorithms.losses.inputs import LossSettings
+from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LanguageActor(Worker):
+    """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
+
+    def __init__(self, config: LanguageConfig) -> None:
+        super().__init__()
+        self._config = config
+        self._version = 0
+
+    def init_worker(self, layout: LanguageLayout) -> None:
+        """Load or build the model, and make the optimizer; every rank begins with the same weights."""
+        config = self._config.actor
+        torch.set_num_threads(config.threads)
+        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
+        self._layout = layout
+        self._tokenizer = make_tokenizer(config)
+        model = make_model(config, self._tokenizer, DTYPES[config.model.precision])
+        lora = config.model.adapter()
+        self._lora = lora is not None
+        reference = None
+        if self._config.algorithm.kl_beta and not self._lora:
+            reference = copy.deepcopy(model)
+        whole = with_lora(model, lora) if lora is not None else model
+        if config.fsdp_config.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy = LanguagePolicy(cast("PreTrainedModel", whole), value_head=False).to(self.torch_device)
+        self._warm_start(policy)
+        if reference is not None:
+            reference.load_state_dict(model.state_dict())
+            self._reference = LanguagePolicy(reference).to(self.torch_device).requires_grad_(False)
+        self._outgoing = FlatWeights.adopt(policy, self._is_sent)
+        blocks = cast("list[Any]", list(cast("Any", policy.causal.get_decoder()).layers))
+        self._strategy = parallelize(
+            policy, self._rank, self._world_size, config.fsdp_config, self.torch_device, blocks
+        )
+        self._policy = policy
+        self._optimizer = make_optimizer(policy, config.optim)
+        algorithm, sampling = self._config.algorithm, self._config.rollout.sampling_params
+        self._learner = LanguageLearner(
+            policy,
+            self._strategy,
+            self._optimizer,
+            get_policy_loss(algorithm.loss_type),
+            LossSettings.of(algorithm),
+            LearnerSettings(
+                minibatches=self._config.minibatches,
+                epochs=algorithm.update_epoch,
+                max_tokens=config.max_tokens_per_micro_batch,
+                share_prompts=config.share_prompts,
+                temperature=sampling.temperature,
+                clip_grad=config.optim.clip_grad,
+            ),
+            self.torch_device,
+        )
+        self._channel = self.connect_channel(layout.scored)
+
+    def _warm_start(self, policy: LanguagePolicy) -> None:
+        """Show a model that was built on the spot some right answers. Every rank does the same."""
+        config = self._config
+        start = config.actor.warm_start
+        if not start.steps or config.actor.model.model_path is not None:
+            return
+        data = config.data
+        problems = load_problems(data, evaluation=False)
+        encoder = PromptEncoder(self._tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
+        count = start.steps * data.rollout_batch_size
+        order = training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True)
+        end = cast("Any", self._tokenizer).eos_token_id
+        examples: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for index in order:
+            problem = problems[index]
+            answer = cast("Any", self._tokenizer).encode(problem.answer, add_special_tokens=False)
+            examples.append((encoder.encode(problem.prompt) or (), (*answer, end)))
+        warm_start(policy, examples, data.rollout_batch_size, start.lr)
+
+    # Weights
+
+    def _is_sent(self, name: str) -> bool:
+        return name.startswith("model.") and (not self._lora or ".lora_" in name)
+
+    def sync_model_to_rollout(self) -> int:
+        """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
+        if self._world_size > 1:
+            state: dict[str, Tensor] = self._policy.state_dict()
+            for name, view in self._outgoing.views.items():
+                view.copy_(self._strategy.whole(state[name]))
+        layout = self._layout
+        peers = [rank for rank in range(layout.rollouts) if rank % layout.actors == self._rank]
+        if peers:
+            group = self._config.rollout.group_name
+            source = (self._config.actor.group_name, self._rank)
+            update = WeightUpdate.of(self._outgoing, self._version, prefix="model.", adapter_only=self._lora)
+            self.broadcast(update, [(group, peers)], source)
+        return self._version
+
+    # A training step
+
+    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> int:
+        """Take this actor's groups of a batch out of the channel.
+
+        Args:
+            step: the training step.
+            assignment: by rank of the actors, numbers of the groups.
+
+        Returns:
+            How many versions the oldest token lies behind the weights here.
+        """
+        pieces: list[RolloutBatch] = [self._channel.get(key=str(slot)) for slot in assignment[self._rank]]
+        self._batch = RolloutBatch.joined(pieces)
+        oldest = int(self._batch.versions.min()) if len(self._batch.versions) else self._version
+        return self._version - oldest
+
+    def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
+        """Compute what the answers are trained towards, and return figures of it."""
+        batch, algorithm = self._batch, self._config.algorithm
+        metrics: dict[str, float] = {}
+        old = batch.logprobs
+        if algorithm.recompute_logprobs or self._config.rollout.check_logprobs != "off":
+            found = self._learner.evaluate(batch).logprobs
+            metrics |= self._gap(found, batch)
+            if algorithm.recompute_logprobs:
+                old = found
+        settings = AdvantageSettings.of(algorithm, self._strategy.reduce_sum)
+        advantages, _ = token_advantages(batch, get_advantage(algorithm.adv_type), settings)
+        self._targets = TokenTargets(
+            advantages=advantages,
+            old_logprobs=old,
+            ref_logprobs=self._reference_logprobs(batch) if algorithm.kl_beta else None,
+            behaviour_logprobs=batch.logprobs if algorithm.recompute_logprobs else None,
+        )
+        return metrics
+
+    def _gap(self, found: Tensor, batch: RolloutBatch) -> dict[str, float]:
+        """Return how much engine and trainer differ in the log-probabilities of tokens of the present weights."""
+        same = batch.versions == self._version
+        difference = (found - batch.logprobs)[same]
+        if not len(difference):
+            return {}
+        size = difference.abs()
+        return {
+            "train/logprob_gap/mean": float(size.mean()),
+            "train/logprob_gap/max": float(size.max()),
+            "train/logprob_gap/k3": float((difference.expm1() - difference).mean()),
+        }
+
+    def _reference_logprobs(self, batch: RolloutBatch) -> Tensor:
+        if self._lora:
+            with cast("Any", self._policy.model).disable_adapter():
+                return self._learner.evaluate(batch).logprobs
+        return self._learner.evaluate(batch, self._reference).logprobs
+
+    def run_training(self, step: int) -> dict[str, float]:
+        """Learn from the batch, and return figures by their full names."""
+        config, last = self._config.actor, self._config.runner.max_steps
+        factor = learning_rate_factor(config.optim, step, last if last > 0 else None)
+        apply_settings(self._optimizer, config.optim, factor)
+        figures = self._learner.train(self._batch, self._targets, seed_of(config.seed, Purpose.BATCHES, step))
+        self._version += 1
+        del self._batch, self._targets
+        found = {f"train/{name}": value for name, value in figures.items()}
+        return {**found, "train/actor/lr": self._optimizer.param_groups[0]["lr"]}
+
+    # Checkpoints
+
+    def save_checkpoint(self, folder: str) -> None:
+        """Write weights and optimizer into a folder that every rank sees; together."""
+        save(Path(folder), self._policy, self._optimizer, self._version)
+
+    def load_checkpoint(self, folder: str) -> int:
+        """Read what `save_checkpoint` wrote, and return the version of the weights."""
+        self._version = load(Path(folder), self._policy, self._optimizer)
+        return self._version
+
+    def save_model(self, folder: str) -> None:
+        """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
+        state: dict[str, Tensor] = self._policy.state_dict()
+        whole = {name: self._strategy.whole(value) for name, value in state.items()}
+        if self._rank == 0:
+            export(whole, self._config.actor, self._tokenizer, Path(folder))

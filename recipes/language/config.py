@@ -1,0 +1,277 @@
+"""Sections of the files of language models' recipes, and the rules between their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
+from rlinf_core.config.fragments.algorithm import AdvantageType, AlgorithmConfig, LossType
+from rlinf_core.config.fragments.checks import Report, blame, near_divisors
+from rlinf_core.config.fragments.data import DataConfig
+from rlinf_core.config.fragments.job import JobConfig
+from rlinf_core.config.fragments.reward import RewardConfig
+from rlinf_core.config.fragments.rollout import RolloutConfig, SamplingParams
+from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.fragments.values import (
+    Count,
+    KnownOrOwn,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Seed,
+    StepsOrNever,
+)
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.scalars import Bool, Text
+
+REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
+
+
+def _without(names: Mapping[str, str], *available: str) -> Mapping[str, str]:
+    """Return the keys that are not available, less those that a section of language models has."""
+    return {name: remedy for name, remedy in names.items() if name not in available}
+
+
+class LanguageRunnerConfig(RunnerConfig):
+    """The run as a whole."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        **RunnerConfig.not_available,
+        "max_tokens_per_mbs": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
+        "enable_dynamic_batch_size": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
+    }
+
+    seq_length: Count = Field(default=2048, description="Longest sequence, prompt and answer together, in tokens.")
+    sample_interval: StepsOrNever = Field(
+        default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
+    )
+    max_samples: Count = Field(default=64, description="Most answers in one file of samples.")
+    save_format: Literal["dcp", "huggingface", "both"] = Field(
+        default="both",
+        description="Checkpoints: dcp, to resume from; huggingface, a folder that transformers loads; both: dcp, and"
+        " such a folder at the end.",
+    )
+
+
+class LoraSettings(ConfigModel):
+    """Low-rank adapters: the weights of the model stay as they are."""
+
+    rank: Count = Field(default=16, description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters, divided by the rank.")
+    target_modules: tuple[Text, ...] = Field(
+        default=(), description="Names of the layers that get adapters. Default: all linear layers but the last."
+    )
+
+
+class LanguageModelConfig(ModelConfig):
+    """The language model."""
+
+    model_type: Literal["huggingface"] = Field(
+        default="huggingface", description="What `model_path` holds: a causal language model of transformers."
+    )
+    hidden_dim: Count = Field(default=128, description="Width of the model built when there is no `model_path`.")
+    num_layers: Count = Field(default=2, description="Layers of the model built when there is no `model_path`.")
+    lora: LoraSettings | None = Field(
+        default=None, description="Train low-rank adapters: rank, alpha, target_modules. Default: all weights."
+    )
+
+    def adapter(self) -> LoraSettings | None:
+        """Return the settings of LoRA by either of its keys; None without it."""
+        if self.lora is not None:
+            return self.lora
+        return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
+
+
+class LanguageOptimConfig(OptimConfig):
+    """AdamW and the clipping of gradients."""
+
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+
+
+class WarmStartConfig(ConfigModel):
+    """Supervised steps on right answers, for models built on the spot."""
+
+    steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning begins.")
+    lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
+
+
+class LanguageActorConfig(ActorConfig):
+    """The workers that train."""
+
+    global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, description="Answers of one optimizer step, over all ranks. Default: all of a training step."
+    )
+    max_tokens_per_micro_batch: Count = Field(
+        default=4096, description="Packed tokens of one forward and backward pass on one rank."
+    )
+    share_prompts: Bool = Field(
+        default=True, description="Compute the prompt of a group once in training; losses are the same."
+    )
+    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    warm_start: WarmStartConfig = Field(
+        default_factory=WarmStartConfig, description="Supervised steps of a model without `model_path`: steps, lr."
+    )
+    model: LanguageModelConfig = Field(
+        default_factory=LanguageModelConfig, description="The language model: model_path, precision, lora."
+    )
+    optim: LanguageOptimConfig = Field(
+        default_factory=LanguageOptimConfig, description="Optimizer: lr, betas, clipping."
+    )
+
+
+class LanguageSamplingParams(SamplingParams):
+    """How tokens are drawn."""
+
+    min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")
+    stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")
+    stop_token_ids: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="Tokens that end an answer, besides those of the tokenizer and the model."
+    )
+
+
+class LanguageRolloutConfig(RolloutConfig):
+    """The workers that answer prompts."""
+
+    backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
+        default="torch", description="Engine that generates: torch (ours; also `huggingface`), vllm, sglang or server."
+    )
+    max_running_tokens: NonNegativeInt = Field(
+        default=0, description="Most tokens, prompts and answers, that an engine holds at once; 0: no limit."
+    )
+    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    check_logprobs: Literal["off", "warn", "strict"] = Field(
+        default="off",
+        description="Compare the log-probabilities of engine and trainer in every step: off, warn, or strict, which"
+        " ends the run.",
+    )
+    sampling_params: LanguageSamplingParams = Field(
+        default_factory=LanguageSamplingParams,
+        description="How tokens are drawn: temperature, top_k, top_p, max_new_tokens, stop.",
+    )
+
+
+class LanguageAlgorithmConfig(AlgorithmConfig):
+    """GRPO with a higher upper clip."""
+
+    not_available: ClassVar[Mapping[str, str]] = _without(
+        AlgorithmConfig.not_available, "n_minibatches", "recompute_logprobs"
+    )
+
+    adv_type: AdvantageType = "grpo"
+    loss_type: LossType = "actor"
+    group_size: Count = 8
+    clip_ratio_high: NonNegativeFloat = 0.28
+    n_minibatches: Count | None = Field(
+        default=None, description="Optimizer steps of one pass over a training step's answers. Default: 1."
+    )
+    recompute_logprobs: Bool = Field(
+        default=False, description="Take ratios against the trainer's own log-probabilities before the update."
+    )
+    filter_groups: Bool = Field(
+        default=False, description="Drop groups whose rewards are all equal, and generate others in their place (DAPO)."
+    )
+    max_refills: NonNegativeInt = Field(
+        default=4, description="How often a step generates further groups for those that were dropped."
+    )
+
+
+class LanguageDataConfig(DataConfig):
+    """Problems with verifiable answers."""
+
+    not_available: ClassVar[Mapping[str, str]] = _without(DataConfig.not_available, "type")
+
+    type: Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(
+        default=None,
+        description="Source: jsonl or parquet files, a task of reasoning_gym, or sums made on the spot. Default: files"
+        " where `train_data_paths` is given, else sums.",
+    )
+    task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
+    task_config: Mapping[str, Any] = Field(
+        default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
+    )
+    train_size: Count = Field(default=10_000, description="Training problems of a reasoning-gym task.")
+    val_size: Count = Field(default=200, description="Evaluation problems of sums and of reasoning-gym tasks.")
+    val_samples: Count = Field(
+        default=1, description="Answers to each evaluation problem. 1: greedy; more: sampled, for pass@k."
+    )
+    val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
+    apply_chat_template: Bool = Field(
+        default=False, description="Ask each question as a user's message in the tokenizer's chat template."
+    )
+    system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
+    few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
+    seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
+
+
+class LanguageRewardConfig(RewardConfig):
+    """Scoring by rule."""
+
+    reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES)] = Field(
+        default="number",
+        description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the last"
+        " number is equal), math (equal expressions, by math-verify), reasoning_gym (by that library), or"
+        " `package.module:function`.",
+    )
+    soft_overlong: NonNegativeInt = Field(
+        default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."
+    )
+
+
+class LanguageConfig(JobConfig):
+    """A whole file."""
+
+    runner: LanguageRunnerConfig = Field(
+        default_factory=LanguageRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: LanguageActorConfig = Field(
+        default_factory=LanguageActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+    rollout: LanguageRolloutConfig = Field(
+        default_factory=LanguageRolloutConfig, description="The workers that answer prompts."
+    )
+    reward: LanguageRewardConfig = Field(default_factory=LanguageRewardConfig, description="How answers are scored.")
+    data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")
+    algorithm: LanguageAlgorithmConfig = Field(
+        default_factory=LanguageAlgorithmConfig,
+        description="Advantages, losses, and how often samples are learned from.",
+    )
+
+    @property
+    def answers_per_step(self) -> int:
+        """Answers that a training step learns from, when no group is dropped."""
+        return self.data.rollout_batch_size * self.algorithm.group_size
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps of one pass over a training step's answers."""
+        if self.algorithm.n_minibatches is not None:
+            return self.algorithm.n_minibatches
+        size = self.actor.global_batch_size
+        return 1 if size is None else max(1, self.answers_per_step // size)
+
+
+def check_minibatches(config: LanguageConfig, report: Report) -> None:
+    """Report sizes of batches that do not fit each other."""
+    size, answers = config.actor.global_batch_size, config.answers_per_step
+    arithmetic = f"rollout_batch_size {config.data.rollout_batch_size} x group_size {config.algorithm.group_size}"
+    if size is None:
+        return
+    at = blame(config, ("actor", "global_batch_size"), ("data", "rollout_batch_size"), ("algorithm", "group_size"))
+    if answers % size:
+        report(
+            at,
+            "batch-not-divisible",
+            f"a step has {arithmetic} = {answers} answers, which `actor.global_batch_size` {size} does not divide",
+            f"`actor.global_batch_size` could be {near_divisors(answers, size)}",
+        )
+    elif config.algorithm.n_minibatches not in (None, answers // size):
+        report(
+            ("algorithm", "n_minibatches"),
+            "conflicting-settings",
+            f"`n_minibatches` is {config.algorithm.n_minibatches}, and {arithmetic} = {answers} answers /"
+            f" `actor.global_batch_size` {size} = {answers // size}",
+            "remove one of the two",
+        )

@@ -1,0 +1,1 @@
+"""Problems with verifiable answers."""

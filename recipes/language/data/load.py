@@ -1,0 +1,59 @@
+"""The problems that section `data` names."""
+
+from __future__ import annotations
+
+from recipes.language.config import LanguageDataConfig
+from recipes.language.data.problems import Problem, ProblemSet
+from recipes.language.data.sources import Joined, ReasoningGym, Sums, read_file
+from rlinf_core.errors import ConfigError
+
+# Training and evaluation take problems of reasoning-gym by seeds this far apart: sets of fewer are disjoint.
+_SEED_DISTANCE = 1 << 24
+
+
+def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet:
+    """Return the problems of training or of evaluation.
+
+    Files without a part for evaluation give it every tenth of their problems, which training does not take.
+
+    Raises:
+        ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
+    """
+    if config.type == "sums":
+        return Sums(
+            config.generated_digits,
+            held_out=evaluation,
+            size=config.val_size,
+            seed=config.seed,
+            spaced=bool(config.task_config.get("spaced", False)),
+        )
+    if config.type == "reasoning_gym":
+        size = config.val_size if evaluation else config.train_size
+        seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
+        return ReasoningGym(config.task or "", size, seed, config.task_config)
+    paths = config.val_data_paths if evaluation and config.val_data_paths else config.train_data_paths
+    whole = Joined([read_file(path, config.prompt_key, config.answer_key) for path in paths])
+    if config.val_data_paths:
+        return whole
+    numbers = [n for n in range(len(whole)) if (n % 10 == 9) == evaluation]
+    if not numbers:
+        raise ConfigError(
+            f"{len(whole)} problems are too few to hold some back for evaluation",
+            help="give `data.val_data_paths`, or ten problems",
+        )
+    return Chosen(whole, numbers)
+
+
+class Chosen:
+    """Some of the problems of a set."""
+
+    def __init__(self, whole: ProblemSet, numbers: list[int]) -> None:
+        self.name = whole.name
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Problem:
+        return self._whole[self._numbers[index]]

@@ -1,0 +1,73 @@
+"""Prompts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PromptEncoder:
+    """Writes questions as the model expects them.
+
+    Args:
+        tokenizer: of the model.
+        apply_chat_template: whether a question is a user's message, in the tokenizer's chat template.
+        system_prompt: text of the system message; needs the template.
+        few_shot: text before every question: examples with their answers.
+        max_prompt_length: longest prompt in tokens.
+
+    Raises:
+        ConfigError: a chat template is asked for, and the tokenizer has none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        apply_chat_template: bool = False,
+        system_prompt: str = "",
+        few_shot: str = "",
+        max_prompt_length: int = 0,
+    ) -> None:
+        if apply_chat_template and not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "`data.apply_chat_template` is on, and the tokenizer has no chat template",
+                help="write `data.apply_chat_template: false`, and examples in `data.few_shot`",
+            )
+        if system_prompt and not apply_chat_template:
+            raise ConfigError(
+                "`data.system_prompt` needs `data.apply_chat_template: true`",
+                help="without a template, write the text into `data.few_shot`",
+            )
+        self._tokenizer: Any = tokenizer
+        self._chat = apply_chat_template
+        self._system = system_prompt
+        self._few_shot = few_shot
+        self._longest = max_prompt_length
+
+    def encode(self, question: str) -> tuple[int, ...] | None:
+        """Return a question's tokens; None when they are more than `max_prompt_length`."""
+        if self._chat:
+            messages = [{"role": "user", "content": self._few_shot + question}]
+            if self._system:
+                messages.insert(0, {"role": "system", "content": self._system})
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        else:
+            tokens = self._tokenizer.encode(self._few_shot + question)
+        if self._longest and len(tokens) > self._longest:
+            return None
+        return tuple(tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer without the tokens that end it."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Return the text of each token of an answer."""
+        return tuple(str(self._tokenizer.decode([token])) for token in tokens)

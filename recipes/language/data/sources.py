@@ -1,0 +1,230 @@
+"""Sources of problems: sums made on the spot, JSON lines, Parquet files, tasks of reasoning-gym."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.language.data.problems import Problem, ProblemSet
+from rlinf_core.errors import ConfigError
+
+
+class Sums:
+    """Sums of two numbers of so many digits, written `3+4=`.
+
+    Training and evaluation have no problem in common where there are enough of them; of one-digit sums there are 100,
+    and both take all.
+
+    Args:
+        digits: most digits of a number, at least 1.
+        held_out: whether this is the part for evaluation.
+        size: how many problems evaluation takes.
+        seed: of the split.
+        spaced: whether they are written `3 + 4 =`.
+    """
+
+    def __init__(
+        self, digits: int = 1, *, held_out: bool = False, size: int = 200, seed: int = 0, spaced: bool = False
+    ) -> None:
+        self.name = f"sums{digits}"
+        self._format = "{} + {} =" if spaced else "{}+{}="
+        self._base = 10**digits
+        self._scatter = 1
+        every = self._base**2
+        if every <= 2 * size:
+            self._numbers: Sequence[int] = range(every)
+            return
+        if every <= 10**6:
+            order = list(range(every))
+            random.Random(f"sums {seed}").shuffle(order)
+            self._numbers = order[:size] if held_out else order[size:]
+            return
+        # Too many to list: residues keep the parts disjoint, and `_scatter` spreads them over all sums.
+        step = every // size
+        self._numbers = range(0, step * size, step) if held_out else _AllBut(every, step)
+        self._scatter = 6_700_417
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Problem:
+        first, second = divmod(self._numbers[index] * self._scatter % self._base**2, self._base)
+        answer = str(first + second)
+        asked = self._format.format(first, second)
+        return Problem(prompt=asked, answer=answer, difficulty=f"{len(answer)}-digit answer")
+
+
+class _AllBut(Sequence[int]):
+    """The numbers below `count` that are no multiples of `step`."""
+
+    def __init__(self, count: int, step: int) -> None:
+        self._step = step
+        self._size = count - -(-count // step)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: Any) -> Any:
+        block, offset = divmod(index, self._step - 1)
+        return block * self._step + offset + 1
+
+
+class Rows:
+    """Problems that a file lists.
+
+    Args:
+        name: of the set.
+        rows: one mapping for each problem.
+        prompt_key, answer_key: of the mappings.
+        where: names a row in messages, by its number.
+    """
+
+    def __init__(
+        self, name: str, rows: Sequence[Mapping[str, Any]], prompt_key: str, answer_key: str, where: Sequence[str]
+    ) -> None:
+        self.name = name
+        self._rows = rows
+        self._keys = prompt_key, answer_key
+        for row, place in zip(rows, where, strict=True):
+            for purpose, key in zip(("prompt", "answer"), self._keys, strict=True):
+                if key not in row:
+                    known = ", ".join(f"`{each}`" for each in row)
+                    raise ConfigError(
+                        f"{place}: there is no key `{key}`",
+                        why=f"the row has {known or 'no keys'}",
+                        help=f"set `data.{purpose}_key` to the key that holds the {purpose}",
+                    )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Problem:
+        row = self._rows[index]
+        prompt, answer = (row[key] for key in self._keys)
+        return Problem(
+            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
+            answer=str(answer),
+            row=row,
+            difficulty=str(row.get("difficulty", "")),
+        )
+
+
+def read_file(path: str, prompt_key: str, answer_key: str) -> Rows:
+    """Return the problems of a `.jsonl` or `.parquet` file.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or a row lacks a key.
+    """
+    file = Path(path)
+    try:
+        if file.suffix == ".parquet":
+            rows, where = _parquet(file), None
+        else:
+            pairs = list(_json_lines(file))
+            rows, where = [row for _, row in pairs], [f"{path}:{line}" for line, _ in pairs]
+    except OSError as error:
+        raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
+    if not rows:
+        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
+    return Rows(file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))])
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with file.open(encoding="utf-8") as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{file}:{number}: the line is not a JSON object", help="write `{...}`")
+                yield number, row
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{file}:{number}: the line is not JSON", why=f"{error.msg} at column {error.colno}"
+            ) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"the data file `{file}` is not UTF-8 text") from None
+
+
+def _parquet(file: Path) -> list[Mapping[str, Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl"
+        ) from None
+    if not file.exists():
+        raise ConfigError(f"the data file `{file}` cannot be read", why="No such file or directory")
+    try:
+        return parquet.read_table(file).to_pylist()
+    except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
+        raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
+
+
+class ReasoningGym:
+    """A task of reasoning-gym; its problems are made, and scored, by that library.
+
+    Args:
+        task: name of the task, as in `chain_sum`.
+        size: how many problems.
+        seed: first of the seeds of the problems.
+        config: further settings of the task.
+    """
+
+    def __init__(self, task: str, size: int, seed: int, config: Mapping[str, Any] | None = None) -> None:
+        try:
+            library = importlib.import_module("reasoning_gym")
+        except ImportError:
+            raise ConfigError(
+                "`data.type: reasoning_gym` needs the package reasoning-gym", help="pip install reasoning-gym"
+            ) from None
+        try:
+            self._data = library.create_dataset(task, size=size, seed=seed, **(config or {}))
+        except (ValueError, TypeError, AssertionError) as error:
+            raise ConfigError(
+                f"reasoning-gym cannot make the task `{task}`",
+                why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                help="`data.task` and `data.task_config` are its own names",
+            ) from None
+        self.name = task
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Problem:
+        entry = self._data[index]
+        difficulty = entry.get("metadata", {}).get("difficulty", "")
+        return Problem(
+            prompt=str(entry["question"]),
+            answer=str(entry["answer"]),
+            row=entry,
+            difficulty=json.dumps(difficulty, sort_keys=True) if isinstance(difficulty, dict) else str(difficulty),
+        )
+
+    def score(self, answer: str, index_row: Mapping[str, Any]) -> float:
+        """Return the library's score of an answer to one of its problems, 0 to 1."""
+        return float(self._data.score_answer(answer, index_row))
+
+
+class Joined:
+    """Several sets of problems as one."""
+
+    def __init__(self, parts: Sequence[ProblemSet]) -> None:
+        self.name = "+".join(each.name for each in parts)
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(each) for each in self._parts)
+
+    def __getitem__(self, index: int) -> Problem:
+        for part in self._parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise IndexError(index)

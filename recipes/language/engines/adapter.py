@@ -1,0 +1,65 @@
+"""A LoRA adapter merged into the weights of an engine's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from recipes.language.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PREFIX = "base_model.model."
+_A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+class MergedAdapter:
+    """Weights with an adapter added, W + scale B A (Hu et al., "LoRA", arXiv 2106.09685), and what they were without.
+
+    Merged weights decode as fast as those without an adapter. The original ones of the adapted layers are kept, so
+    that nothing of an earlier adapter stays behind.
+
+    Args:
+        model: whose weights are changed in place.
+        scale: alpha / rank.
+    """
+
+    def __init__(self, model: PreTrainedModel, scale: float) -> None:
+        self._model = model
+        self._scale = scale
+        self._original: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
+        """Merge an adapter, named as peft names it, and return its fingerprint.
+
+        Raises:
+            ValueError: a name is none of an adapter's, or a shape is not the model's.
+        """
+        given = dict(tensors)
+        own: dict[str, Tensor] = self._model.state_dict()
+        for name, down in given.items():
+            if not name.endswith(_A):
+                continue
+            layer = name.removesuffix(_A)
+            target = own.get(f"{layer.removeprefix(_PREFIX)}.weight")
+            up = given.get(layer + _B)
+            if target is None or up is None:
+                raise ValueError(f"the engine's model has no layer `{layer}` for the adapter")
+            if target.shape != (up.shape[0], down.shape[1]):
+                raise ValueError(f"the adapter of `{layer}` does not fit weights of {list(target.shape)}")
+            original = self._original.setdefault(layer, target.clone())
+            change = up.to(target) @ down.to(target)
+            target.copy_(original).add_(change, alpha=self._scale)
+        unknown = [name for name in given if not name.endswith((_A, _B))]
+        if unknown:
+            raise ValueError(f"`{unknown[0]}` is no weight of a LoRA adapter")
+        return fingerprint(given.items())
+
+    def forget(self) -> None:
+        """Drop the original weights: the model has got others."""
+        self._original.clear()

@@ -1,0 +1,238 @@
+"""The state of running answers, one row of a batch each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recipes.language.engines.sampling import stream_key
+from recipes.language.sequences import FinishReason, Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """How the next token of each row is drawn; all [n]."""
+
+    keys: Tensor
+    drawn: Tensor
+    temperature: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+
+@dataclass(slots=True)
+class _Row:
+    """What does not change while an answer runs, and whether it still does."""
+
+    request: Request
+    sample: int
+    since: float
+    stops: frozenset[int]
+
+
+class Rows:
+    """Running answers: what they are drawn with, and what has been drawn.
+
+    Args:
+        device: of the tensors.
+        stop_token_ids: tokens that end every answer.
+        decode: text of token ids, for answers that stop at a text.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        stop_token_ids: frozenset[int],
+        decode: Callable[[SequenceABC[int]], str] | None,
+    ) -> None:
+        self._device = device
+        self._stops = stop_token_ids
+        self._decode = decode
+        self._rows: list[_Row] = []
+        self._alive = torch.empty(0, dtype=torch.bool)
+        self._running = 0
+        self._numbers = torch.empty(3, 0, dtype=torch.int64, device=device)  # key of the draws, drawn, top_k
+        self._shares = torch.empty(2, 0, device=device)  # temperature, top_p
+        self._limits = torch.empty(0, dtype=torch.int64, device=device)
+        self._tokens = torch.empty(0, 0, dtype=torch.int64, device=device)
+        self._logprobs = torch.empty(0, 0, device=device)
+        self._versions = torch.empty(0, 0, dtype=torch.int64, device=device)
+        self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
+        self._early = self._truncated = self._texts = False
+
+    @property
+    def count(self) -> int:
+        """Rows, those that have ended and were not left out yet included."""
+        return len(self._rows)
+
+    @property
+    def running(self) -> int:
+        """Answers that have not ended."""
+        return self._running
+
+    @property
+    def ended(self) -> int:
+        """Rows to leave out."""
+        return self.count - self._running
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that one of the answers may come to, prompt included."""
+        return max((len(each.request.prompt) + each.request.params.max_new_tokens for each in self._rows), default=0)
+
+    @property
+    def newest(self) -> Tensor:
+        """The last token of each row, int64 [n]."""
+        return self._tokens.gather(1, (self._numbers[1] - 1)[:, None])[:, 0]
+
+    def add(self, answers: SequenceABC[tuple[Request, int, float]], seed: int) -> None:
+        """Append rows: request, number of the answer, and when it was asked for."""
+        numbers: list[list[int]] = [[], [], []]
+        shares: list[list[float]] = [[], []]
+        limits: list[int] = []
+        keys: dict[str, dict[int, int]] = {}
+        for request, sample, since in answers:
+            params = request.params
+            known = keys.setdefault(request.request_id, {})
+            if sample not in known:
+                known[sample] = stream_key(params.seed + seed, request.prompt, sample)
+            for column, value in zip(numbers, (known[sample], 0, params.top_k), strict=True):
+                column.append(value)
+            shares[0].append(params.temperature)
+            shares[1].append(params.top_p)
+            limits.append(params.max_new_tokens)
+            stops = self._stops | frozenset(params.stop_token_ids)
+            self._rows.append(_Row(request, sample, since, stops))
+        self._numbers = torch.cat((self._numbers, torch.tensor(numbers, device=self._device)), dim=1)
+        self._shares = torch.cat((self._shares, torch.tensor(shares, device=self._device)), dim=1)
+        self._limits = torch.cat((self._limits, torch.tensor(limits, device=self._device)))
+        self._alive = torch.cat((self._alive, torch.ones(len(limits), dtype=torch.bool)))
+        self._running += len(limits)
+        width = max(*limits, self._tokens.shape[1])
+        self._tokens = _grown(self._tokens, self.count, width)
+        self._logprobs = _grown(self._logprobs, self.count, width)
+        self._versions = _grown(self._versions, self.count, width)
+        self._look_at_params()
+
+    def _look_at_params(self) -> None:
+        every = [each.request.params for each in self._rows]
+        self._early = any(each.min_new_tokens for each in every)
+        self._truncated = any(each.top_k >= 0 or each.top_p < 1 for each in every)
+        self._texts = any(each.stop for each in every)
+        extra = {token for each in self._rows for token in each.stops}
+        self._stop_ids = torch.tensor(sorted(extra), dtype=torch.int64, device=self._device)
+
+    def settings(self, first: int) -> RowSettings:
+        """Return how the next tokens of the rows from `first` on are drawn."""
+        truncated = self._truncated
+        return RowSettings(
+            self._numbers[0, first:],
+            self._numbers[1, first:],
+            self._shares[0, first:],
+            self._numbers[2, first:] if truncated else None,
+            self._shares[1, first:] if truncated else None,
+        )
+
+    def without_early_stops(self, logits: Tensor, first: int) -> Tensor:
+        """Return logits [n, V] in which rows that must go on cannot end."""
+        if not self._early or not len(self._stop_ids):
+            return logits
+        least = torch.tensor([each.request.params.min_new_tokens for each in self._rows[first:]], device=self._device)
+        early = (self._numbers[1, first:] + 1 < least)[:, None]
+        logits = logits.clone()
+        logits[:, self._stop_ids] = torch.where(early, -torch.inf, logits[:, self._stop_ids])
+        return logits
+
+    def put(self, tokens: Tensor, logprobs: Tensor, version: int, first: int) -> list[Sequence]:
+        """Append a token to each row from `first` on, and return the answers that this ends."""
+        rows = slice(first, self.count)
+        drawn = self._numbers[1, rows]
+        # An ended row goes on drawing until it is left out; what it draws is put over its last token, unseen.
+        at = torch.minimum(drawn, self._limits[rows] - 1)[:, None]
+        self._tokens[rows].scatter_(1, at, tokens[:, None])
+        self._logprobs[rows].scatter_(1, at, logprobs[:, None])
+        self._versions[rows].scatter_(1, at, version)
+        drawn += 1
+        over = torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])
+        candidates: list[int] = over.nonzero()[:, 0].tolist()
+        if self._texts:
+            candidates = sorted(
+                {*candidates, *(i for i, each in enumerate(self._rows[first:]) if each.request.params.stop)}
+            )
+        drawn.clamp_(max=self._limits[rows])
+        ended: list[Sequence] = []
+        now = time.monotonic()
+        for index in candidates:
+            row = first + index
+            if self._alive[row]:
+                reason = self._reason(row)
+                if reason is not None:
+                    ended.append(self._sequence(row, reason, now))
+                    self._alive[row] = False
+        self._running -= len(ended)
+        return ended
+
+    def _reason(self, row: int) -> FinishReason | None:
+        """Return why a row has ended, or None."""
+        state, count = self._rows[row], int(self._numbers[1, row])
+        params = state.request.params
+        if int(self._tokens[row, count - 1]) in state.stops and count >= params.min_new_tokens:
+            return "stop"
+        if params.stop and count >= params.min_new_tokens and self._decode is not None:
+            # A stopping text ends with the newest token: so many of the last tokens hold it, a byte or more each.
+            reach = 4 * max(len(text) for text in params.stop) + 4
+            tail = self._decode(self._tokens[row, max(count - reach, 0) : count].tolist())
+            before = self._decode(self._tokens[row, max(count - reach, 0) : count - 1].tolist())
+            if any(text in tail and text not in before for text in params.stop):
+                return "stop"
+        return "length" if count >= params.max_new_tokens else None
+
+    def _sequence(self, row: int, reason: FinishReason, now: float) -> Sequence:
+        state, count = self._rows[row], int(self._numbers[1, row])
+        request = state.request
+        return Sequence(
+            request_id=request.request_id,
+            sample=state.sample,
+            prompt=request.prompt,
+            tokens=tuple(self._tokens[row, :count].tolist()),
+            logprobs=tuple(self._logprobs[row, :count].tolist()),
+            versions=tuple(self._versions[row, :count].tolist()),
+            finish_reason=reason,
+            seconds=now - state.since,
+            metadata=request.metadata,
+        )
+
+    def abort(self) -> list[Sequence]:
+        """Return all running answers as they are; nothing runs then."""
+        now = time.monotonic()
+        running = self._alive.nonzero()[:, 0].tolist()
+        self._alive[:] = False
+        self._running = 0
+        return [self._sequence(row, "aborted", now) for row in running]
+
+    def leave_out_ended(self) -> Tensor:
+        """Drop ended rows and return the numbers of the others, int64 [n]."""
+        kept = self._alive.nonzero()[:, 0]
+        self._rows = [self._rows[row] for row in kept.tolist()]
+        self._alive = self._alive[kept]
+        kept = kept.to(self._device)
+        self._numbers = self._numbers[:, kept]
+        self._shares = self._shares[:, kept]
+        self._limits = self._limits[kept]
+        self._tokens = self._tokens[kept]
+        self._logprobs = self._logprobs[kept]
+        self._versions = self._versions[kept]
+        if self._rows:
+            self._look_at_params()
+        return kept
+
+
+def _grown(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    new = tensor.new_zeros(rows, columns)
+    new[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return new

@@ -1,0 +1,345 @@
+"""The engine of this project: a HuggingFace model in this process, its rows decoded together."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from recipes.language.attention import NO_PARENT, PackedPlan, Segment, use_plans
+from recipes.language.engines.adapter import MergedAdapter
+from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan
+from recipes.language.engines.rows import Rows
+from recipes.language.engines.sampling import draw, uniforms
+from recipes.language.fingerprint import fingerprint
+from recipes.language.packing import common_prefix
+from recipes.language.sequences import Request, Sequence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PREFILL_TOKENS = 8192
+# Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
+_ENDED_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An answer that has not begun."""
+
+    request: Request
+    sample: int
+    since: float
+
+
+class TorchEngine(Engine):
+    """Decodes all running answers together; rows leave when they end, and prompts that share tokens compute them once.
+
+    Args:
+        model: a causal language model in evaluation mode; its attention is replaced.
+        stop_token_ids: tokens that end every answer, such as the tokenizer's end of sequence.
+        decode: text of token ids, needed for `SamplingParams.stop`.
+        max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: none.
+        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
+        share_prefixes: whether tokens that all prompts begin with are computed once.
+        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+        seed: added to that of every request.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_token_ids: Iterable[int] = (),
+        decode: Callable[[SequenceABC[int]], str] | None = None,
+        max_running_tokens: int = 0,
+        max_sequence_tokens: int = 0,
+        share_prefixes: bool = True,
+        adapter_scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        use_plans(model)
+        self._model = model.eval()
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._decode = decode
+        self._limit = max_running_tokens
+        self._longest = max_sequence_tokens or int(getattr(model.config, "max_position_embeddings", 0))
+        self._share = share_prefixes
+        self._seed = seed
+        self._cache = KvCache(cache_shape(model))
+        self._rows = Rows(model.device, self._stop_token_ids, decode)
+        self._adapter = MergedAdapter(model, adapter_scale)
+        self._queue: list[tuple[int, int, _Waiting]] = []
+        self._numbers = itertools.count()
+        self._paused = False
+        self._version = 0
+        self._generated = self._prefilled = self._prompted = 0
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """See `Engine`."""
+        params, prompt = request.params, request.prompt
+        needed = len(prompt) + params.max_new_tokens
+        if not prompt:
+            raise ValueError(f"request `{request.request_id}` has an empty prompt")
+        if self._longest and needed > self._longest:
+            raise ValueError(
+                f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones are"
+                f" more than the {self._longest} that the model takes"
+            )
+        if self._limit and needed > self._limit:
+            raise ValueError(
+                f"request `{request.request_id}` may need {needed} tokens, and `max_running_tokens` is {self._limit}"
+            )
+        if params.stop and self._decode is None:
+            raise ValueError("an engine without a tokenizer cannot stop at texts; use `stop_token_ids`")
+        now = time.monotonic()
+        for index in range(request.group_size):
+            waiting = _Waiting(request, request.sample_offset + index, now)
+            heapq.heappush(self._queue, (request.priority, next(self._numbers), waiting))
+
+    @property
+    def unfinished(self) -> int:
+        """See `Engine`."""
+        return len(self._queue) + self._rows.running
+
+    # Steps
+
+    @torch.inference_mode()
+    def step(self) -> list[Sequence]:
+        """See `Engine`: begin what there is room for, then draw one token for every running answer."""
+        if self._paused:
+            return []
+        ended = self._begin()
+        return ended + self._go_on()
+
+    def _begin(self) -> list[Sequence]:
+        """Prefill prompts that there is room for, and draw their first tokens."""
+        taken = self._admitted()
+        if not taken:
+            return []
+        self._leave_out_ended()
+        ended: list[Sequence] = []
+        for wave in self._waves(taken):
+            ended += self._prefill(wave)
+        return ended
+
+    def _admitted(self) -> list[_Waiting]:
+        """Return answers that may begin now. Begun in bunches: each time all running ones are copied."""
+        if not self._queue:
+            return []
+        rows, longest = self._rows.running, self._rows.longest
+        taken: list[_Waiting] = []
+        while self._queue:
+            request = self._queue[0][2].request
+            width = max(longest, len(request.prompt) + request.params.max_new_tokens)
+            if self._limit and (rows + len(taken) + 1) * width > self._limit and (rows or taken):
+                break
+            longest = width
+            taken.append(heapq.heappop(self._queue)[2])
+        if self._queue and len(taken) * _ENDED_SHARE < rows:
+            for each in taken:
+                heapq.heappush(self._queue, (each.request.priority, next(self._numbers), each))
+            return []
+        return taken
+
+    def _waves(self, taken: list[_Waiting]) -> Iterable[list[_Waiting]]:
+        """Yield answers in parts whose unlike prompts are few enough tokens for one forward pass."""
+        wave: list[_Waiting] = []
+        seen: set[tuple[int, ...]] = set()
+        tokens = 0
+        for each in taken:
+            prompt = each.request.prompt
+            if prompt not in seen:
+                if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
+                    yield wave
+                    wave, seen, tokens = [], set(), 0
+                seen.add(prompt)
+                tokens += len(prompt)
+            wave.append(each)
+        yield wave
+
+    def _prefill(self, wave: list[_Waiting]) -> list[Sequence]:
+        device = self._model.device
+        prompts = list(dict.fromkeys(each.request.prompt for each in wave))
+        shared = common_prefix(prompts) if self._share else 0
+        segments, tokens = _packed(prompts, shared)
+        plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers)
+        own = segments[1:] if shared else segments
+        last = torch.tensor([each.start + each.length - 1 for each in own], device=device)
+        logits = self._model(
+            input_ids=torch.tensor([tokens], device=device),
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=last,
+            attention_plan=plan,
+        ).logits[0]
+        number = {prompt: index for index, prompt in enumerate(prompts)}
+        which = torch.tensor([number[each.request.prompt] for each in wave], device=device)
+        width = max(len(prompt) for prompt in prompts)
+        sources = torch.zeros(len(prompts), width, dtype=torch.int64)
+        for index, (prompt, segment) in enumerate(zip(prompts, own, strict=True)):
+            begin = width - len(prompt)
+            sources[index, begin : begin + shared] = torch.arange(shared)
+            sources[index, begin + shared :] = torch.arange(segment.start, segment.start + segment.length)
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        self._cache.add(plan.keys, plan.values, sources.to(device)[which], lengths.to(device)[which])
+        self._rows.add([(each.request, each.sample, each.since) for each in wave], self._seed)
+        self._prefilled += len(tokens)
+        self._prompted += sum(len(each.request.prompt) for each in wave)
+        return self._draw(logits[which], first=self._rows.count - len(wave))
+
+    def _go_on(self) -> list[Sequence]:
+        """Draw one token for every running answer."""
+        if not self._rows.running:
+            self._leave_out_ended()
+            return []
+        if self._rows.ended * _ENDED_SHARE >= self._rows.count:
+            self._leave_out_ended()
+        plan = self._cache.decode_plan()
+        logits = self._model(
+            input_ids=self._rows.newest[:, None],
+            position_ids=plan.positions,
+            use_cache=False,
+            logits_to_keep=1,
+            attention_plan=plan,
+        ).logits[:, -1]
+        plan.finish()
+        return self._draw(logits, first=0)
+
+    def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
+        """Draw a token for each row from `first` on, and return the answers that it ends."""
+        rows = self._rows
+        settings = rows.settings(first)
+        logits = rows.without_early_stops(logits, first)
+        numbers = uniforms(settings.keys, settings.drawn)
+        tokens, logprobs = draw(logits, settings.temperature, numbers, settings.top_k, settings.top_p)
+        before = rows.running
+        ended = rows.put(tokens, logprobs, self._version, first)
+        self._generated += before if not first else len(tokens)
+        return ended
+
+    def _leave_out_ended(self) -> None:
+        if self._rows.ended:
+            kept = self._rows.leave_out_ended()
+            self._cache.keep(kept)
+
+    # Control
+
+    @torch.inference_mode()
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """See `Engine`."""
+        done: list[Sequence] = []
+        if mode == "drain":
+            while self._rows.running:
+                done += self._go_on()
+        elif mode == "abort":
+            done = self._rows.abort()
+            self._leave_out_ended()
+            done += [
+                Sequence(
+                    request_id=each.request.request_id,
+                    sample=each.sample,
+                    prompt=each.request.prompt,
+                    tokens=(),
+                    logprobs=(),
+                    versions=(),
+                    finish_reason="aborted",
+                    metadata=each.request.metadata,
+                )
+                for _, _, each in sorted(self._queue, key=lambda entry: entry[:2])
+            ]
+            self._queue.clear()
+        self._paused = True
+        return done
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
+        if adapter_only:
+            digest = self._adapter.load(tensors)
+        else:
+            digest = self._load_whole(tensors)
+        self._version = version
+        return digest
+
+    def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
+        own: dict[str, Tensor] = self._model.state_dict()
+        loaded: dict[str, Tensor] = {}
+        for name, value in tensors:
+            target = own.get(name)
+            if target is None:
+                raise ValueError(f"the engine's model has no weight `{name}`")
+            if target.shape != value.shape:
+                raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(target.shape)}")
+            target.copy_(value)
+            loaded[name] = target
+        self._adapter.forget()
+        return fingerprint(loaded.items())
+
+    @torch.inference_mode()
+    def sleep(self, level: int = 1) -> None:
+        """See `Engine`."""
+        if self._rows.running:
+            raise ValueError(f"{self._rows.running} answers are running: pause the engine first")
+        self._leave_out_ended()
+        self._cache = KvCache(self._cache.shape)
+        if level > 1:
+            self._model.to("meta")
+
+    def wake(self) -> None:
+        """See `Engine`."""
+        if self._model.device.type == "meta":
+            self._model.to_empty(device=self._cache.shape.device)
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return EngineStats(
+            running=self._rows.running,
+            waiting=len(self._queue),
+            reserved_tokens=self._rows.running * self._rows.longest,
+            max_running_tokens=self._limit,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            prompt_tokens=self._prompted,
+            cache_bytes=self._cache.nbytes,
+            version=self._version,
+        )
+
+    def stop(self) -> None:
+        """See `Engine`."""
+        self._queue.clear()
+        self._rows = Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
+        self._cache = KvCache(self._cache.shape)
+
+
+def cache_shape(model: PreTrainedModel) -> CacheShape:
+    """Return the sizes of the keys and values of a model."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return CacheShape(config.num_hidden_layers, heads, dim, model.dtype, model.device)
+
+
+def _packed(prompts: SequenceABC[tuple[int, ...]], shared: int) -> tuple[list[Segment], list[int]]:
+    """Return prompts as one row, their common tokens first and once."""
+    tokens = list(prompts[0][:shared])
+    segments = [Segment(0, shared)] if shared else []
+    parent = 0 if shared else NO_PARENT
+    for prompt in prompts:
+        segments.append(Segment(len(tokens), len(prompt) - shared, parent))
+        tokens += prompt[shared:]
+    return segments, tokens

@@ -1,0 +1,219 @@
+"""Language models and tokenizers: loaded from a folder, or built on the spot."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from recipes.language.config import LanguageActorConfig, LoraSettings
+
+PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+# What sums are written with; enough for a model that is built to learn them.
+SYMBOLS: Final = "0123456789+-*/=() .,?"
+
+
+def require_transformers() -> None:
+    """Check that transformers is installed.
+
+    Raises:
+        ConfigError: it is not, in this interpreter.
+    """
+    # Models are folders of the user's; nothing is looked up in a hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise ConfigError(
+            "language models need the package transformers in the interpreter of every actor and rollout worker",
+            help="pip install 'transformers>=5.20,<6'",
+        ) from None
+    logging.disable_progress_bar()
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder. No code of the folder is run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import AutoTokenizer
+
+    _check_folder(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"there is no tokenizer in `{folder}`",
+            why=_first_line(error),
+            help="a folder written by `save_pretrained` has tokenizer.json; or set `actor.tokenizer.tokenizer_model`",
+        ) from None
+
+
+def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Return the causal language model in a folder, on the CPU. No code of the folder is run.
+
+    Raises:
+        ConfigError: there is none, or its weights are missing.
+    """
+    require_transformers()
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    _check_folder(folder)
+    if not list(Path(folder).glob("*.safetensors")):
+        raise ConfigError(
+            f"the model folder `{folder}` has no weights",
+            why="there is no *.safetensors file in it",
+            help="copy the weights there; files that have to be unpickled (*.bin) are not read",
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"the model in `{folder}` cannot be loaded", why=_first_line(error)) from None
+    return cast("PreTrainedModel", model)
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the model knows all tokens of the tokenizer.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    needed = len(cast("Any", tokenizer))
+    if needed > known:
+        raise ConfigError(
+            f"the tokenizer has {needed} tokens and the model {known}",
+            help="use the tokenizer that the model was trained with",
+        )
+
+
+def built_tokenizer(symbols: str = SYMBOLS) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of single characters."""
+    require_transformers()
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *dict.fromkeys(symbols)))}
+    core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
+
+
+def built_model(
+    tokenizer: PreTrainedTokenizerBase, *, hidden_dim: int = 128, layers: int = 2, positions: int = 32768, seed: int = 0
+) -> PreTrainedModel:
+    """Return a Qwen2 with fresh weights that fits a tokenizer, in float32 on the CPU.
+
+    Args:
+        tokenizer: decides the vocabulary.
+        hidden_dim: width; a multiple of 32, which is the width of a head.
+        layers: how many.
+        positions: longest sequence.
+        seed: of the weights.
+    """
+    require_transformers()
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    made: Any = tokenizer
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = Qwen2Config(
+            vocab_size=len(made),
+            hidden_size=hidden_dim,
+            intermediate_size=2 * hidden_dim,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, hidden_dim // 32),
+            num_key_value_heads=max(1, hidden_dim // 32),
+            max_position_embeddings=positions,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=made.eos_token_id,
+            pad_token_id=made.pad_token_id,
+        )
+        return Qwen2ForCausalLM(config)
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tuple[int, ...]:
+    """Return the tokens that end an answer: the tokenizer's, and those that the model's folder names."""
+    made: Any = tokenizer
+    found: list[int] = [made.eos_token_id] if made.eos_token_id is not None else []
+    settings = Path(folder or "") / "generation_config.json"
+    if folder and settings.is_file():
+        named = json.loads(settings.read_text()).get("eos_token_id")
+        found += named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(dict.fromkeys(found))
+
+
+def _check_folder(folder: str) -> None:
+    if not Path(folder).is_dir():
+        raise ConfigError(
+            f"the model folder `{folder}` is not there",
+            help="give a folder on the worker's node; nothing is downloaded",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `actor` names: of its own folder, of the model's, or built on the spot.
+
+    Raises:
+        ConfigError: there is none in the folder.
+    """
+    folder = config.tokenizer.tokenizer_model or config.model.model_path
+    return load_tokenizer(folder) if folder else built_tokenizer()
+
+
+def make_model(
+    config: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Return the model that `actor.model` names: of a folder, or built on the spot.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+    """
+    model = config.model
+    if model.model_path is None:
+        return built_model(tokenizer, hidden_dim=model.hidden_dim, layers=model.num_layers, seed=config.seed).to(dtype)
+    loaded = load_model(model.model_path, dtype)
+    check_vocabulary(loaded, tokenizer)
+    return loaded
+
+
+def with_lora(model: PreTrainedModel, config: LoraSettings) -> PeftModel:
+    """Return the model with low-rank adapters, which alone are trained.
+
+    Raises:
+        ConfigError: peft is not installed, or the model has none of the layers.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ConfigError(
+            "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
+        ) from None
+    targets = list(config.target_modules) if config.target_modules else "all-linear"
+    settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    try:
+        return cast("PeftModel", get_peft_model(model, settings))
+    except ValueError as error:
+        raise ConfigError(
+            f"LoRA cannot be added to `{type(model).__name__}`",
+            why=_first_line(error),
+            help="`actor.model.lora.target_modules` names layers, such as q_proj",
+        ) from None

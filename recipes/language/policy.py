@@ -1,0 +1,129 @@
+"""A causal language model as a policy: log-probabilities of answers, without a tensor of tokens x vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from recipes.language.attention import use_plans
+from recipes.language.packing import PackedRow
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Keys of a model's configuration by which its logits are more than a product with the output matrix.
+_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_CHUNK_NUMBERS = 1 << 24
+
+
+class AnswerEval(NamedTuple):
+    """What a policy thinks of answer tokens; all float32 [A].
+
+    Attributes:
+        logprobs: log-probability of each token.
+        entropy: of the distribution that each was drawn from; None when not asked for.
+        values: of the state before each token; None without a value head.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
+class LanguagePolicy(nn.Module):
+    """A causal language model, and a value head where asked for.
+
+    Args:
+        model: of transformers, possibly within a LoRA wrapper of peft.
+        value_head: whether to add a linear value of the last hidden state, for PPO.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, value_head: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
+        use_plans(causal)
+        config: Any = causal.config
+        changed = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
+        if changed:
+            raise ConfigError(
+                f"`{type(causal).__name__}` changes its logits by `{changed[0]}`, which training does not know",
+                help="use a model without it, such as one of the Llama or Qwen families",
+            )
+        self._causal = [causal]  # in a list: it is part of `model` already
+        self.value_head = nn.Linear(config.get_text_config().hidden_size, 1) if value_head else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def causal(self) -> PreTrainedModel:
+        """The model of transformers, without a LoRA wrapper around it."""
+        return self._causal[0]
+
+    def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+        """Return the log-probabilities of a packed row's answers.
+
+        Args:
+            row: the sequences.
+            temperature: that they were sampled at; logits are divided by it.
+            entropy: whether entropies are computed, with gradients.
+        """
+        decoder = cast("Any", self.causal.get_decoder())
+        hidden: Tensor = decoder(
+            input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
+        ).last_hidden_state[0]
+        hidden = hidden.index_select(0, row.predictors)
+        head = cast("nn.Linear", self.causal.get_output_embeddings())
+        logprobs, entropies = chunked_logprobs(hidden, head, row.targets, temperature, entropy=entropy)
+        values = None if self.value_head is None else self.value_head(hidden.float())[:, 0]
+        return AnswerEval(logprobs, entropies, values)
+
+
+def chunked_logprobs(
+    hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 64 MB of float32.
+
+    Logits are computed again in the backward pass.
+
+    Args:
+        hidden: float [A, W].
+        head: maps hidden states to logits [A, V].
+        targets: int64 [A].
+        temperature: divides the logits; 0 counts as 1.
+        entropy: whether entropies are computed.
+
+    Returns:
+        float32 [A], and the same or None.
+    """
+    weight = cast("Tensor", head.weight)
+    size = max(1, _CHUNK_NUMBERS // weight.shape[0])
+    scale = temperature or 1.0
+
+    def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        logits = cast("Tensor", head(states)).float() / scale
+        normalizer = logits.logsumexp(dim=-1)
+        found = logits.gather(1, wanted[:, None])[:, 0] - normalizer
+        if not entropy:
+            return found, found
+        return found, normalizer - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+
+    pieces: list[tuple[Tensor, Tensor]] = []
+    grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    for start in range(0, len(targets), size):
+        states, wanted = hidden[start : start + size], targets[start : start + size]
+        if grad and len(targets) > size:
+            pieces.append(cast("tuple[Tensor, Tensor]", checkpoint(part, states, wanted, use_reentrant=False)))
+        else:
+            pieces.append(part(states, wanted))
+    if not pieces:
+        nothing = hidden.sum(dim=-1).float()
+        return nothing, nothing if entropy else None
+    logprobs = torch.cat([piece[0] for piece in pieces])
+    return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None

@@ -1,0 +1,13 @@
+"""Soft punishment of answers that come near their limit."""
+
+from __future__ import annotations
+
+
+def overlong_penalty(length: int, limit: int, margin: int) -> float:
+    """Return a number from 0 down to -1, linear over the last `margin` tokens before the limit.
+
+    Soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13).
+    """
+    if length <= limit - margin:
+        return 0.0
+    return max(-1.0, (limit - margin - length) / margin)

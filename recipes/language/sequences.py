@@ -1,0 +1,85 @@
+"""Requests to generation engines and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of an answer are drawn.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: only so many of the most likely tokens; -1: all.
+        top_p: only the most likely tokens that have this probability together.
+        max_new_tokens: longest answer, its ending token counted.
+        min_new_tokens: no ending token before so many.
+        stop_token_ids: tokens that end an answer, besides the tokenizer's own.
+        stop: texts that end an answer; they are part of it.
+        seed: of the draws.
+    """
+
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    max_new_tokens: int = 16
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Prompts to answer.
+
+    Attributes:
+        request_id: chosen by the caller; comes back with every answer.
+        prompt: token ids, at least one.
+        params: how tokens are drawn.
+        group_size: how many answers.
+        priority: smaller goes first where requests have to wait for room.
+        sample_offset: number of the group's first answer, for a request that asks for a part of a group.
+        metadata: comes back with every answer.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    group_size: int = 1
+    priority: int = 0
+    sample_offset: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """An answer.
+
+    Attributes:
+        request_id: of the request.
+        sample: its number within the group.
+        prompt: token ids.
+        tokens: token ids of the answer, its ending token included.
+        logprobs: log-probability of each token under the policy that drew it, at the sampling temperature and before
+            `top_k` and `top_p`.
+        versions: version of the weights that drew each token.
+        finish_reason: `stop` by an ending token or text, `length`, or `aborted` before its end.
+        seconds: from the moment at which the engine took the request up to the end of the answer.
+        metadata: of the request.
+    """
+
+    request_id: str
+    sample: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+    seconds: float = 0.0
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recipes.language.batch import RolloutBatch, answer_sums, balanced, per_token, token_budget_parts, whole_groups
+from tests.unit.recipes.language.tiny import answers, random_batch
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 6))
+def test_items_are_dealt_once_and_no_part_is_much_heavier(weights: list[int], parts: int) -> None:
+    dealt = balanced(weights, parts)
+
+    assert len(dealt) == parts
+    assert sorted(item for part in dealt for item in part) == list(range(len(weights)))
+    sums = [sum(weights[item] for item in part) for part in dealt]
+    # Whoever is heaviest got its last item when it was the lightest.
+    assert max(sums) - min(sums) <= max(weights, default=0)
+
+
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 200))
+def test_parts_stay_within_their_budget_but_for_items_above_it(costs: list[int], budget: int) -> None:
+    parts = token_budget_parts(costs, budget)
+
+    assert sorted(item for part in parts for item in part) == list(range(len(costs)))
+    for part in parts:
+        assert sum(costs[item] for item in part) <= budget or len(part) == 1
+
+
+def test_a_selection_has_the_tokens_of_its_answers() -> None:
+    batch = random_batch(0, groups=3, size=2)
+    chosen = torch.tensor([4, 0])
+
+    found = batch.select(chosen)
+
+    starts = batch.lengths.cumsum(0) - batch.lengths
+    expected = torch.cat([batch.tokens[starts[i] : starts[i] + batch.lengths[i]] for i in chosen])
+    assert torch.equal(found.tokens, expected)
+    split = batch.logprobs.split(batch.answer_lengths.tolist())
+    assert torch.equal(found.logprobs, torch.cat([split[4], split[0]]))
+    assert found.groups.tolist() == [2, 0]
+    assert len(batch.select(torch.empty(0, dtype=torch.int64))) == 0
+
+
+def test_batches_join_in_order_and_nothing_joins_to_nothing() -> None:
+    first, second = random_batch(1, groups=2), random_batch(2, groups=1)
+
+    both = RolloutBatch.joined([first, second])
+
+    assert torch.equal(both.tokens, torch.cat((first.tokens, second.tokens)))
+    assert len(both) == len(first) + len(second)
+    assert len(RolloutBatch.joined([])) == 0
+
+
+def test_sums_over_answers_undo_what_is_spread_over_tokens() -> None:
+    batch = random_batch(3)
+    values = torch.arange(len(batch)).float()
+
+    spread = per_token(values, batch.answer_lengths)
+
+    assert spread.shape == batch.logprobs.shape
+    torch.testing.assert_close(answer_sums(spread, batch.answer_lengths), values * batch.answer_lengths)
+
+
+def test_groups_keep_the_order_of_their_first_answers() -> None:
+    rng = random.Random(0)
+    made = [RolloutBatch.of(answers(rng, (5,), [2]), group, [0.0]) for group in (7, 3, 7)]
+
+    assert whole_groups(RolloutBatch.joined(made)) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_batch_keeps_what_the_engine_said_of_each_token(length: int) -> None:
+    made = answers(random.Random(0), (5, 6), [length])
+
+    batch = RolloutBatch.of(made, 0, [1.0])
+
+    assert batch.tokens.tolist() == [5, 6, *made[0].tokens]
+    assert batch.logprobs.tolist() == pytest.approx(list(made[0].logprobs))
+    assert batch.answer_lengths.tolist() == [length]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+
+from recipes.embodied.sharding import SingleProcess
+from recipes.language.advantages import token_advantages
+from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.policy import LanguagePolicy
+from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
+from rlinf_core.algorithms.losses.inputs import LossSettings
+from rlinf_core.algorithms.losses.policy_loss import actor
+from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
+
+
+def learner(model: Any, settings: LearnerSettings, how: Any = "token-mean", lr: float = 0.0) -> LanguageLearner:
+    policy = LanguagePolicy(model)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
+    loss = LossSettings(loss_agg_func=how)
+    return LanguageLearner(policy, SingleProcess(policy, 1), optimizer, actor, loss, settings, torch.device("cpu"))
+
+
+def targets_of(batch: Any) -> TokenTargets:
+    advantages, _ = token_advantages(batch, grpo, AdvantageSettings(group_size=3))
+    return TokenTargets(advantages=advantages, old_logprobs=batch.logprobs)
+
+
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
+    batch = random_batch(0, size=3)
+    gradients: list[list[torch.Tensor]] = []
+    for tokens, share in ((10_000, True), (30, True), (30, False), (1, False)):
+        model = tiny_model()
+        settings = LearnerSettings(max_tokens=tokens, share_prompts=share, clip_grad=0.0)
+        learner(model, settings, how).train(batch, targets_of(batch), 0)
+        gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+
+    for others in gradients[1:]:
+        for mine, theirs in zip(gradients[0], others, strict=True):
+            torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-3)
+
+
+def test_minibatches_take_every_group_once() -> None:
+    batch = random_batch(1, groups=8, size=3)
+    made = learner(tiny_model(), LearnerSettings(minibatches=4))
+
+    parts = list(made._minibatches(batch, 3))
+
+    assert sorted(row for part in parts for row in part) == list(range(24))
+    assert all(part == list(made._minibatches(batch, 3))[index] for index, part in enumerate(parts))
+    for part in parts:
+        assert len({int(batch.groups[row]) for row in part}) * 3 == len(part)
+    assert parts != list(made._minibatches(batch, 4))
+
+
+def test_judging_a_batch_gives_each_answer_its_own_log_probabilities() -> None:
+    batch = random_batch(2, groups=6, size=2)
+
+    found = learner(tiny_model(), LearnerSettings(max_tokens=20)).evaluate(batch)
+
+    torch.testing.assert_close(found.logprobs, plain_logprobs(tiny_model(), batch).detach(), atol=1e-5, rtol=0)
+    nothing = batch.select(torch.empty(0, dtype=torch.int64))
+    assert len(learner(tiny_model(), LearnerSettings()).evaluate(nothing).logprobs) == 0
+
+
+def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
+    model = tiny_model()
+    before = [each.clone() for each in model.parameters()]
+    nothing = random_batch(3).select(torch.empty(0, dtype=torch.int64))
+
+    targets = TokenTargets(advantages=torch.empty(0), old_logprobs=torch.empty(0))
+    figures = learner(model, LearnerSettings(), lr=1.0).train(nothing, targets, 0)
+
+    assert set(figures) <= {"actor/grad_norm"}
+    for mine, theirs in zip(model.parameters(), before, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_advantages_of_answers_are_those_of_their_groups() -> None:
+    batch = random_batch(4, groups=2, size=3)
+
+    advantages, returns = token_advantages(batch, grpo, AdvantageSettings(group_size=3))
+
+    scores = batch.rewards.reshape(2, 3)
+    expected = (scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-6)
+    assert returns is None
+    torch.testing.assert_close(advantages, expected.reshape(-1).repeat_interleave(batch.answer_lengths))

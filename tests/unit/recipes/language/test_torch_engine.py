@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceABC
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.sequences import Request, SamplingParams, Sequence
+from tests.unit.recipes.language.tiny import END, VOCABULARY, tiny_model
+
+
+def prompts_of(count: int, seed: int = 0, common: int = 0, longest: int = 30) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    first = tuple(rng.randrange(2, VOCABULARY) for _ in range(common))
+    return [first + tuple(rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, longest))) for _ in range(count)]
+
+
+def run(engine: TorchEngine, requests: SequenceABC[Request]) -> dict[tuple[str, int], Sequence]:
+    for request in requests:
+        engine.submit(request)
+    found = list(engine.results())
+    by_name = {(each.request_id, each.sample): each for each in found}
+    assert len(by_name) == len(found), "an answer came twice"
+    return by_name
+
+
+@pytest.mark.parametrize(("common", "limit"), [(0, 0), (20, 0), (0, 200), (20, 300)])
+def test_greedy_answers_are_those_of_generate(common: int, limit: int) -> None:
+    model, plain = tiny_model(), tiny_model()
+    prompts = prompts_of(16, seed=common, common=common)
+    lengths = [random.Random(index).randrange(1, 40) for index in range(len(prompts))]
+    engine = TorchEngine(model, stop_token_ids=(END,), max_running_tokens=limit)
+
+    found = run(
+        engine,
+        [
+            Request(request_id=str(i), prompt=prompt, params=SamplingParams(temperature=0, max_new_tokens=lengths[i]))
+            for i, prompt in enumerate(prompts)
+        ],
+    )
+
+    for index, prompt in enumerate(prompts):
+        row = torch.tensor([prompt])
+        expected = plain.generate(row, do_sample=False, max_new_tokens=lengths[index])[0, len(prompt) :].tolist()
+        answer = found[str(index), 0]
+        assert answer.tokens == tuple(expected)
+        assert answer.finish_reason == ("stop" if expected[-1] == END else "length")
+        logits = plain(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        exact = logits.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(answer.logprobs), exact, atol=1e-4, rtol=0)
+
+
+def test_a_sample_depends_on_seed_prompt_and_number_and_not_on_its_batch() -> None:
+    model = tiny_model()
+    prompts = prompts_of(12)
+    params = SamplingParams(max_new_tokens=12, seed=3)
+    requests = [Request(request_id=str(i), prompt=p, params=params, group_size=3) for i, p in enumerate(prompts)]
+
+    together = run(TorchEngine(model, stop_token_ids=(END,)), requests)
+    apart = run(TorchEngine(model, stop_token_ids=(END,), max_running_tokens=150), requests[::-1])
+    other = run(
+        TorchEngine(model, stop_token_ids=(END,)),
+        [Request(request_id="0", prompt=prompts[0], params=SamplingParams(max_new_tokens=12, seed=4), group_size=3)],
+    )
+
+    assert {name: each.tokens for name, each in together.items()} == {name: each.tokens for name, each in apart.items()}
+    assert len({together["0", sample].tokens for sample in range(3)}) > 1
+    assert other["0", 0].tokens != together["0", 0].tokens
+
+
+def test_a_part_of_a_group_is_drawn_as_in_the_whole() -> None:
+    model = tiny_model()
+    params = SamplingParams(max_new_tokens=8)
+    whole = run(TorchEngine(model), [Request(request_id="0", prompt=(5, 6), params=params, group_size=4)])
+
+    part = run(
+        TorchEngine(model), [Request(request_id="0", prompt=(5, 6), params=params, group_size=2, sample_offset=2)]
+    )
+
+    assert {name: each.tokens for name, each in part.items()} == {
+        name: each.tokens for name, each in whole.items() if name[1] >= 2
+    }
+
+
+def test_prompts_that_begin_alike_compute_that_once() -> None:
+    engine = TorchEngine(tiny_model())
+    prompts = prompts_of(6, common=30, longest=4)
+    distinct = set(prompts)
+
+    run(
+        engine,
+        [
+            Request(request_id=str(i), prompt=p, params=SamplingParams(max_new_tokens=2), group_size=5)
+            for i, p in enumerate(prompts)
+        ],
+    )
+
+    stats = engine.stats()
+    assert stats.prefilled_tokens == 30 + sum(len(each) - 30 for each in distinct)
+    assert stats.prompt_tokens == 5 * sum(len(each) for each in prompts)
+
+
+def test_running_answers_stay_within_the_limit_of_tokens() -> None:
+    engine = TorchEngine(tiny_model(), max_running_tokens=120)
+    for index in range(40):
+        engine.submit(Request(request_id=str(index), prompt=(3, 4), params=SamplingParams(max_new_tokens=10)))
+    most, found = 0, 0
+    while engine.unfinished:
+        found += len(engine.step())
+        most = max(most, engine.stats().reserved_tokens)
+
+    assert found == 40
+    assert 0 < most <= 120
+
+
+def test_texts_and_tokens_end_answers_and_nothing_does_too_early() -> None:
+    model = tiny_model()
+
+    def decode(tokens: SequenceABC[int]) -> str:
+        return "".join(chr(64 + token) for token in tokens)
+
+    free = run(TorchEngine(model), [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20))])
+    drawn = free["0", 0].tokens
+    text = decode(drawn[4:6])
+    stopped = run(
+        TorchEngine(model, decode=decode),
+        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, stop=(text,)))],
+    )["0", 0]
+    by_token = run(
+        TorchEngine(model),
+        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, stop_token_ids=(drawn[3],)))],
+    )["0", 0]
+    least = run(
+        TorchEngine(model, stop_token_ids=tuple(range(2, VOCABULARY))),
+        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, min_new_tokens=5))],
+    )["0", 0]
+
+    assert stopped.tokens == drawn[: len(stopped.tokens)]
+    assert decode(stopped.tokens).endswith(text)
+    assert text not in decode(stopped.tokens[:-1])
+    assert stopped.finish_reason == "stop"
+    assert by_token.tokens == drawn[: drawn.index(drawn[3]) + 1]
+    assert len(least.tokens) >= 5
+
+
+def test_frozen_answers_go_on_under_new_weights_and_say_which_token_had_which() -> None:
+    model, new = tiny_model(), tiny_model(seed=1)
+    engine = TorchEngine(model)
+    engine.submit(Request(request_id="0", prompt=(5, 6, 7), params=SamplingParams(max_new_tokens=10), group_size=3))
+    for _ in range(4):
+        engine.step()
+    assert engine.pause("freeze") == []
+    assert engine.step() == []
+
+    mine = engine.load_weights(new.state_dict().items(), version=7)
+    other = TorchEngine(tiny_model(seed=2)).load_weights(new.state_dict().items(), version=7)
+    engine.resume()
+    found = list(engine.results())
+
+    assert mine == other
+    assert [each.versions for each in found] == [(0,) * 5 + (7,) * 5] * 3
+
+
+def test_aborted_answers_come_back_with_what_they_have() -> None:
+    engine = TorchEngine(tiny_model(), max_running_tokens=30)
+    for index in range(3):
+        engine.submit(Request(request_id=str(index), prompt=(5, 6), params=SamplingParams(max_new_tokens=10)))
+    engine.step()
+    engine.step()
+
+    found = engine.pause("abort")
+
+    assert sorted(each.request_id for each in found) == ["0", "1", "2"]
+    assert {each.finish_reason for each in found} == {"aborted"}
+    assert sorted(len(each.tokens) for each in found) == [0, 3, 3]
+    assert engine.unfinished == 0
+
+
+def test_draining_ends_what_runs_and_leaves_what_waits() -> None:
+    engine = TorchEngine(tiny_model(), max_running_tokens=12)
+    for index in range(2):
+        engine.submit(Request(request_id=str(index), prompt=(5, 6), params=SamplingParams(max_new_tokens=10)))
+    engine.step()
+
+    drained = engine.pause("drain")
+    assert [each.request_id for each in drained] == ["0"]
+    assert engine.unfinished == 1
+
+    engine.resume()
+    assert [each.request_id for each in engine.results()] == ["1"]
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    engine = TorchEngine(tiny_model(), max_running_tokens=20)
+    for request, words in (
+        (Request(request_id="a", prompt=()), "empty prompt"),
+        (Request(request_id="b", prompt=(5,), params=SamplingParams(max_new_tokens=300)), "more than the 256"),
+        (Request(request_id="c", prompt=(5,), params=SamplingParams(max_new_tokens=50)), "max_running_tokens"),
+        (Request(request_id="d", prompt=(5,), params=SamplingParams(stop=("x",))), "without a tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            engine.submit(request)
+    with pytest.raises(ValueError, match="no weight `nothing`"):
+        engine.load_weights([("nothing", torch.zeros(1))], 1)
+    with pytest.raises(ValueError, match=r"weight `model\.norm\.weight` is"):
+        engine.load_weights([("model.norm.weight", torch.zeros(1))], 1)
+    assert engine.unfinished == 0
+
+
+def test_a_merged_adapter_answers_as_peft_does_and_leaves_nothing_behind() -> None:
+    peft = pytest.importorskip("peft")
+    plain: Any = tiny_model()
+    base = {name: value.clone() for name, value in plain.state_dict().items()}
+    wrapped = peft.get_peft_model(
+        plain, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    )
+    engine = TorchEngine(tiny_model(), adapter_scale=2.0)
+    row = torch.tensor([[5, 6, 7, 8]])
+    for seed in range(2):
+        torch.manual_seed(seed)
+        for name, value in wrapped.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.normal_(value, std=0.3)
+        adapter = [(name, value) for name, value in wrapped.state_dict().items() if ".lora_" in name]
+        engine.load_weights(adapter, version=seed + 1, adapter_only=True)
+        greedy = SamplingParams(temperature=0, max_new_tokens=1)
+        answer = run(engine, [Request(request_id="0", prompt=(5, 6, 7, 8), params=greedy)])["0", 0]
+        logits = wrapped(row).logits[0, -1].log_softmax(-1).detach()
+        assert answer.tokens[0] == int(logits.argmax())
+        assert answer.logprobs[0] == pytest.approx(float(logits.max()), abs=1e-4)
+
+    zero = [(name, torch.zeros_like(value)) for name, value in adapter]
+    engine.load_weights(zero, version=3, adapter_only=True)
+    merged = engine._model.state_dict()
+    for name, value in base.items():
+        torch.testing.assert_close(merged[name], value, atol=0, rtol=0)
