@@ -9,5 +9,6 @@ recipe = Recipe(
     summary="GRPO on problems with verifiable answers: actor, rollout and reward workers",
     config="recipes.math.config:MathConfig",
     default_config="math_laptop",
+    program="recipes.math.program:program",
     check="recipes.math.config:check",
 )

@@ -20,27 +20,35 @@ def test_reward_needs_a_place(findings: Any) -> None:
 
 
 def test_the_samples_of_a_step(findings: Any) -> None:
-    found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\n", messages=True)
+    found = findings(LAPTOP + "data:\n  rollout_batch_size: 30\nactor:\n  global_batch_size: 256\n", messages=True)
     assert found == [
         (
             "batch-not-divisible",
-            "30",
-            "a step has rollout_batch_size 30 x group_size 8 = 240 samples, which `actor.global_batch_size` 256 does"
+            "256",
+            "a step has rollout_batch_size 30 x group_size 8 = 240 answers, which `actor.global_batch_size` 256 does"
             " not divide",
             "`actor.global_batch_size` could be 240",
         )
     ]
-    assert findings(LAPTOP + "data:\n  rollout_batch_size: 30\nalgorithm:\n  filter_rewards: true\n") == []
+    assert findings(LAPTOP + "data:\n  rollout_batch_size: 30\n") == []
+
+
+def test_minibatches_are_counted_once(findings: Any) -> None:
+    both = "actor:\n  global_batch_size: 128\nalgorithm:\n  n_minibatches: {}\n"
+    assert findings(LAPTOP + both.format(2)) == []
+    found = findings(LAPTOP + both.format(4), messages=True)
+    assert [each[0] for each in found] == ["conflicting-settings"]
+    assert "32 x group_size 8 = 256 answers / `actor.global_batch_size` 128 = 2" in found[0][2]
 
 
 def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
-    found = findings(LAPTOP + "rollout:\n  sampling_params:\n    max_new_tokens: 512\n", messages=True)
+    found = findings(LAPTOP + "rollout:\n  sampling_params:\n    max_new_tokens: 1500\n", messages=True)
     assert found == [
         (
             "conflicting-settings",
-            "512",
-            "max_prompt_length 24 + max_new_tokens 512 = 536 tokens, more than `runner.seq_length` 32",
-            "`runner.seq_length` could be 536",
+            "1500",
+            "max_prompt_length 1024 + max_new_tokens 1500 = 2524 tokens, more than `runner.seq_length` 2048",
+            "`runner.seq_length` could be 2524",
         )
     ]
 
@@ -50,7 +58,7 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
     [
         ("algorithm:\n  adv_type: gae\n", "gae"),
         ("algorithm:\n  loss_type: actor_critic\n", "actor_critic"),
-        ("algorithm:\n  group_size: 1\nactor:\n  global_batch_size: 32\n", "1"),
+        ("algorithm:\n  group_size: 1\n", "1"),
         ("actor:\n  group_name: W\nreward:\n  group_name: W\n", "W"),
     ],
 )

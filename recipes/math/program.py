@@ -1,0 +1,76 @@
+"""What `rlinf train recipe=math` runs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from recipes.language.actor_worker import LanguageActor
+from recipes.language.layout import LanguageLayout
+from recipes.language.reward_worker import RewardWorker
+from recipes.language.rollout_worker import LanguageRolloutWorker
+from recipes.math.config import MathConfig
+from rlinf_core import Cluster, HybridComponentPlacement, PlacementStrategy
+from rlinf_core.job.load import Job
+from rlinf_core.runners.events import Listener, Waiting
+from rlinf_core.runners.reasoning_runner import ReasoningRunner
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import with_recovery
+from rlinf_core.runners.run_folder import RunFolder
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Train a language model as `job` says, to the end, and keep what happens in `folder`.
+
+    Raises:
+        WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
+        ClusterError: the machines cannot be had.
+        CheckpointError: the checkpoint does not fit, or cannot be written.
+    """
+    config = cast("MathConfig", job.config)
+    with RunRecord.open(job, folder, listener, config.runner, facts(config)) as record:
+        with_recovery(lambda: train(config, record), record, config.runner.max_restarts)
+        record.finished()
+
+
+def train(config: MathConfig, record: RunRecord) -> None:
+    """Run from where `record` stands to the end, on a cluster of its own."""
+    record.tell(Waiting("the cluster"))
+    with Cluster(cluster_cfg=config.cluster) as cluster:
+        sections = {"actor": config.actor, "rollout": config.rollout, "reward": config.reward}
+        record.watch(cluster, {section.group_name: name for name, section in sections.items()})
+        launch(config, cluster, record).run()
+
+
+def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> ReasoningRunner:
+    """Place and start the workers, ready to `run`."""
+    placement = HybridComponentPlacement(config, cluster)
+
+    def next_group(component: str) -> PlacementStrategy:
+        count = placement.get_world_size(component)
+        record.tell(Waiting(f"{component}: {count} process{'es' if count > 1 else ''}"))
+        return placement.get_strategy(component)
+
+    actor = LanguageActor.create_group(config).launch(
+        cluster, placement_strategy=next_group("actor"), name=config.actor.group_name
+    )
+    rollout = LanguageRolloutWorker.create_group(config).launch(
+        cluster, placement_strategy=next_group("rollout"), name=config.rollout.group_name
+    )
+    reward = RewardWorker.create_group(config).launch(
+        cluster, placement_strategy=next_group("reward"), name=config.reward.group_name
+    )
+    runner = ReasoningRunner(config, actor, rollout, reward, record, LanguageLayout)
+    runner.init_workers()
+    return runner
+
+
+def facts(config: MathConfig) -> dict[str, str | int | float | bool | None]:
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model
+    lora = model.adapter()
+    return {
+        "actor.model.model_path": model.model_path,
+        "actor.model.hidden_dim": model.hidden_dim,
+        "actor.model.num_layers": model.num_layers,
+        "actor.model.lora.rank": lora.rank if lora else None,
+    }

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from recipes.language.layout import GroupReport
+from rlinf_core.runners.reasoning_runner import _assignment, evaluation_metrics, group_metrics
+
+
+def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:
+    found = {
+        "problem": slot,
+        "lengths": tuple(2 for _ in rewards),
+        "truncated": 0,
+        "failures": {},
+        "parts": {},
+        "oldest": 0,
+        "newest": 0,
+        **given,
+    }
+    return GroupReport(slot=slot, rewards=rewards, tokens=tokens, **found)  # type: ignore[arg-type]
+
+
+def test_groups_go_to_actors_whole_and_evenly() -> None:
+    groups = [group(slot, (0.0,), tokens) for slot, tokens in enumerate((9, 1, 5, 5, 4))]
+
+    assert _assignment(groups, 2) == ((0, 1), (2, 3, 4)) or sum(map(len, _assignment(groups, 2))) == 5
+    loads = [sum(groups[slot].tokens for slot in part) for part in _assignment(groups, 2)]
+    assert abs(loads[0] - loads[1]) <= 4
+    assert _assignment(groups, 2) == _assignment(groups[::-1], 2)
+
+
+def test_figures_of_a_step() -> None:
+    groups = [
+        group(0, (1.0, 0.0), truncated=1, parts={"style": 3.0}),
+        group(1, (1.0, 1.0), failures={"timeout": 2}),
+        group(2, (), tokens=0, skipped=True),
+    ]
+
+    found = group_metrics(groups)
+
+    assert found["rollout/reward"] == 0.75
+    assert found["rollout/truncated"] == 0.25
+    assert found["rollout/prompts_skipped"] == 1
+    assert found["rollout/response_length"] == 2
+    assert found["rollout/prompt_length"] == 3
+    assert found["reward/failed_timeout"] == 2
+    assert found["reward/style"] == 0.75
+
+
+def test_an_evaluation_has_shares_and_their_intervals() -> None:
+    groups = [group(0, (1.0, 0.0)), group(1, (0.0, 0.0)), group(2, (1.0, 1.0))]
+
+    found = evaluation_metrics(groups, 2, 1.0)
+
+    assert found["eval/pass@1"] == 0.5
+    assert found["eval/pass@2"] == 2 / 3
+    assert found["eval/pass@1_low"] < 0.5 < found["eval/pass@1_high"]
