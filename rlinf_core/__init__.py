@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rlinf_core.channel.channel import Channel as Channel
     from rlinf_core.channel.distribute import distribute as distribute
     from rlinf_core.channel.distribute import rank_key as rank_key
+    from rlinf_core.channel.errors import ChannelEmpty as ChannelEmpty
+    from rlinf_core.channel.errors import ChannelFull as ChannelFull
     from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
     from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
     from rlinf_core.errors import ChannelClosed as ChannelClosed
-    from rlinf_core.errors import ChannelEmpty as ChannelEmpty
-    from rlinf_core.errors import ChannelFull as ChannelFull
     from rlinf_core.errors import ClusterError as ClusterError
     from rlinf_core.errors import CommunicationTimeoutError as CommunicationTimeoutError
     from rlinf_core.errors import ConfigError as ConfigError
@@ -58,8 +58,8 @@ _PUBLIC: dict[str, str] = {
     "CancelledOperationError": "rlinf_core.errors",
     "Channel": "rlinf_core.channel.channel",
     "ChannelClosed": "rlinf_core.errors",
-    "ChannelEmpty": "rlinf_core.errors",
-    "ChannelFull": "rlinf_core.errors",
+    "ChannelEmpty": "rlinf_core.channel.errors",
+    "ChannelFull": "rlinf_core.channel.errors",
     "Cluster": "rlinf_core.cluster.cluster",
     "ClusterError": "rlinf_core.errors",
     "CommunicationTimeoutError": "rlinf_core.errors",

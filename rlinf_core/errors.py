@@ -197,14 +197,6 @@ class ChannelClosed(ChannelError):  # noqa: N818 - named like queue.Full and que
     """The channel is closed: a put was not accepted, or nothing is left to get."""
 
 
-class ChannelFull(ChannelError):  # noqa: N818 - named like queue.Full
-    """A put that must not wait found its queue full."""
-
-
-class ChannelEmpty(ChannelError):  # noqa: N818 - named like queue.Empty
-    """A get that must not wait found its queue empty."""
-
-
 class PayloadError(RuntimeFailure):
     """An object cannot travel: it does not pickle, or the receiving side cannot hold it."""
 

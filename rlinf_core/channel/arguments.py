@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+import operator
+from ast import literal_eval
+from typing import Final, TypeAlias, cast
 
 from rlinf_core.address import check_name
 from rlinf_core.collective.work import plain_seconds
 from rlinf_core.errors import InvalidNameError
 from rlinf_core.given import spelled
+
+Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"
+"""What names a queue within a channel: any hashable plain value."""
+
+# What the text of a key that is no text begins with: an invisible separator, which shows nowhere.
+_NO_TEXT: Final = "\u2063"
 
 
 def amount(value: object) -> float | None:
@@ -74,18 +83,40 @@ def checked_bound(maxsize: int) -> int:
     return int(number)
 
 
-def checked_key(key: str) -> str:
-    """Return the name of a queue within a channel.
+def checked_key(key: Key) -> str:
+    """Return a key as the text by which its queue travels. Keys that are equal, as 1 and 1.0, have the same one.
 
     Raises:
-        TypeError: it is no text: a key of another type would be a queue that nobody finds again.
+        TypeError: it is no plain value: another process could not tell that two such keys are equal.
         ValueError: it is text that cannot be sent.
     """
-    if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise TypeError(f"a key is a string, not {spelled(key)}")
+    if not isinstance(key, str):
+        return f"{_NO_TEXT}{_canonical(key)!r}"
+    if key.startswith(_NO_TEXT):
+        raise ValueError(f"a key must not begin with the invisible character {_NO_TEXT!r}")
     if not key.isascii() and not _travels(key):
         raise ValueError(f"a key is text, and {spelled(key)} holds half a character")
     return key
+
+
+def key_of(text: str) -> Key:
+    """Return the key that `checked_key` made a text of."""
+    return cast("Key", literal_eval(text[1:])) if text.startswith(_NO_TEXT) else text
+
+
+def _canonical(key: object) -> object:
+    """Return a plain value so that equal values have one `repr`."""
+    if key is None or isinstance(key, str | bytes):
+        return key
+    if isinstance(key, tuple):
+        return tuple(_canonical(item) for item in cast("tuple[object, ...]", key))
+    try:
+        return operator.index(key)  # pyright: ignore[reportArgumentType] - whatever is a whole number, as numpy's
+    except TypeError:
+        pass
+    if isinstance(key, float) and math.isfinite(key):
+        return int(key) if key.is_integer() else float(key)
+    raise TypeError(f"a key is text, a number, None, bytes or a tuple of such, not {spelled(key)}")
 
 
 def _travels(text: str) -> bool:

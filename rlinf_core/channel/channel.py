@@ -7,12 +7,14 @@ from typing import Any, Literal, overload
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.arguments import (
+    Key,
     check_channel_name,
     checked_batch_weight,
     checked_bound,
     checked_key,
     checked_timeout,
     checked_weight,
+    key_of,
 )
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.handle import GetHandle
@@ -121,7 +123,7 @@ class Channel:
         self,
         item: object,
         weight: float = 0,
-        key: str = DEFAULT_KEY,
+        key: Key = DEFAULT_KEY,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> None: ...
@@ -130,7 +132,7 @@ class Channel:
         self,
         item: object,
         weight: float = 0,
-        key: str = DEFAULT_KEY,
+        key: Key = DEFAULT_KEY,
         *,
         async_op: Literal[True],
         timeout: float | None = None,
@@ -140,7 +142,7 @@ class Channel:
         self,
         item: object,
         weight: float = 0,
-        key: str = DEFAULT_KEY,
+        key: Key = DEFAULT_KEY,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work[None] | None: ...
@@ -148,7 +150,7 @@ class Channel:
         self,
         item: object,
         weight: float = 0,
-        key: str = DEFAULT_KEY,
+        key: Key = DEFAULT_KEY,
         async_op: bool = False,
         timeout: float | None = None,
     ) -> Work[None] | None:
@@ -167,7 +169,7 @@ class Channel:
         work = self._backend.put(item, weight, key, wait=True, timeout=timeout, detached=async_op)
         return work if async_op else work.wait()
 
-    def put_nowait(self, item: object, weight: float = 0, key: str = DEFAULT_KEY) -> None:
+    def put_nowait(self, item: object, weight: float = 0, key: Key = DEFAULT_KEY) -> None:
         """As `put`, but never waits for room.
 
         Raises:
@@ -179,18 +181,18 @@ class Channel:
     # Getting
 
     @overload
-    def get(self, key: str = DEFAULT_KEY, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
+    def get(self, key: Key = DEFAULT_KEY, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
     @overload
-    def get(self, key: str = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None) -> Work[Any]: ...
+    def get(self, key: Key = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None) -> Work[Any]: ...
     @overload
-    def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any: ...
-    def get(self, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
+    def get(self, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any: ...
+    def get(self, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next item of a key, waiting for one."""
         key, timeout = checked_key(key), checked_timeout(timeout)
         work = self._backend.get(key, None, wait=True, timeout=timeout, detached=async_op)
         return GetHandle(work) if async_op else work.wait()
 
-    def get_nowait(self, key: str = DEFAULT_KEY) -> Any:
+    def get_nowait(self, key: Key = DEFAULT_KEY) -> Any:
         """Return the next item of a key.
 
         Raises:
@@ -202,20 +204,20 @@ class Channel:
     def get_batch(
         self,
         batch_weight: float,
-        key: str = DEFAULT_KEY,
+        key: Key = DEFAULT_KEY,
         async_op: Literal[False] = False,
         timeout: float | None = None,
     ) -> list[Any]: ...
     @overload
     def get_batch(
-        self, batch_weight: float, key: str = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None
+        self, batch_weight: float, key: Key = DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None
     ) -> Work[list[Any]]: ...
     @overload
     def get_batch(
-        self, batch_weight: float, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+        self, batch_weight: float, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> Any: ...
     def get_batch(
-        self, batch_weight: float, key: str = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
+        self, batch_weight: float, key: Key = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> Any:
         """Return the next items of a key until their weights reach or exceed `batch_weight`, as a list.
 
@@ -254,25 +256,26 @@ class Channel:
         """How many items each key holds; 0 means any number."""
         return self._backend.maxsize
 
-    def qsize(self, key: str = DEFAULT_KEY) -> int:
+    def qsize(self, key: Key = DEFAULT_KEY) -> int:
         """Return how many items of a key nobody has taken or reserved."""
         return self._backend.ask(Query.DEPTH, checked_key(key))
 
-    def empty(self, key: str = DEFAULT_KEY) -> bool:
+    def empty(self, key: Key = DEFAULT_KEY) -> bool:
         """Return whether `qsize` is 0."""
         return self.qsize(key) == 0
 
-    def full(self, key: str = DEFAULT_KEY) -> bool:
+    def full(self, key: Key = DEFAULT_KEY) -> bool:
         """Return whether a put would wait."""
         return self._backend.ask(Query.FULL, checked_key(key))
 
-    def peek_all(self, key: str = DEFAULT_KEY) -> list[Any]:
+    def peek_all(self, key: Key = DEFAULT_KEY) -> list[Any]:
         """Copy of the items of a key that nobody has taken or reserved, in order; they stay."""
         return self._backend.ask(Query.PEEK, checked_key(key))
 
-    def statistics(self) -> dict[str, KeyStatistics]:
+    def statistics(self) -> dict[Key, KeyStatistics]:
         """Return what has gone through each key."""
-        return self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
+        found: dict[str, KeyStatistics] = self._backend.ask(Query.STATISTICS, DEFAULT_KEY)
+        return {key_of(text): statistics for text, statistics in found.items()}
 
     def losses(self) -> list[Any]:
         """Items that were on their way into the channel when their producer died; the last thousand, as `LostItem`."""

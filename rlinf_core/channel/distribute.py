@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlinf_core.channel.arguments import Key
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.load_balancing import Balancer, check_balancer
 from rlinf_core.channel.wire import DEFAULT_KEY
@@ -43,7 +44,7 @@ def distribute(
     balancer: B,
     *,
     weight: Callable[[Any], float] = lambda item: 1.0,
-    key: str = DEFAULT_KEY,
+    key: Key = DEFAULT_KEY,
     count: int | None = None,
 ) -> B:
     """Take items of `source` until it is closed and drained, and puts each into `target` under the key of its rank.

@@ -15,15 +15,10 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.boxes import AnswerSlots
 from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
-from rlinf_core.errors import (
-    CancelledOperationError,
-    ChannelClosed,
-    ChannelEmpty,
-    ChannelFull,
-    CommunicationTimeoutError,
-)
+from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
 
 if TYPE_CHECKING:

@@ -233,8 +233,8 @@ class Cluster:
         """
         return self.get_node_info(node_rank).ip or "127.0.0.1"
 
-    def get_node_group(self, label: str) -> NodeGroupInfo:
-        """Return the node group of this label.
+    def get_node_group(self, label: str = CLUSTER_LABEL) -> NodeGroupInfo:
+        """Return the node group of this label; by default `cluster`, all nodes.
 
         Raises:
             PlacementError: there is none.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext, suppress
 from numbers import Real
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rlinf_core import env_vars, spans
 from rlinf_core.errors import CommunicationTimeoutError
@@ -232,6 +232,9 @@ class Work(Generic[T]):
             if not self.wait_until(deadline, seconds):
                 raise self._too_late(seconds)
         return self.result()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.async_wait().__await__()
 
     async def async_wait(self) -> T:
         """As `wait`, without blocking the event loop. Cancelling it leaves the operation as it is."""

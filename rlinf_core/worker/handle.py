@@ -212,6 +212,24 @@ class WorkerGroupHandle(Generic[T]):
         durations = self._durations or []
         return durations if return_per_rank else reduce_durations(durations, reduction_type)
 
+    def consume_duration(self, tag: str | None = None, reduction_type: Reduction = "max") -> float:
+        """Return the seconds of one timer tag, of this call only; waits for it.
+
+        Args:
+            tag: the timer's tag; by default the method's name.
+            reduction_type: how the ranks' durations become one.
+
+        Raises:
+            WorkerGroupError: the call failed.
+            KeyError: no timer of this tag ran in the call.
+        """
+        tag = self.method if tag is None else tag
+        durations: dict[str, float] = self.consume_durations(reduction_type)
+        if tag not in durations:
+            known = ", ".join(f"`{each}`" for each in durations) or "none"
+            raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {known}")
+        return durations[tag]
+
     @property
     def failed(self) -> bool:
         """Whether a failure of the call is known by now, without waiting."""

@@ -231,6 +231,10 @@ class WorkerProcess:
                 # Alone, everything that waits here waits for it, tasks of its own included.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
 
+    def info(self) -> Any:
+        """Return the worker's `WorkerInfo`."""
+        return self._worker.worker_info
+
     def take_spans(self) -> spans.Taken:
         """Return what this process recorded since it was asked last, where the run is traced."""
         return spans.take()

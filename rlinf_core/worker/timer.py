@@ -17,7 +17,7 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlinf_core import spans
@@ -55,13 +55,15 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
     Nested timers each count their own whole time. A block that raises has taken time too.
 
     Args:
-        tag: under which name the duration is found.
+        tag: under which name the duration is found; by default the name of the function that is decorated, or in which
+            the timer is made.
     """
 
-    __slots__ = ("_began", "tag")
+    __slots__ = ("_began", "_named", "tag")
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
+    def __init__(self, tag: str | None = None) -> None:
+        self._named = tag is not None
+        self.tag = tag if tag is not None else caller_of(inspect.currentframe())
         self._began = 0.0
 
     def __enter__(self) -> None:
@@ -77,7 +79,7 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, timed."""
-        tag = self.tag
+        tag = self.tag if self._named else getattr(function, "__name__", self.tag)
         if inspect.iscoroutinefunction(function):
             coroutine = cast("Callable[P, Awaitable[object]]", function)
 
@@ -94,6 +96,11 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
                 return function(*args, **kwargs)
 
         return timed
+
+
+def caller_of(frame: FrameType | None) -> str:
+    """Return the name of the function that called the one whose frame this is."""
+    return frame.f_back.f_code.co_name if frame is not None and frame.f_back is not None else "block"
 
 
 def _add(tag: str, seconds: float) -> None:

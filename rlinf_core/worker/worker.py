@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.probe import free_port
 from rlinf_core.context import WorkerContext
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.timer import timer
+from rlinf_core.worker.timer import caller_of, timer
 
 if TYPE_CHECKING:
     import torch
 
     from rlinf_core.worker.worker_group import WorkerGroup
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger("rlinf.worker")
 
 
@@ -112,6 +115,37 @@ class Worker(Communication):
         """How many workers the group has."""
         return self._rlinf_context.placement.world_size
 
+    # Cached, and so open to assignment: a subclass may keep values of its own under these names.
+
+    @cached_property
+    def rank(self) -> int:
+        """This worker's rank within its group."""
+        return self._rank
+
+    @cached_property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return self._world_size
+
+    @cached_property
+    def _group_name(self) -> str:
+        """The name of this worker's group, which peers send to."""
+        return self._rlinf_context.group_name
+
+    @cached_property
+    def has_accelerator(self) -> bool:
+        """Whether an accelerator is assigned to this worker."""
+        return self._rlinf_context.placement.local_accelerator_rank is not None
+
+    @cached_property
+    def hardware_infos(self) -> tuple[RobotUnit, ...]:
+        """The robots or other declared units that this worker owns, as `worker_info.hardware`."""
+        return self._rlinf_context.hardware
+
+    def acquire_free_port(self) -> int:
+        """Return a TCP port of this worker's node that nothing listens on now."""
+        return free_port()
+
     @property
     def worker_address(self) -> WorkerAddress:
         """This worker's name among all workers of the job."""
@@ -158,17 +192,22 @@ class Worker(Communication):
 
     def create_channel(
         self,
-        channel_name: str,
+        channel_name: str | None = None,
         node_id: int | None = None,
         maxsize: int = 0,
         group_affinity: str | None = None,
         group_rank_affinity: int | None = None,
+        *,
+        name: str | None = None,
+        node_rank: int | None = None,
     ) -> Channel:
         """Return a new channel, which lives until the job ends.
 
         Args:
             channel_name: what others connect to; its process has the address `channel_name:0`.
             node_id: the rank of the node that it lives on.
+            name: another word for `channel_name`, as in `Channel.create`.
+            node_rank: another word for `node_id`, as in `Channel.create`.
             maxsize: how many items each key holds, beyond which puts wait; 0 means any number.
             group_affinity: the group next to which it lives; by default, and without `node_id`, this worker's.
             group_rank_affinity: the worker of that group on whose node it lives; by default this worker's rank in its
@@ -179,7 +218,12 @@ class Worker(Communication):
             ClusterError: there is no such node, or the channel's process does not start.
             UnknownGroupError: there is no such group.
             ValueError: `maxsize` is negative, or both a node and an affinity are given.
+            TypeError: no name is given, or one thing is given under both of its words.
         """
+        channel_name = _only_one("channel_name", channel_name, "name", name)
+        if channel_name is None:
+            raise TypeError("create_channel() needs a name")
+        node_id = _only_one("node_id", node_id, "node_rank", node_rank)
         if node_id is not None and (group_affinity is not None or group_rank_affinity is not None):
             raise ValueError("a channel lives on a node or next to a group: give `node_id` or an affinity, not both")
         context = self._rlinf_context
@@ -192,13 +236,16 @@ class Worker(Communication):
         peer = WorkerAddress.from_name(group_affinity or context.group_name).get_child_address(rank)
         return Channel.create_beside(channel_name, maxsize, peer)
 
-    def connect_channel(self, channel_name: str) -> Channel:
+    def connect_channel(self, channel_name: str | None = None, *, name: str | None = None) -> Channel:
         """Return the channel of this name, waiting `RLINF_CONNECT_TIMEOUT` while it may still be created.
 
         Raises:
             UnknownGroupError: the job declared its groups and channels, and this is none of them.
             PeerNotFoundError: it was not created in time.
         """
+        channel_name = _only_one("channel_name", channel_name, "name", name)
+        if channel_name is None:
+            raise TypeError("connect_channel() needs a name")
         return Channel.connect(channel_name)
 
     def log_debug(self, message: str, *args: object) -> None:
@@ -209,6 +256,11 @@ class Worker(Communication):
         """Log a line, under this worker's address; `args` as in `logging`."""
         _LOGGER.info(message, *args)
 
+    def log_on_first_rank(self, message: str, *args: object) -> None:
+        """Log a line as `log_info` does, on rank 0 of the group only."""
+        if self._rank == 0:
+            _LOGGER.info(message, *args)
+
     def log_warning(self, message: str, *args: object) -> None:
         """Log a warning, under this worker's address; `args` as in `logging`."""
         _LOGGER.warning(message, *args)
@@ -217,9 +269,16 @@ class Worker(Communication):
         """Log an error, under this worker's address; `args` as in `logging`."""
         _LOGGER.error(message, *args)
 
-    def worker_timer(self, tag: str) -> timer:
-        """Times its block in seconds under `tag`: `with self.worker_timer("train_step"): ...`.
+    def worker_timer(self, tag: str | None = None) -> timer:
+        """Time a block in seconds: `with self.worker_timer("train_step"): ...`; by default under the method's name.
 
         The handle of the call that the block runs in gives the durations out.
         """
-        return timer(tag)
+        return timer(tag if tag is not None else caller_of(inspect.currentframe()))
+
+
+def _only_one(word: str, value: T | None, other_word: str, other: T | None) -> T | None:
+    """Return what was given under either of two words for one thing."""
+    if value is not None and other is not None:
+        raise TypeError(f"`{word}` and `{other_word}` are two words for one thing: give one of them")
+    return value if value is not None else other

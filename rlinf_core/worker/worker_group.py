@@ -28,7 +28,7 @@ from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import Member, WorkerGroupHandle, unpicklable
 from rlinf_core.worker.launch import close_group, kill, launch_members
-from rlinf_core.worker.worker import Worker
+from rlinf_core.worker.worker import Worker, WorkerInfo
 
 W = TypeVar("W", bound=Worker)
 
@@ -106,6 +106,9 @@ class GroupView:
     def __getattr__(self, name: str) -> GroupMethod:
         self.group.check_method(name)
         return GroupMethod(self, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.group.methods})
 
     def handle(self, method: str, references: list[Any]) -> WorkerGroupHandle[Any]:
         """Return the handle of a call that has been made on these ranks."""
@@ -235,6 +238,9 @@ class WorkerGroup(Generic[W]):
         self.check_method(name)
         return GroupMethod(GroupView(self, self._running), name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._methods})
+
     def check_method(self, name: str) -> None:
         """Raise AttributeError unless the users' class has a public method of this name."""
         if name not in self._methods:
@@ -242,6 +248,19 @@ class WorkerGroup(Generic[W]):
             raise AttributeError(
                 f"`{self.worker_class.__name__}` has no public method `{name}`" + (f"; {hint}" if hint else "")
             )
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The names of the methods that can be called on the group: the public ones of the users' class."""
+        return frozenset(self._methods)
+
+    @property
+    def worker_info_list(self) -> list[WorkerInfo]:
+        """Where each worker runs and what it has, by rank. A worker tells it between two calls."""
+        members = self._running
+        references = [member.actor.info.remote() for member in members]
+        name = self.worker_group_name
+        return WorkerGroupHandle[WorkerInfo](name, "worker_info", len(members), members, references).wait()
 
     @property
     def _running(self) -> tuple[Member, ...]:

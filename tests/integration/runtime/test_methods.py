@@ -182,3 +182,68 @@ def test_what_the_runtime_keeps_in_workers_is_named_for_it() -> None:
     ours = {name for name in dir(Worker) if name.startswith("_") and not name.startswith(("__", "_rlinf"))}
     # The two that users read, and what they override to give back what they hold.
     assert ours == {"_rank", "_world_size", "_close"}
+
+
+class Teller(Worker):
+    def tell(self) -> dict[str, Any]:
+        self.log_on_first_rank("one line for the group")
+        return {
+            "rank": (self.rank, self._rank),
+            "world_size": (self.world_size, self._world_size),
+            "group": self._group_name,
+            "has_accelerator": self.has_accelerator,
+            "hardware": self.hardware_infos,
+            "port": self.acquire_free_port(),
+        }
+
+    def keep(self, rank: int) -> int:
+        self.rank = rank
+        return self.rank
+
+    def train(self) -> None:
+        with self.worker_timer():
+            pass
+        with self.worker_timer("part"):
+            pass
+
+    def channel(self, name: str) -> str:
+        created = self.create_channel(name=name, node_rank=0)
+        created.put("there", key=("actor", 0))
+        try:
+            created.get_nowait()
+        except asyncio.QueueEmpty:
+            return self.connect_channel(name=name).get(key=("actor", 0))
+        raise AssertionError("something was got")
+
+    async def await_work(self) -> Any:
+        peer = 1 - self.rank
+        sent = self.send(self.rank, self._group_name, peer, async_op=True)
+        received = await self.recv(self._group_name, peer, async_op=True)
+        await sent
+        return received
+
+
+def test_what_a_worker_and_its_group_know(cluster: Cluster) -> None:
+    with Teller.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="tellers") as group:
+        for rank, told in enumerate(group.tell().wait()):
+            assert told.pop("port") > 0
+            assert told == {
+                "rank": (rank, rank),
+                "world_size": (2, 2),
+                "group": "tellers",
+                "has_accelerator": False,
+                "hardware": (),
+            }
+        assert [(str(each.address), each.rank, each.node_id) for each in group.worker_info_list] == [
+            ("tellers:0", 0, 0),
+            ("tellers:1", 1, 0),
+        ]
+        handle = group.train()
+        assert handle.consume_duration() == handle.consume_durations()["train"]
+        assert handle.consume_duration("part", "sum") >= handle.consume_duration("part")
+        with pytest.raises(KeyError, match=r"no timer `other` ran in tellers\.train"):
+            handle.consume_duration("other")
+        assert group.execute_on(0).channel("told").wait() == ["there"]
+        assert group.await_work().wait() == [1, 0]
+        assert group.keep(7).wait() == [7, 7], "a subclass may keep a value of its own under the name"
+    assert cluster.get_node_group() == cluster.get_node_group("cluster")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
+import numpy as np
 import pytest
 import torch
 
@@ -106,10 +107,29 @@ def test_any_text_is_a_key(channel: Channel, key: str) -> None:
     assert channel.get(key=key, timeout=10) == "there"
 
 
-@pytest.mark.parametrize("key", [None, 3, b"default"])
-def test_what_is_no_text_is_no_key(channel: Channel, key: Any) -> None:
-    with pytest.raises(TypeError, match="a key is a string, not"):
+@pytest.mark.parametrize("key", [None, 3, -1.5, b"default", ("actor", 0), (1, (2, "a"), None), np.int64(7), True])
+def test_any_plain_value_is_a_key(channel: Channel, key: Any) -> None:
+    channel.put("there", key=key)
+    channel.put("elsewhere", key=str(key))
+    assert set(channel.statistics()) == {key, str(key)}
+    assert channel.get(key=key, timeout=10) == "there"
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), ((0, 1), (0.0, np.int32(1)))])
+def test_keys_that_are_equal_are_one_key(channel: Channel, one: Any, other: Any) -> None:
+    channel.put("there", key=one)
+    assert channel.get(key=other, timeout=10) == "there"
+
+
+@pytest.mark.parametrize("key", [[3], {"a": 1}, object(), float("nan"), float("inf"), (object(),), 1j])
+def test_what_is_no_plain_value_is_no_key(channel: Channel, key: Any) -> None:
+    with pytest.raises(TypeError, match="a key is text, a number, None, bytes or a tuple of such, not"):
         channel.put(1, key=key)
+
+
+def test_text_that_could_be_taken_for_another_key_is_refused(channel: Channel) -> None:
+    with pytest.raises(ValueError, match="must not begin with the invisible character"):
+        channel.put(1, key="\u20633")
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "a:b", "two\nlines", "\0", "\ud800", b"c"])

@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_taken() -> None:
         (lambda: hand(source, "to", RoundRobin(2)), "`target` is 'to', expected a channel"),
         (lambda: hand(source, target, RoundRobin), "`balancer` is .*, expected one such as"),
         (lambda: hand(source, target, RoundRobin(2), weight=3), "`weight` is 3, expected a function"),
-        (lambda: hand(source, target, RoundRobin(2), key=3), "a key is a string, not 3"),
+        (lambda: hand(source, target, RoundRobin(2), key=[3]), "a key is text, a number"),
     ):
         with pytest.raises(TypeError, match=said):
             call()

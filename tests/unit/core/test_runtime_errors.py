@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from rlinf_core import errors
+from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
 from rlinf_core.errors import RLinfError, RuntimeFailure
 
 EXAMPLES: list[RLinfError] = [
@@ -17,8 +18,8 @@ EXAMPLES: list[RLinfError] = [
     errors.DeadlockError(("a:0", "b:0"), "picture", where="a:0"),
     errors.ChannelError("data", "m"),
     errors.ChannelClosed("data", "m", key="k", help="h"),
-    errors.ChannelFull("data", "m", key="k"),
-    errors.ChannelEmpty("data", "m", key="k"),
+    ChannelFull("data", "m", key="k"),
+    ChannelEmpty("data", "m", key="k"),
     errors.PayloadError("m", where="obj.x"),
     errors.MismatchError("float32[4]", "float32[5]", where="actor:0"),
     errors.AuthenticationError("m"),

@@ -157,3 +157,19 @@ def test_no_ranks_have_no_durations() -> None:
 def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(ValueError, match="`median` is not a reduction of durations, expected one of `max`, `min`"):
         reduce_durations([{"a": 1.0}], "median")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_timer_without_a_tag_has_the_name_of_its_function(clock: Clock) -> None:
+    class Trainer:
+        @timer()
+        def train(self) -> None:
+            clock.now += 1
+
+    def block() -> None:
+        with timer():
+            clock.now += 2
+
+    with recording() as durations:
+        Trainer().train()
+        block()
+    assert durations == {"train": 1, "block": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,3 +46,33 @@ def test_a_class_may_say_how_its_groups_are_made_and_on_which_device_it_computes
         def learn(self) -> None: ...
 
     assert Own.create_group().world_size == 0
+
+
+class Learner(Worker):
+    def learn(self) -> None: ...
+
+
+def test_a_group_lists_the_methods_that_can_be_called_on_it() -> None:
+    group = Learner.create_group()
+    assert {"learn", "launch", "execute_on", "world_size"} <= set(dir(group))
+    assert "send" not in dir(group), "a group does not send; its workers do"
+    assert group.methods == {"learn"}
+
+
+@pytest.mark.parametrize(
+    ("config", "section", "name"),
+    [
+        ({"actor": {"group_name": "Learners"}}, "actor", "Learners"),
+        (SimpleNamespace(actor=SimpleNamespace(group_name="Learners")), "actor", "Learners"),
+        ({"actor": {}}, "actor", "Worker_group_Mine"),
+        ({"actor": {"group_name": "Learners"}}, "rollout", "Worker_group_Mine"),
+        ({"actor": {"group_name": "Learners"}}, None, "Worker_group_Mine"),
+    ],
+)
+def test_a_group_takes_its_name_from_the_section_that_is_its_own(config: Any, section: str | None, name: str) -> None:
+    class Mine(Worker):
+        config_section = section
+
+    for group in (Mine.create_group(config), Mine.create_group(3, cfg=config)):
+        assert str(group._base_address(None)) == name  # pyright: ignore[reportPrivateUsage]
+        assert str(group._base_address("given")) == "given"  # pyright: ignore[reportPrivateUsage]
