@@ -36,19 +36,23 @@ class Cell:
 
     Attributes:
         kind: `accelerator`, `node`, or a robot's type.
-        index: which of the node's units of that kind.
+        index: its number: an accelerator's on its node, a robot's in its group, as in rank maps.
+        address: where a robot answers, or empty.
     """
 
     kind: str
     index: int
     users: tuple[User, ...]
+    address: str = ""
 
     @property
     def name(self) -> str:
-        """`3` for an accelerator, `Franka 0` for a robot, `node`."""
+        """`3` for an accelerator, `Franka 0 · 10.10.10.1` for a robot, `node`."""
         if self.kind == ACCELERATOR:
             return str(self.index)
-        return self.kind if self.kind == NODE else f"{self.kind} {self.index}"
+        if self.kind == NODE:
+            return self.kind
+        return f"{self.kind} {self.index}" + (f" · {self.address}" if self.address else "")
 
     @property
     def components(self) -> tuple[str, ...]:

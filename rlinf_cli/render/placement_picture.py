@@ -26,8 +26,9 @@ def picture_of(
         uses.setdefault(use.node_rank, []).append(use)
     hosts = hosts_by_rank(cluster)
     grouped: dict[tuple[str, ...], list[Card]] = {}
+    numbers = robot_numbers(topology)
     for node in topology.nodes:
-        card = _card(node, hosts.get(node.rank), uses.get(node.rank, []))
+        card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
         grouped.setdefault(topology.labels_of(node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
     sizes = tuple((name, len(each)) for name, each in placements.items())
@@ -43,7 +44,23 @@ def headline(topology: ClusterTopology, processes: int, mode: str) -> str:
         parts.append(counted(accelerators, "accelerator"))
     if robots:
         parts.append(counted(robots, "robot"))
+    if topology.unknown_nodes:
+        nodes = f"node{'s' * (len(topology.unknown_nodes) > 1)} {format_ranks(topology.unknown_nodes)}"
+        parts.append(f"accelerators not declared ({nodes})")
     return " · ".join([*parts, counted(processes, "process"), mode])
+
+
+def robot_numbers(topology: ClusterTopology) -> dict[tuple[int, str, int], int]:
+    """Return the rank of each robot in its group, by its node, its type and its index among the node's of that type."""
+    found: dict[tuple[int, str, int], int] = {}
+    for group in topology.groups.values():
+        if group.unit is None or group.unit.robot is None:
+            continue
+        numbers = topology.numbers(group.unit)
+        for rank, number in enumerate(number for units in group.segments for number in units):
+            node = numbers.node_of(number)
+            found[node, group.unit.robot, number - numbers.on_node(node).start] = rank
+    return found
 
 
 def counted(count: int, name: str) -> str:
@@ -61,7 +78,9 @@ def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
     return hosts
 
 
-def _card(node: NodeInfo, host: str | None, uses: Sequence[UnitUse]) -> Card:
+def _card(
+    node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
+) -> Card:
     """Processes on the node as a whole are a cell of a node that has nothing else, and loose beside hardware."""
     robots = {robot.type for robot in node.robots}
     cells: list[Cell] = []
@@ -71,8 +90,17 @@ def _card(node: NodeInfo, host: str | None, uses: Sequence[UnitUse]) -> Card:
             loose = _users(use)
         else:
             kind = use.hardware_type if use.hardware_type in robots | {NODE} else ACCELERATOR
-            cells.append(Cell(kind, use.local_hardware_rank, _users(use)))
+            local = use.local_hardware_rank
+            number = numbers.get((node.rank, kind, local), local)
+            cells.append(Cell(kind, number, _users(use), _address(node, kind, local)))
     return Card((node.rank,), host, tuple(cells), loose)
+
+
+def _address(node: NodeInfo, kind: str, local: int) -> str:
+    """Return the hosts of a robot, without their ports."""
+    units = [robot.config for robot in node.robots if robot.type == kind]
+    hosts = dict.fromkeys(host for host, _ in units[local].addresses()) if local < len(units) else {}
+    return ", ".join(hosts)
 
 
 def _users(use: UnitUse) -> tuple[User, ...]:
@@ -87,17 +115,17 @@ def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTo
     nodes = f"node{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
     contents = dict.fromkeys(_content(topology.nodes[rank]) for rank in ranks)
     content = f"{next(iter(contents))}{' each' if len(ranks) > 1 else ''}" if len(contents) == 1 else "unlike nodes"
+    about = nodes if contents.keys() == {""} else f"{nodes} · {content}"
     without = "in no group" if topology.groups.keys() - RESERVED_LABELS else CLUSTER_LABEL
-    return Section(" + ".join(labels) or without, f"{nodes} · {content}", tuple(cards))
+    return Section(" + ".join(labels) or without, about, tuple(cards))
 
 
 def _content(node: NodeInfo) -> str:
-    """Return `8 × A800`, `1 Franka`, `no accelerators`."""
+    """Return `8 × A800`, `1 Franka`, `no accelerators`; nothing where nobody knows, which the headline says once."""
     parts: list[str] = []
     if node.num_accelerators:
         model = node.accelerator_model
         parts.append(f"{node.num_accelerators} × {model}" if model else counted(node.num_accelerators, "accelerator"))
     robots = Counter(robot.type for robot in node.robots)
     parts += [f"{count} {robot}" for robot, count in robots.items()]
-    unknown = node.num_accelerators is None
-    return ", ".join(parts) or ("accelerators unknown" if unknown else "no accelerators")
+    return ", ".join(parts) or ("" if node.num_accelerators is None else "no accelerators")

@@ -8,7 +8,7 @@ from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import Layout, masked, secret_texts
 from rlinf_cli.render.picture import NODE, Card, Picture
-from rlinf_cli.render.placement_picture import hosts_by_rank
+from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.placement.explain import Layer, process_interpreter, process_variables
@@ -35,12 +35,15 @@ def processes_table(job: SoundJob, layout: Layout) -> str:
     interpreters = {
         place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
     }
-    hosts = hosts_by_rank(job.cluster)
+    hosts, numbers = hosts_by_rank(job.cluster), robot_numbers(job.topology)
     rows: list[tuple[str, ...]] = []
     for name, placements in layout.placements.items():
         for placement in placements:
             node = placement.cluster_node_rank
-            units = f"{placement.hardware_type} {format_ranks(placement.local_hardware_ranks)}"
+            held = [
+                numbers.get((node, placement.hardware_type, local), local) for local in placement.local_hardware_ranks
+            ]
+            units = f"{placement.hardware_type} {format_ranks(held)}"
             rows.append(
                 (
                     f"{name}:{placement.rank}",

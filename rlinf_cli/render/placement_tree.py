@@ -7,10 +7,12 @@ from itertools import groupby
 from typing import TypeVar
 
 from rlinf_cli import console
-from rlinf_cli.render.picture import NODE, Card, Cell, Picture, Section
+from rlinf_cli.render.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section
 from rlinf_core.config.ranks import format_ranks
 
 T = TypeVar("T")
+# A line lists no more addresses of robots than a reader takes in.
+_LISTED = 4
 _BRANCHES = (("├── ", "│   "), ("└── ", "    "))
 
 
@@ -49,8 +51,11 @@ def _leaves(run: Sequence[Card]) -> list[str]:
     for (kind, components), cells in groupby(first.cells, key=lambda cell: (cell.kind, cell.components)):
         size = len(list(cells))
         across = [cell for card in run for cell in card.cells[at : at + size]]
-        units = format_ranks(range(first.cells[at].index, first.cells[at].index + size))
-        name = kind if kind == NODE else f"{kind} {units}"
+        units = format_ranks(sorted(cell.index for cell in across)) if kind != ACCELERATOR else ""
+        units = units or format_ranks(cell.index for cell in first.cells[at : at + size])
+        addresses = [cell.address for cell in across if cell.address]
+        listed = f" ({', '.join(addresses)})" if 0 < len(addresses) <= _LISTED else ""
+        name = kind if kind == NODE else f"{kind} {units}{listed}"
         texts.append((name, _users(across) if components else console.style("idle", "dim")))
         at += size
     for index in range(len(first.loose)):

@@ -7,7 +7,7 @@ from typing import Any
 from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import masked, secret_texts
-from rlinf_cli.render.placement_picture import hosts_by_rank
+from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
@@ -24,7 +24,9 @@ def env_text(job: SoundJob, component: str, placement: Placement) -> str:
     where = f"node {node} ({host})" if host else f"node {node}"
     held = ""
     if placement.local_hardware_ranks:
-        held = f", {placement.hardware_type} {format_ranks(placement.local_hardware_ranks)}"
+        numbers, kind = robot_numbers(job.topology), placement.hardware_type
+        units = [numbers.get((node, kind, local), local) for local in placement.local_hardware_ranks]
+        held = f", {kind} {format_ranks(units)}"
     python = process_interpreter(job.cluster, placement, job.tree)
     set_by = _origin(python.layer, python.span)
     secrets = secret_texts(job)

@@ -23,7 +23,9 @@ def test_a_row_a_component(cli: Cli, mixed: Path) -> None:
     assert ended.code == 0
     title, subtitle, _, header, *rows = ended.out.splitlines()
     assert title == "mixed.yaml"
-    assert subtitle == "4 nodes · 10 accelerators · 2 robots · 114 processes · hybrid"
+    assert (
+        subtitle == "4 nodes · 10 accelerators · 2 robots · accelerators not declared (node 3) · 114 processes · hybrid"
+    )
     assert header.split("  ")[0] == "component"
     table = [row.split() for row in rows[:5]]
     assert table[0] == ["actor", "4", "a800", "0", "accelerators", "0-3", "1", "its", "own"]
@@ -61,7 +63,7 @@ def test_the_tree_tells_like_nodes_once(cli: Cli) -> None:
     assert "accelerator 0-7  actor 0-31\n" in out
     assert "no unit          agent 0-399\n" in out
     assert "accelerator 0-7  rollout 0-63\n" in out
-    assert "Franka 0  env 0-1\n" in out
+    assert "Franka 0-1 (10.10.10.1, 10.10.10.2)  env 0-1\n" in out
     assert len(out.splitlines()) < 20
 
 
@@ -71,7 +73,7 @@ def test_the_tree_of_unlike_units(cli: Cli, mixed: Path) -> None:
     assert "accelerator 0-3  actor 0-3, rollout 0-1\n" in out
     assert "accelerator 0-1  sim 0-3\n" in out
     assert "accelerator 2-3  idle\n" in out
-    assert "Franka 0-1  env 0-1\n" in out
+    assert "Franka 0-1 (10.0.0.1, 10.0.0.2)  env 0-1\n" in out
 
 
 def test_nodes_that_are_shared_otherwise_are_no_run(cli: Cli, tmp_path: Path) -> None:
@@ -276,3 +278,41 @@ def test_which_accelerators_a_component_sees(cli: Cli) -> None:
         "env": "all of its node's, none reserved",
         "agent": "all of its node's, none reserved",
     }
+
+
+ARMS = """\
+cluster:
+  num_nodes: 4
+  component_placement:
+    policy: {node_group: gpu, placement: 0-1}
+    env: {node_group: arms, placement: 0-2}
+  node_groups:
+    - {label: gpu, node_ranks: 0}
+    - {label: free, node_ranks: 3}
+    - label: arms
+      node_ranks: 1-2
+      hardware:
+        type: Franka
+        configs:
+          - {node_rank: 1, robot_ip: 10.10.10.1}
+          - {node_rank: 1, robot_ip: 10.10.10.2}
+          - {node_rank: 2, robot_ip: 10.10.10.3}
+"""
+
+
+def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "arms.yaml"
+    path.write_text(ARMS)
+    asked = ("inspect", "placement", path, "--assume", "gpu=2")
+    assert "Franka 0-2 " in cli(*asked).out
+    assert ["env:2", "2", "Franka", "2"] in [line.split()[:4] for line in cli(*asked, "--all").out.splitlines()]
+    tree = cli(*asked, "--tree").out
+    assert "Franka 2 (10.10.10.3)  env 2\n" in tree
+    assert cli("inspect", "env", path, "-c", "env", "-r", "2").out.startswith("env:2 on node 2, Franka 2\n")
+    picture = "\n".join(ElementTree.fromstring(cli(*asked, "--svg", "-").out).itertext())
+    for arm in ("Franka 0 · 10.10.10.1", "Franka 1 · 10.10.10.2", "Franka 2 · 10.10.10.3"):
+        assert f"\n{arm}\n" in picture
+    # Said once, for all nodes, and not in each group.
+    for shown in (tree, picture):
+        assert shown.count("not declared") == shown.count("accelerators not declared (nodes 1-3)") == 1
+        assert "unknown" not in shown
