@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import load_job as load_job
     from rlinf_core.job.recipe import Recipe as Recipe
     from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
+    from rlinf_core.placement.component import HybridComponentPlacement as HybridComponentPlacement
     from rlinf_core.placement.component import PlacementMode as PlacementMode
     from rlinf_core.placement.flexible import FlexiblePlacementStrategy as FlexiblePlacementStrategy
-    from rlinf_core.placement.hybrid import HybridComponentPlacement as HybridComponentPlacement
     from rlinf_core.placement.node import NodePlacementStrategy as NodePlacementStrategy
     from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
@@ -68,7 +68,7 @@ _PUBLIC: dict[str, str] = {
     "DeadlockError": "rlinf_core.errors",
     "EmbodiedRunner": "rlinf_core.runners.embodied_runner",
     "FlexiblePlacementStrategy": "rlinf_core.placement.flexible",
-    "HybridComponentPlacement": "rlinf_core.placement.hybrid",
+    "HybridComponentPlacement": "rlinf_core.placement.component",
     "LeastLoaded": "rlinf_core.channel.load_balancing",
     "MismatchError": "rlinf_core.errors",
     "NodePlacementStrategy": "rlinf_core.placement.node",

@@ -29,7 +29,7 @@ from rlinf_core.config.tree import Mapping, Path, Scalar
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.check import check_placement
-from rlinf_core.placement.resolve import resolve
+from rlinf_core.placement.resolve import Resolution
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
@@ -193,14 +193,14 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     check_cluster(cluster, view, diagnostics)
     topology = _topology(cluster, assume, diagnostics)
     offline = Diagnostics()
-    check_placement(composed.tree, cluster, topology, offline, view.pruned)
+    resolutions = check_placement(composed.tree, cluster, topology, offline, view.pruned)
     if probe is not None and diagnostics.ok and offline.ok:
         topology = _probed(cluster, probe(cluster), composed.tree, diagnostics) or topology
-        check_placement(composed.tree, cluster, topology, diagnostics)
+        resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
     else:
         diagnostics.extend(offline)
     if selected and config is not None:
-        _check_recipe(selected.recipe, config, view, _world_sizes(cluster, topology, view), diagnostics)
+        _check_recipe(selected.recipe, config, view, _world_sizes(cluster, resolutions, view), diagnostics)
     damaged = view.damaged(("cluster", "num_nodes"))
     return job._replace(cluster=cluster, topology=None if damaged else topology)
 
@@ -347,14 +347,19 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
     check_labels([parse_assumption(text)], cluster)
 
 
-def _world_sizes(cluster: ClusterConfig, topology: ClusterTopology, view: Validated[Any]) -> dict[str, int | None]:
+def _world_sizes(
+    cluster: ClusterConfig, resolutions: MappingABC[str, Resolution], view: Validated[Any]
+) -> dict[str, int | None]:
     """Return how many processes each component has, None where that cannot be told."""
     sizes: dict[str, int | None] = {}
     doubtful = view.damaged(("cluster", "num_nodes")) or view.damaged(("cluster", "node_groups"))
     for name, entry in cluster.component_placement.items():
-        resolution = resolve(name, entry.rank_map, entry.node_group, topology)
+        resolution = resolutions.get(name)
+        if doubtful or resolution is None or resolution.problems:
+            sizes[name] = None
+            continue
         open_end = resolution.selection is None and any(part.resources is None for part in entry.rank_map.parts)
-        sizes[name] = None if doubtful or resolution.problems or open_end else resolution.world_size
+        sizes[name] = None if open_end else resolution.world_size
     return sizes
 
 

@@ -13,7 +13,7 @@ from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
-from rlinf_core.placement.resolve import resolve
+from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.placement.written import GROUPS, PLACEMENT, Placed, group_paths, problem_span
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
 
@@ -24,8 +24,10 @@ def check_placement(
     topology: ClusterTopology,
     diagnostics: Diagnostics,
     pruned: frozenset[Path] = frozenset(),
-) -> None:
+) -> dict[str, Resolution]:
     """Report everything that is wrong or suspicious about `cluster.component_placement`.
+
+    Returns what the rank map of each component means, for those that could be judged.
 
     Args:
         tree: the whole file.
@@ -33,7 +35,7 @@ def check_placement(
         topology: what the components are placed on; accelerators it doesn't know are reported in a note.
         pruned: the paths of what was left out of the model; what depends on them is not judged.
     """
-    _Check(tree, cluster, topology, diagnostics, pruned).run()
+    return _Check(tree, cluster, topology, diagnostics, pruned).run()
 
 
 class _Check:
@@ -51,10 +53,10 @@ class _Check:
         self.diagnostics = diagnostics
         self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned, {}, tree)
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Resolution]:
         written = list(self._written())
         if self._damaged(("cluster", "num_nodes")):
-            return
+            return {}
         doubtful = self._doubtful_labels()
         placed: list[Placed] = []
         for name, path in written:
@@ -73,6 +75,7 @@ class _Check:
             from rlinf_core.placement.suspicious import suspicious
 
             self.diagnostics.extend(suspicious(self.tree, self.cluster, self.topology, placed))
+        return {each.name: each.resolution for each in placed}
 
     def _damaged(self, path: Path) -> bool:
         return self._validated.damaged(path)

@@ -13,11 +13,11 @@ from rlinf_core.config.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.coverage import Coverage, coverage
-from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.resolve import Resolution, resolve
-from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, topology_of, unknown_accelerators
+from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, place, topology_of, unknown_accelerators
 from rlinf_core.suggest import did_you_mean, quoted
-from rlinf_core.topology import ClusterTopology, UnitKind
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, UnitKind
 
 _log = logging.getLogger("rlinf")
 
@@ -80,7 +80,8 @@ class ComponentPlacement:
         Raises:
             PlacementError: the job has no such component.
         """
-        return FlexiblePlacementStrategy(self._resolution(name).processes(), self._entries[name].node_group)
+        resolution = self._resolution(name)
+        return _MappedStrategy(name, self._entries[name], resolution)
 
     def get_world_size(self, name: str) -> int:
         """Return how many processes a component has.
@@ -113,6 +114,32 @@ class ComponentPlacement:
                 help=did_you_mean(name, self.components) or known,
             )
         return resolution
+
+
+class HybridComponentPlacement(ComponentPlacement):
+    """`ComponentPlacement` under the name that says what to expect: components may share any of their accelerators.
+
+    The maps are read in the same way. A program that needs all components collocated, or none, asks `placement_mode`.
+    """
+
+
+class _MappedStrategy(PlacementStrategy):
+    """The strategy of a component, whose processes its rank map lays out."""
+
+    def __init__(self, name: str, entry: PlacementEntry, resolution: Resolution) -> None:
+        self._name, self._entry, self._resolution = name, entry, resolution
+
+    def __repr__(self) -> str:
+        groups = ",".join(self._entry.node_group) or CLUSTER_LABEL
+        return f"<placement of {self._name}: `{self._entry.rank_map}` on {groups}>"
+
+    def get_placement(self, cluster: ClusterLike, isolate_accelerator: bool = True) -> list[Placement]:
+        topology, resolution = topology_of(cluster), self._resolution
+        if resolution.selection is None or resolution.selection.topology is not topology:
+            resolution = _resolve(self._name, self._entry, topology)
+        if resolution.selection is None:
+            raise unknown_accelerators(resolution.unknown, self._name)
+        return place(resolution.selection, resolution.processes(), isolate_accelerator, self._name)
 
 
 def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:

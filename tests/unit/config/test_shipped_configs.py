@@ -9,7 +9,7 @@ from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
 from rlinf_core.job.registry import find_recipe, recipe_names
-from rlinf_core.placement.hybrid import HybridComponentPlacement
+from rlinf_core.placement.component import HybridComponentPlacement
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))

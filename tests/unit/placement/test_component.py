@@ -10,8 +10,7 @@ import pytest
 
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.component import ComponentPlacement, PlacementMode
-from rlinf_core.placement.hybrid import HybridComponentPlacement
+from rlinf_core.placement.component import ComponentPlacement, HybridComponentPlacement, PlacementMode
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 Make = Callable[..., ClusterConfig]

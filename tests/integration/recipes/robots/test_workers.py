@@ -18,7 +18,7 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
-from rlinf_core.placement.hybrid import HybridComponentPlacement
+from rlinf_core.placement.component import HybridComponentPlacement
 from rlinf_core.worker.worker import Worker
 
 JOB = """
