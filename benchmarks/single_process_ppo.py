@@ -27,12 +27,12 @@ from recipes.embodied.envs.base import EnvSettings, VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
+from recipes.sections.env import EVAL_SEED_OFFSET, EnvironmentConfig
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
 from rlinf_core.algorithms.returns import bootstrap_rewards, explained_variance
-from rlinf_core.config.fragments.env import EVAL_SEED_OFFSET, EnvironmentConfig
 
 EVALUATION_ENVS = 256
 

@@ -125,7 +125,7 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     Raises:
         RLinfError: it cannot be made, or there is nothing to continue from.
     """
-    from rlinf_core.config.fragments.runner import RunnerConfig
+    from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.runners.run_folder import RunFolder
 
     runner = getattr(job.config, "runner", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_core.config.fragments.checks import Report, blame, divisors
+from recipes.sections.checks import Report, blame, divisors
 from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:

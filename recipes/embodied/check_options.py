@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from recipes.sections.checks import Report
 from rlinf_core.algorithms.options import options_for, unknown_options
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.fragments.checks import Report
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 from rlinf_core.named import import_target

@@ -13,10 +13,9 @@ from pydantic import Field
 from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
 from recipes.embodied.env_kinds import ROBOTS, check_kind, episode_limit
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
-from rlinf_core.config.fragments.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
-from rlinf_core.config.fragments.checks import (
+from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
+from recipes.sections.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
+from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
@@ -28,11 +27,12 @@ from rlinf_core.config.fragments.checks import (
     is_given,
     near_multiples,
 )
-from rlinf_core.config.fragments.env import EnvironmentConfig, EnvSection
-from rlinf_core.config.fragments.job import JobConfig
-from rlinf_core.config.fragments.rollout import RolloutConfig
-from rlinf_core.config.fragments.runner import RunnerConfig
-from rlinf_core.config.fragments.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
+from recipes.sections.env import EnvironmentConfig, EnvSection
+from recipes.sections.job import ActorRolloutJob
+from recipes.sections.rollout import RolloutConfig
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
 from rlinf_core.config.tree import Path
 from rlinf_core.scalars import Bool, Data, Text
 
@@ -115,7 +115,7 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
     update_epoch: Count = 6
 
 
-class EmbodiedConfig(JobConfig):
+class EmbodiedConfig(ActorRolloutJob):
     """The whole file."""
 
     runner: EmbodiedRunnerConfig = Field(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recipes.sections.checks import Report, blame, is_given
+from recipes.sections.env import EnvironmentConfig
 from rlinf_core.config.cluster import CLUSTER_LABEL
-from rlinf_core.config.fragments.checks import Report, blame, is_given
-from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.requirements import install_command, missing_modules

@@ -16,8 +16,8 @@ from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes
 from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
+from recipes.sections.env import EnvironmentConfig
 from rlinf_core import Worker
-from rlinf_core.config.fragments.env import EnvironmentConfig
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.embodied_runner import Layout
 

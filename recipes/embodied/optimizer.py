@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlinf_core.config.fragments.actor import OptimConfig
+from recipes.sections.actor import OptimConfig
 
 # Parts of the names of weights that only values depend on: they may have a learning rate of their own.
 VALUE_PARTS = frozenset({"critic", "value_head"})

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from recipes.embodied.precision import DTYPES
+from recipes.sections.actor import FsdpConfig
 from rlinf_core import env_vars
-from rlinf_core.config.fragments.actor import FsdpConfig
 
 
 class ParallelStrategy(ABC):

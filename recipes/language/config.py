@@ -7,15 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rlinf_core.config.fragments.actor import ActorConfig, ModelConfig, OptimConfig
-from rlinf_core.config.fragments.algorithm import AdvantageType, AlgorithmConfig, LossType
-from rlinf_core.config.fragments.checks import Report, blame, near_divisors
-from rlinf_core.config.fragments.data import DataConfig
-from rlinf_core.config.fragments.job import JobConfig
-from rlinf_core.config.fragments.reward import RewardConfig
-from rlinf_core.config.fragments.rollout import RolloutConfig, SamplingParams
-from rlinf_core.config.fragments.runner import RunnerConfig
-from rlinf_core.config.fragments.values import (
+from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
+from recipes.sections.algorithm import AdvantageType, AlgorithmConfig, LossType
+from recipes.sections.checks import Report, blame, near_divisors
+from recipes.sections.data import DataConfig
+from recipes.sections.reward import RewardConfig
+from recipes.sections.rollout import RolloutConfig, SamplingParams
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.job import JobConfig
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.sections.values import (
     Count,
     KnownOrOwn,
     NonNegativeFloat,
@@ -24,7 +25,6 @@ from rlinf_core.config.fragments.values import (
     Seed,
     StepsOrNever,
 )
-from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Text
 
 REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")

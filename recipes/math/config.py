@@ -15,7 +15,7 @@ from recipes.language.config import (
     LanguageRunnerConfig,
     check_minibatches,
 )
-from rlinf_core.config.fragments.checks import (
+from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
@@ -25,7 +25,7 @@ from rlinf_core.config.fragments.checks import (
     check_group_names,
     check_loggers,
 )
-from rlinf_core.config.fragments.values import StepsOrNever
+from rlinf_core.config.sections.values import StepsOrNever
 
 COMPONENTS = ("actor", "rollout", "reward")
 

@@ -17,7 +17,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from rlinf_core.config.fragments.algorithm import LossAggregation
+from rlinf_core.config.sections.values import LossAggregation
 from rlinf_core.suggest import quoted
 
 AGGREGATIONS: tuple[str, ...] = get_args(LossAggregation)

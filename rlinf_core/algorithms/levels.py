@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_core.config.fragments.algorithm import Level
+from rlinf_core.config.sections.values import Level
 
 
 def sum_to_level(values: Tensor, level: Level) -> Tensor:

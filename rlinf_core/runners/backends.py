@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.config.fragments.runner import LOGGER_MODULES
+from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.suggest import did_you_mean, quoted

@@ -26,7 +26,7 @@ LOGGER = logging.getLogger("rlinf")
 
 if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
-    from rlinf_core.config.fragments.runner import RunnerConfig
+    from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.worker.worker_group import WorkerGroup
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlinf_core.algorithms.kl import KlEstimator
-from rlinf_core.config.fragments.algorithm import LossAggregation
+from rlinf_core.config.sections.values import LossAggregation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.algorithms.aggregation import AGGREGATIONS, aggregate, denominator, masked_mean
-from rlinf_core.config.fragments.algorithm import LossAggregation
+from rlinf_core.config.sections.values import LossAggregation
 
 how_strategy = st.sampled_from(AGGREGATIONS).map(lambda name: cast("LossAggregation", name))
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from recipes.sections.algorithm import ADVANTAGES, LOSSES
 from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories, gae
 from rlinf_core.algorithms.losses.policy_loss import actor_critic
 from rlinf_core.algorithms.registry import (
@@ -16,7 +17,6 @@ from rlinf_core.algorithms.registry import (
     register_advantage,
     register_reward,
 )
-from rlinf_core.config.fragments.algorithm import ADVANTAGES, LOSSES
 from rlinf_core.errors import ConfigError
 
 

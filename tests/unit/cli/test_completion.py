@@ -116,7 +116,7 @@ class TestOfTrain:
         assert complete("train", "recipe=math", "data.prom") == complete("train", "math_laptop", "data.prom") != []
 
     def test_runs_and_their_components(self, complete: Complete) -> None:
-        from rlinf_core.config.fragments.runner import RunnerConfig
+        from rlinf_core.config.sections.runner import RunnerConfig
         from rlinf_core.runners.run_folder import RunFolder
 
         run = RunFolder.create(RunnerConfig(), "embodied")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
-from rlinf_core.config.fragments.runner import RunnerConfig
+from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.manager.folders import identity
 from rlinf_core.runners.run_folder import FINISHED, RunFolder
 

@@ -25,7 +25,7 @@ SOURCES = [
     *(PACKAGE / "hardware").rglob("*.py"),
     *(PACKAGE / "placement").rglob("*.py"),
     *(PACKAGE / "job").rglob("*.py"),
-    *RECIPES.glob("*/config.py"),
+    *RECIPES.glob("*/*.py"),
 ]
 KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.fragments.runner import LOGGER_MODULES
+from rlinf_core.config.sections.runner import LOGGER_MODULES
 from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import backends

@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events, record
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter

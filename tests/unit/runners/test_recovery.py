@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.checkpoint import Manifest

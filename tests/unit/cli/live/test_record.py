@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.live.record import StateWriter
-from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events
 from rlinf_core.runners.run_folder import RunFolder
 

@@ -11,7 +11,7 @@ from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, TASKS
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.registry import _ENVS, MissingPackageError, make_env
-from rlinf_core.config.fragments.env import ENV_TYPES
+from recipes.sections.env import ENV_TYPES
 from rlinf_core.errors import ConfigError
 from rlinf_core.requirements import install_command
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer
-from rlinf_core.config.fragments.actor import OptimConfig
+from recipes.sections.actor import OptimConfig
 
 
 def factors(*steps: int, last_step: int | None = 12, **keys: Any) -> list[float]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipes.embodied.envs.base import EnvSettings, StepResult, VectorEnv
 from recipes.embodied.envs.state import pack, unpack
 from recipes.embodied.finite import NonFiniteError
-from rlinf_core.config.fragments.env import EnvironmentConfig
+from recipes.sections.env import EnvironmentConfig
 
 Make = Callable[..., VectorEnv]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from rlinf_core.config.fragments.values import Count, KnownOrOwn, OptionalPath, Seed
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.values import Count, KnownOrOwn, OptionalPath, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
 ENV_TYPES = ("franka_kin", "franka_mujoco", "franka_robot", "gymnasium", "panda_gym", "maniskill", "libero")

@@ -7,22 +7,22 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from rlinf_core.config.fragments.values import (
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.values import (
     Count,
     Fraction,
     KnownOrOwn,
+    Level,
+    LossAggregation,
     NonNegativeFloat,
     PositiveFloat,
 )
-from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Data, Float, Text
 
 ADVANTAGES = ("gae", "grpo", "reinpp", "reinpp_baseline")
 LOSSES = ("actor_critic", "actor")
 AdvantageType = Annotated[Text, KnownOrOwn("adv_type", ADVANTAGES)]
 LossType = Annotated[Text, KnownOrOwn("loss_type", LOSSES)]
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
-Level = Literal["token_level", "action_level", "chunk_level"]
 
 
 # The estimators of a divergence by the names that other projects give them.

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlinf_core.config.fragments.values import (
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.values import (
     Count,
     Fraction,
     NonNegativeFloat,
@@ -17,7 +18,6 @@ from rlinf_core.config.fragments.values import (
     Precision,
     Seed,
 )
-from rlinf_core.config.model import ConfigModel
 from rlinf_core.scalars import Bool, Float, Text
 
 Decay = Annotated[Float, Field(ge=0, lt=1)]

@@ -12,15 +12,15 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
-from rlinf_core.config.fragments.actor import ActorConfig, OptimConfig
-from rlinf_core.config.fragments.checks import near_divisors, near_multiples
-from rlinf_core.config.fragments.data import DataConfig
-from rlinf_core.config.fragments.env import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
-from rlinf_core.config.fragments.reward import RewardConfig
-from rlinf_core.config.fragments.runner import RunnerConfig
-from rlinf_core.config.fragments.values import KnownOrOwn, StepsOrNever
+from recipes.sections.actor import ActorConfig, OptimConfig
+from recipes.sections.checks import near_divisors, near_multiples
+from recipes.sections.data import DataConfig
+from recipes.sections.env import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
+from recipes.sections.reward import RewardConfig
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, step
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.config.sections.values import KnownOrOwn, StepsOrNever
 from rlinf_core.job.load import load_job
 from rlinf_core.scalars import Int, Text, YamlBool, YamlInt
 

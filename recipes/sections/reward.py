@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlinf_core.config.fragments.values import KnownOrOwn, PositiveFloat
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.values import KnownOrOwn, PositiveFloat
 from rlinf_core.scalars import Float, Text
 
 REWARDS = ("exact", "boxed", "numeric", "symbolic")

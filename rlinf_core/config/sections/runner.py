@@ -7,8 +7,8 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
-from rlinf_core.config.fragments.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
 from rlinf_core.scalars import Bool, Text
 
 # The modules that a logger backend imports.

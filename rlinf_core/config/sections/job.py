@@ -19,11 +19,6 @@ class JobConfig(ConfigModel):
         "defaults": "`extends: FILE`, or a list of files, names what this file overrides; each is a whole file",
         "hydra": "remove it: every run has a folder of its own below `runner.logger.log_path`",
         "task_type": "write `recipe: NAME`; `rlinf recipes` lists the names",
-        "weight_syncer": "`runner.weight_sync_interval` says how often weights are sent",
-        "inference": "the actor computes log probabilities itself: remove the section, and its place",
-        "critic": "values come from the model that acts: `actor.model.add_value_head`",
-        "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
-        "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
     }
 
     recipe: Text = Field(
