@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from rlinf_cli.main import main as run_rlinf
-from rlinf_core.config.codes.entry import Code, Example
-from rlinf_core.config.codes.registry import codes_by_stage
+from rlinf_core.config.codes import Code, Example, codes_by_stage
 from rlinf_core.config.field_docs import FieldDoc, describe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.registry import find_recipe, recipe_names

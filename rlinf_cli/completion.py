@@ -51,10 +51,10 @@ def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Diagnostic codes, and the fields of the file section by section."""
     from rlinf_cli.completion_keys import documented_fields
-    from rlinf_core.config.codes.registry import all_codes
+    from rlinf_core.config.codes import code_names
 
     fields = documented_fields(incomplete, ctx.params.get("recipe"))
-    return [*_starting(all_codes(), incomplete), *fields]
+    return [*_starting(code_names(), incomplete), *fields]
 
 
 @_careful

@@ -44,10 +44,10 @@ def explain(
     if topic is None:
         _list_codes(output)
         return
-    from rlinf_core.config.codes.registry import all_codes
+    from rlinf_core.config.codes import find_code
 
     name = _bare(topic)
-    code = all_codes().get(name)
+    code = find_code(name)
     if code is not None:
         from rlinf_cli.render.code_entry import code_record, code_text
 
@@ -73,7 +73,7 @@ def _bare(topic: str) -> str:
 
 
 def _list_codes(output: Output) -> None:
-    from rlinf_core.config.codes.registry import codes_by_stage
+    from rlinf_core.config.codes import codes_by_stage
 
     stages = codes_by_stage()
     if output is Output.JSON:
@@ -121,12 +121,12 @@ def _explain_field(path: str, recipe: str | None, output: Output) -> None:
 
 def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     """Neither a code nor a field: the nearest of both."""
-    from rlinf_core.config.codes.registry import all_codes
+    from rlinf_core.config.codes import code_names
     from rlinf_core.errors import ConfigError
     from rlinf_core.suggest import near
 
     hints = dict.fromkeys(error.help for error in failures if error.help)
-    codes = near(topic, all_codes())
+    codes = near(topic, code_names())
     if codes:
         return ConfigError(f"there is no code `{topic}`", help=f"did you mean `{codes[0]}`?")
     if "." not in topic and "-" in topic:

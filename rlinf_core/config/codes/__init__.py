@@ -1,1 +1,121 @@
-"""The diagnostic codes: one entry per rule, which `rlinf explain` prints and tests hold against the rule itself."""
+"""The diagnostic codes: what each rule means, a wrong example and a right one.
+
+They are data, one file a code, in a folder for each stage of loading. `rlinf explain`, the documentation and the tests
+read them; reporting a finding does not. The wrong example is also the rule's test: the finding must stand between its
+markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_core.config.diagnostics import Severity
+
+# The stages of loading, in their order; each has a folder of codes.
+STAGES: Final = ("reading", "composing", "shape", "cluster", "placement", "recipe", "job")
+_FOLDER: Final = Path(__file__).parent
+OPEN, CLOSE = "«", "»"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A configuration, shown by `rlinf explain` and loaded by the tests.
+
+    In a wrong example one place, in `text`, in an override or in one of `files`, stands between `«` and `»`: what the
+    caret must underline. Without markers the finding is at the start of the file.
+
+    Attributes:
+        text: the file.
+        overrides: arguments of the command line.
+        files: other files beside it, name and text.
+        environ: the environment that `${env:...}` sees.
+        assume: `--assume` arguments.
+        found: how many accelerators every node turns out to have when it is asked (`--live`); None where none is.
+        data: the bytes of the file where a text cannot say it; `text` then describes it.
+        name: the name the file is asked for under where that is the point; nothing is written to it.
+    """
+
+    text: str
+    overrides: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    assume: tuple[str, ...] = ()
+    found: int | None = None
+    data: bytes | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A rule.
+
+    Attributes:
+        name: kebab case, as shown in brackets.
+        severity: what it is reported as.
+        title: one line, no full stop.
+        meaning: why it matters and what to do, a short paragraph or two.
+        wrong: an example that triggers it.
+        right: the same, mended.
+    """
+
+    name: str
+    severity: Severity
+    title: str
+    meaning: str
+    wrong: Example
+    right: Example
+
+
+def code_names() -> list[str]:
+    """Return the names of all codes, stage by stage, without reading them."""
+    return [name for names in _names_by_stage().values() for name in names]
+
+
+def find_code(name: str) -> Code | None:
+    """Return the code called `name`, or None."""
+    stage = next((stage for stage, names in _names_by_stage().items() if name in names), None)
+    return None if stage is None else _read(stage, name)
+
+
+@cache
+def codes_by_stage() -> dict[str, tuple[Code, ...]]:
+    """Return the codes of every stage of loading, in the order of the stages."""
+    return {stage: tuple(_read(stage, name) for name in names) for stage, names in _names_by_stage().items()}
+
+
+def all_codes() -> dict[str, Code]:
+    """Return every code by its name, stage by stage."""
+    return {code.name: code for codes in codes_by_stage().values() for code in codes}
+
+
+@cache
+def _names_by_stage() -> dict[str, tuple[str, ...]]:
+    return {stage: tuple(sorted(path.stem for path in (_FOLDER / stage).glob("*.yaml"))) for stage in STAGES}
+
+
+def _read(stage: str, name: str) -> Code:
+    from ruamel.yaml import YAML
+
+    entry: Mapping[str, Any] = YAML(typ="safe", pure=True).load(_FOLDER / stage / f"{name}.yaml")  # pyright: ignore[reportUnknownMemberType]
+    examples = {key: _example(entry[key]) for key in ("wrong", "right")}
+    return Code(name, Severity(entry["severity"]), entry["title"], entry["meaning"], **examples)
+
+
+def _example(written: str | Mapping[str, Any]) -> Example:
+    if isinstance(written, str):
+        return Example(written)
+    data: Mapping[str, Any] | None = written.get("data")
+    return Example(
+        text=written["text"],
+        overrides=tuple(written.get("overrides", ())),
+        files=tuple(written.get("files", {}).items()),
+        environ=tuple(written.get("environ", {}).items()),
+        assume=tuple(written.get("assume", ())),
+        found=written.get("found"),
+        data=None if data is None else (data["text"] * data["times"]).encode("latin-1"),
+        name=written.get("name", ""),
+    )

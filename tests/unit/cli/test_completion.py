@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.codes.registry import all_codes
+from rlinf_core.config.codes import code_names
 from rlinf_core.config.shipped import shipped_configs
 
 Complete = Callable[..., list[str]]
@@ -45,7 +45,7 @@ def test_commands(complete: Complete) -> None:
 
 def test_codes_and_fields(complete: Complete) -> None:
     assert complete("explain", "unknown-k") == ["unknown-key"]
-    assert set(all_codes()) < set(complete("explain", ""))
+    assert set(code_names()) < set(complete("explain", ""))
     assert "cluster.node_groups.label" in complete("explain", "cluster.node_groups.")
     assert complete("explain", "cluster.num") == ["cluster.num_nodes"]
 

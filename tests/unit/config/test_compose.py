@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.config.codes.composing import CODES
-from rlinf_core.config.codes.entry import CLOSE, OPEN, Code, Example
+from rlinf_core.config.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.dump import to_yaml
@@ -40,7 +39,7 @@ def place(problem: Diagnostic) -> tuple[str, int, int]:
     return Path(problem.span.source.name).name, problem.span.start, problem.span.end
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["composing"], ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker(tmp_path: Path, code: Code) -> None:
     _, found = findings(tmp_path, code.wrong)
     (problem,) = found
@@ -48,7 +47,7 @@ def test_the_wrong_example_is_reported_at_its_marker(tmp_path: Path, code: Code)
     assert place(problem) == marked(code.wrong)
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["composing"], ids=lambda code: code.name)
 def test_the_right_example_composes(tmp_path: Path, code: Code) -> None:
     composed, found = findings(tmp_path, code.right)
     assert composed is not None

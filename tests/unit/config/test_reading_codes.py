@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core.config.codes.entry import CLOSE, OPEN, Code, Example
-from rlinf_core.config.codes.reading import CODES
+from rlinf_core.config.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, load_source, read
 
@@ -22,7 +21,7 @@ def findings(example: Example) -> Diagnostics:
     return found
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["reading"], ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker(code: Code) -> None:
     found = [d for d in findings(code.wrong) if d.code == code.name]
     assert found, f"{code.name} is not reported"
@@ -33,6 +32,6 @@ def test_the_wrong_example_is_reported_at_its_marker(code: Code) -> None:
         assert (found[0].span.start, found[0].span.end) == marked
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["reading"], ids=lambda code: code.name)
 def test_the_right_example_reads_without_a_finding(code: Code) -> None:
     assert not list(findings(code.right))

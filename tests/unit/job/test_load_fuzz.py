@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rlinf_core.config.codes.registry import all_codes
+from rlinf_core.config.codes import all_codes
 from rlinf_core.config.field_docs import fields_below
 from rlinf_core.config.render import render_text, to_github, to_json
 from rlinf_core.job.load import Job, load_job

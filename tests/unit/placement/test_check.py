@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rlinf_core.config.cluster import ClusterConfig
-from rlinf_core.config.codes.entry import CLOSE, OPEN, Code
-from rlinf_core.config.codes.placement import CODES
+from rlinf_core.config.codes import CLOSE, OPEN, Code, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reader import decode, read
@@ -53,12 +52,12 @@ def one(text: str, code: str, assume: tuple[str, ...] = (), accelerators: int | 
     return found[0]
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
 def test_the_wrong_example_is_reported_at_its_marker_and_nothing_else_is(code: Code) -> None:
     assert one(code.wrong.text, code.name, code.wrong.assume, code.wrong.found).severity is code.severity
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("code", codes_by_stage()["placement"], ids=lambda code: code.name)
 def test_the_right_example_is_free_of_it(code: Code) -> None:
     assert code.name not in {each.code for each in findings(code.right.text, code.right.assume, code.right.found)}
 
