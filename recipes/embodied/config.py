@@ -264,6 +264,7 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
                 "conflicting-settings",
                 f"`{name}: {needs}` needs values, and the model has no value head",
                 "write `add_value_head: true`, or `adv_type: grpo` and `loss_type: actor`",
+                about=[("algorithm", name)],
             )
             break
     _check_groups(config, report)
@@ -288,6 +289,7 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`env.train.group_size` is {size} and `algorithm.group_size` {algorithm.group_size}",
             "remove one of the two",
+            about=[size_at],
         )
 
 
@@ -301,6 +303,7 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
             "conflicting-settings",
             f"`cpu_offload` keeps shards in the host's memory, and {why} has none",
             "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
+            about=[("actor", "fsdp_config", "sharding_strategy")],
         )
 
 
@@ -314,6 +317,7 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`lr_scheduler: {optim.lr_scheduler}` falls until the last step, and this run has none",
             "write `runner.max_steps` or `actor.optim.total_training_steps`",
+            about=[(*at, "total_training_steps"), ("runner", "max_steps"), ("runner", "max_epochs")],
         )
     if total is not None and optim.lr_warmup_steps >= total:
         report(
@@ -321,6 +325,7 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`lr_warmup_steps: {optim.lr_warmup_steps}` is not over before the last of {total} steps",
             f"write less than {total}",
+            about=[("runner", "max_steps"), ("runner", "max_epochs")],
         )
 
 
@@ -344,6 +349,7 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
             f"write `env.train.env_type: {robot}`, or place `env` on other nodes"
             if robot
             else "name an environment of your own by `env_type: package.module:Class`, or place `env` on other nodes",
+            about=[("env", "train", "env_type"), ("env", "eval", "env_type")],
             severity=Severity.WARNING,
         )
 

@@ -93,6 +93,7 @@ def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentC
             "missing-task",
             f"`env_type: {kind}` needs a task",
             f"add `task: {example}` to `env.{section}`",
+            about=[("env", section, "task")],
         )
 
 

@@ -2,14 +2,14 @@
 
 A recipe's rules are a function `check(config, world_sizes, report)`: the validated file, how many processes each
 component has (None where that cannot be known offline), and where findings go. A value that was wrong in itself has its
-default in `config`; a finding that names such a key is dropped, so a message names every key it is about.
+default in `config`; a finding that follows from such a value is dropped, so a rule says which keys it is about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from pydantic import BaseModel
 
@@ -18,6 +18,7 @@ from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST, RunnerConfig
 from rlinf_core.config.tree import Path
+from rlinf_core.job.report import Place, Report
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 
@@ -27,17 +28,11 @@ _TRIED_DIVISORS: Final = 100_000
 WorldSizes: TypeAlias = Mapping[str, int | None]
 
 
-class Report(Protocol):
-    """Adds a finding at a path of the configuration; `rlinf_core.job.report.Report` is one."""
-
-    def __call__(
-        self, path: Path, code: str, message: str, help: str | None = None, *, severity: Severity = Severity.ERROR
-    ) -> None: ...
-
-
-def blame(config: BaseModel, *paths: Path) -> Path:
-    """Return the first of `paths` that somebody wrote down; the last one when all values are defaults."""
-    return next((path for path in paths if is_given(config, path)), paths[-1])
+def blame(config: BaseModel, *paths: Path) -> Place:
+    """Return the first of `paths` that somebody wrote down, the last one when all values are defaults; a finding there
+    is about all of them.
+    """
+    return Place(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
 
 
 def is_given(config: BaseModel, path: Path) -> bool:
@@ -120,6 +115,7 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
         "conflicting-settings",
         f"`reshard_after_forward: {said}` contradicts `sharding_strategy: {fsdp.sharding_strategy}`",
         "remove one of the two",
+        about=[("actor", "fsdp_config", "sharding_strategy")],
     )
 
 

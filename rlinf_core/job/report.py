@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.merge import COMPONENT_PLACEMENT, find_components
@@ -13,28 +13,60 @@ from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path, find
 
 
+class Place(NamedTuple):
+    """Where a finding stands.
+
+    Attributes:
+        path: the key that is underlined.
+        about: the keys whose values the finding follows from.
+    """
+
+    path: Path
+    about: tuple[Path, ...]
+
+
 class Report:
     """Passed to a recipe's `check(config, world_sizes, report)`; adds a finding at a path of the configuration.
 
     A value that was wrong in itself has its default in `config`, and what follows from that default is no finding: one
-    that stands at such a value or speaks of it is dropped.
+    that stands at such a value, or is about one, is dropped.
     """
 
     def __init__(self, view: Validated[Any], diagnostics: Diagnostics) -> None:
         self._view = view
         self._diagnostics = diagnostics
-        names = sorted({re.escape(str(path[-1])) for path in view.pruned if path and isinstance(path[-1], str)})
-        self._doubtful = re.compile(rf"\b({'|'.join(names)})\b") if names else None
 
     def __call__(
-        self, path: Path, code: str, message: str, help: str | None = None, *, severity: Severity = Severity.ERROR
+        self,
+        at: Path | Place,
+        code: str,
+        message: str,
+        help: str | None = None,
+        *,
+        about: Collection[Path] = (),
+        severity: Severity = Severity.ERROR,
     ) -> None:
-        """Report what is wrong at `path`, or at the nearest place above it when the file leaves the key out."""
-        path, span = self._find(path)
+        """Report what is wrong.
+
+        Args:
+            at: the key to underline; the nearest place above it when the file leaves the key out.
+            code: the diagnostic code.
+            message: what is wrong.
+            help: what to do.
+            about: further keys whose values the finding follows from.
+            severity: how grave it is.
+        """
+        where, keys = at if isinstance(at, Place) else (at, (at,))
+        path, span = self._find(where)
         whole = self._view.original(path)
-        if self._view.damaged(whole) or (self._doubtful and self._doubtful.search(f"{message} {help or ''}")):
+        if self._view.damaged(whole) or any(self._lost(key) for key in (*keys, *about)):
             return
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help))
+
+    def _lost(self, path: Path) -> bool:
+        """Return whether the value at `path`, or all of what holds it, was wrong."""
+        whole = self._view.original(path)
+        return any(whole[:size] in self._view.pruned for size in range(1, len(whole) + 1))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
         """Return what `path` is in the file and what to underline: a component may stand with others in one key."""
