@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from recipes.language.policy import LanguagePolicy
 from recipes.language.precision import DTYPES
 from recipes.language.warm_start import warm_start
 from recipes.language.weights import WeightUpdate
-from rlinf_core import Worker
+from rlinf_core import RLinfError, Worker
 from rlinf_core.algorithms.advantages import AdvantageSettings
 from rlinf_core.algorithms.losses.inputs import LossSettings
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
@@ -36,9 +36,14 @@ from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Largest difference of log-probabilities of one token that rounding explains, by the type of the weights.
+_GAP_LIMITS: Final = {"fp32": 1e-2, "bf16": 1.0, "fp16": 0.5}
+
 
 class LanguageActor(Worker):
     """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
+
+    config_section = "actor"
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
@@ -175,11 +180,27 @@ class LanguageActor(Worker):
         if not len(difference):
             return {}
         size = difference.abs()
+        self._judge_gap(float(size.max()))
         return {
             "train/logprob_gap/mean": float(size.mean()),
             "train/logprob_gap/max": float(size.max()),
             "train/logprob_gap/k3": float((difference.expm1() - difference).mean()),
         }
+
+    def _judge_gap(self, largest: float) -> None:
+        """Warn, or end the run, when engine and trainer are not the same model."""
+        check = self._config.rollout.check_logprobs
+        limit = _GAP_LIMITS[self._config.actor.model.precision]
+        if check == "off" or largest <= limit:
+            return
+        what = f"log-probabilities of engine and trainer differ by up to {largest:.3g}, more than {limit:g}"
+        if check == "strict":
+            raise RLinfError(
+                what,
+                why="`rollout.check_logprobs: strict` ends the run then",
+                help="model, precision and chat template of actor and rollout must be the same",
+            )
+        self.log_warning("%s", what)
 
     def _reference_logprobs(self, batch: RolloutBatch) -> Tensor:
         if self._lora:

@@ -25,6 +25,7 @@ from rlinf_core.config.sections.values import (
     Seed,
     StepsOrNever,
 )
+from rlinf_core.config.tree import Path
 from rlinf_core.scalars import Bool, Text
 
 REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
@@ -274,4 +275,73 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
             f"`n_minibatches` is {config.algorithm.n_minibatches}, and {arithmetic} = {answers} answers /"
             f" `actor.global_batch_size` {size} = {answers // size}",
             "remove one of the two",
+        )
+
+
+def check_available(config: LanguageConfig, report: Report) -> None:
+    """Report keys that have no effect in recipes of language models."""
+    actor, rollout, runner = config.actor, config.rollout, config.runner
+    types = actor.fsdp_config.mixed_precision
+    asked: tuple[tuple[bool, Path, str, str], ...] = (
+        (
+            rollout.backend not in ("torch", "huggingface"),
+            ("rollout", "backend"),
+            f"engine `{rollout.backend}` is not available yet",
+            "write `backend: torch`, the engine of this project",
+        ),
+        (rollout.model_dir is not None, ("rollout", "model_dir"), *_no_effect("actor.model.model_path")),
+        (rollout.enable_offload, ("rollout", "enable_offload"), *_no_effect()),
+        (actor.enable_offload, ("actor", "enable_offload"), *_no_effect()),
+        (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), *_no_effect("runner.resume_dir")),
+        (actor.micro_batch_size is not None, ("actor", "micro_batch_size"), *_no_effect("max_tokens_per_micro_batch")),
+        (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
+        (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),
+        (runner.max_staleness > 0, ("runner", "max_staleness"), *_no_effect()),
+        (runner.on_nonfinite == "skip", ("runner", "on_nonfinite"), *_no_effect()),
+        (
+            types.param_dtype is not None and types.param_dtype != actor.model.precision,
+            ("actor", "fsdp_config", "mixed_precision"),
+            *_no_effect("actor.model.precision"),
+        ),
+    )
+    for is_asked, path, what, remedy in asked:
+        if is_asked:
+            key = path[-1]
+            report(path, "not-available", what if key == "backend" else f"`{key}` {what}", remedy)
+
+
+def _no_effect(instead: str = "") -> tuple[str, str]:
+    return "has no effect in recipes of language models yet", f"use `{instead}`" if instead else "remove it"
+
+
+def check_data(config: LanguageConfig, report: Report) -> None:
+    """Report a source of problems that lacks its files or its task."""
+    data = config.data
+    if data.type == "reasoning_gym" and not data.task:
+        report(
+            blame(config, ("data", "task"), ("data", "type")),
+            "conflicting-settings",
+            "`data.type: reasoning_gym` needs a task",
+            "write `data.task: chain_sum`, or another name of that library",
+        )
+    if data.type in ("jsonl", "parquet") and not data.train_data_paths:
+        report(
+            ("data", "type"),
+            "conflicting-settings",
+            f"`data.type: {data.type}` needs files",
+            "write `data.train_data_paths: FILE`",
+        )
+    if data.system_prompt and not data.apply_chat_template:
+        report(
+            ("data", "system_prompt"),
+            "conflicting-settings",
+            "`system_prompt` needs a chat template",
+            "write `data.apply_chat_template: true`, or put the text into `few_shot`",
+        )
+    if config.reward.reward_type == "reasoning_gym" and data.type != "reasoning_gym":
+        report(
+            ("reward", "reward_type"),
+            "conflicting-settings",
+            "`reward_type: reasoning_gym` scores problems of that library, and `data.type` is another source",
+            "write `reward_type: number`",
         )

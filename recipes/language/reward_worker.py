@@ -24,6 +24,8 @@ class ScoringReport(NamedTuple):
 class RewardWorker(Worker):
     """Scores groups of answers and hands them to the actors. An answer that cannot be scored costs itself alone."""
 
+    config_section = "reward"
+
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self._config = config

@@ -58,6 +58,8 @@ class GenerationReport(NamedTuple):
 class LanguageRolloutWorker(Worker):
     """Answers prompts by an engine, each several times, and hands the answers to the reward workers."""
 
+    config_section = "rollout"
+
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self._config = config

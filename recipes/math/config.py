@@ -13,6 +13,8 @@ from pydantic import Field
 from recipes.language.config import (
     LanguageConfig,
     LanguageRunnerConfig,
+    check_available,
+    check_data,
     check_minibatches,
 )
 from recipes.sections.checks import (
@@ -55,7 +57,9 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report)
+    check_available(config, report)
     check_minibatches(config, report)
+    check_data(config, report)
     _check_algorithm(config, report)
     _check_lengths(config, report)
 

@@ -50,16 +50,10 @@ def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> Reasoning
         record.tell(Waiting(f"{component}: {count} process{'es' if count > 1 else ''}"))
         return placement.get_strategy(component)
 
-    actor = LanguageActor.create_group(config).launch(
-        cluster, placement_strategy=next_group("actor"), name=config.actor.group_name
-    )
-    rollout = LanguageRolloutWorker.create_group(config).launch(
-        cluster, placement_strategy=next_group("rollout"), name=config.rollout.group_name
-    )
-    reward = RewardWorker.create_group(config).launch(
-        cluster, placement_strategy=next_group("reward"), name=config.reward.group_name
-    )
-    runner = ReasoningRunner(config, actor, rollout, reward, record, LanguageLayout)
+    actor = LanguageActor.create_group(config).launch(cluster, placement_strategy=next_group("actor"))
+    rollout = LanguageRolloutWorker.create_group(config).launch(cluster, placement_strategy=next_group("rollout"))
+    reward = RewardWorker.create_group(config).launch(cluster, placement_strategy=next_group("reward"))
+    runner = ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record)
     runner.init_workers()
     return runner
 

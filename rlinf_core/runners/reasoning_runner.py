@@ -4,168 +4,191 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, Protocol, cast
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.runner import NEVER, Runner
 from rlinf_core.runners.samples import write_samples
+from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.runners.statistics import mean, pass_at_k, wilson_interval
-from rlinf_core.worker.handle import wait_together
+from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
-NEVER = -1
-_DATA_FILE = "data.json"
+_DATA_FILE: Final = "data.json"
 _numbers = itertools.count()
 
 
 class GroupFigures(Protocol):
-    """What the loop reads of the answers to one prompt."""
+    """Figures of the answers to one prompt. `parts` and `failures` are sums over the answers."""
 
-    slot: int
-    tokens: int
-    rewards: tuple[float, ...]
-    lengths: tuple[int, ...]
-    truncated: int
-    failures: dict[str, int]
-    parts: dict[str, float]
-    oldest: int
-    skipped: bool
+    @property
+    def slot(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def rewards(self) -> tuple[float, ...]: ...
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+    @property
+    def truncated(self) -> int: ...
+    @property
+    def failures(self) -> Mapping[str, int]: ...
+    @property
+    def parts(self) -> Mapping[str, float]: ...
+    @property
+    def skipped(self) -> bool: ...
 
 
-class Refill(NamedTuple):
-    """Groups of one round of generation."""
+class Generation(Protocol):
+    """Figures of one worker's share of a generation: tokens drawn, and seconds that its engine worked."""
 
-    first: int
-    slots: tuple[int, ...]
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
 
 
-class ReasoningRunner:
-    """Answer, score, learn: every step a batch of prompts, each answered several times.
+class Scoring(Protocol):
+    """Figures of the groups that one worker scored, and answers for people to read."""
 
-    The runner knows numbers of problems and figures of groups; tokens go from worker to worker.
+    @property
+    def groups(self) -> Sequence[GroupFigures]: ...
+    @property
+    def samples(self) -> Sequence[Any]: ...
+
+
+class ActorGroup(Protocol):
+    """Calls on the workers that train, all ranks at once. A worker class has these methods without the handles."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def sync_model_to_rollout(self) -> WorkerGroupHandle[int]: ...
+    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...], /) -> WorkerGroupHandle[int]: ...
+    def compute_advantages_and_returns(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
+    def run_training(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
+    def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
+    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[int]: ...
+    def save_model(self, folder: str, /) -> WorkerGroupHandle[None]: ...
+
+
+class AnswerGroup(Protocol):
+    """Calls on the workers that answer prompts."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
+    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
+    def generate(
+        self, step: int, start: int, slots: tuple[int, ...], shown: int, /
+    ) -> WorkerGroupHandle[Generation]: ...
+    def evaluate(
+        self, samples: int, temperature: float, first: int, count: int, /
+    ) -> WorkerGroupHandle[Generation]: ...
+
+
+class RewardGroup(Protocol):
+    """Calls on the workers that score answers."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def score(self, slots: tuple[int, ...], samples: int, train: bool, /) -> WorkerGroupHandle[Scoring]: ...
+
+
+class ReasoningRunner(Runner):
+    """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
+
+    Every step takes a batch of prompts and answers each several times. The runner knows numbers of problems and figures
+    of groups; tokens go from worker to worker.
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that learn.
-        rollout: the workers that answer.
-        reward: the workers that score.
-        record: keeps what happens; training begins after its step.
-        layout: makes the value that all workers are given at their start, from the sizes of the groups and the names
-            of the channels.
+        actor: the workers that train, with the methods of `ActorGroup`.
+        rollout: the workers that answer, with those of `AnswerGroup`.
+        reward: the workers that score, with those of `RewardGroup`.
+        layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
+            workers and the names of the channels to the reward workers and to the actors.
+        record: see `Runner`.
     """
 
     def __init__(
         self,
-        cfg: Any,
+        cfg: RunConfig,
         actor: WorkerGroup[Any],
         rollout: WorkerGroup[Any],
         reward: WorkerGroup[Any],
-        record: RunRecord,
-        layout: Any,
+        layout: Callable[[int, int, int, str, str], Any],
+        record: RunRecord | None = None,
     ) -> None:
-        self.cfg = cfg
-        self.config = cfg.runner
-        self.actor = actor
-        self.rollout = rollout
-        self.reward = reward
-        self.record = record
+        super().__init__(cfg, {"actor": actor, "rollout": rollout, "reward": reward}, record)
+        self.actor = cast("ActorGroup", actor)
+        self.rollout = cast("AnswerGroup", rollout)
+        self.reward = cast("RewardGroup", reward)
+        self._cfg: Any = cfg
+        self._settings: Any = cfg.runner
         self._layout = layout
-        self._times: dict[str, float] = {}
-        self._version = 0
+        # The version of the weights that the rollout has.
         self._synced: int | None = None
         # Problems that training has taken so far.
         self._taken = 0
-
-    @property
-    def world_sizes(self) -> dict[str, int]:
-        """Processes of each component."""
-        groups = {"actor": self.actor, "rollout": self.rollout, "reward": self.reward}
-        return {name: group.world_size for name, group in groups.items()}
+        self._problems = self._val_problems = 0
 
     @property
     def last_step(self) -> int | None:
-        """The step after which the run ends; None: it has no end."""
-        limits: list[int] = [] if self.config.max_steps == NEVER else [self.config.max_steps]
-        if self.config.max_epochs != NEVER:
-            batch = self.cfg.data.rollout_batch_size
-            limits.append(max(1, self.config.max_epochs * self._problems // batch))
+        """The step after which the run ends; None: it has no end. An epoch is a pass over the problems."""
+        limits: list[int] = [] if self._settings.max_steps == NEVER else [self._settings.max_steps]
+        if self._settings.max_epochs != NEVER and self._problems:
+            whole = self._settings.max_epochs * self._problems
+            limits.append(max(1, whole // self._cfg.data.rollout_batch_size))
         return min(limits, default=None)
 
-    def init_workers(self) -> None:
-        """Load models and data, and the checkpoint that the run continues from."""
+    def start_workers(self) -> None:
+        """Load models and data."""
         number = next(_numbers)
-        names = [f"{self.actor.worker_group_name}-{each}-{number}" for each in ("answers", "scored")]
-        self._channels = [Channel.create(name) for name in names]
+        name = self.groups["actor"].worker_group_name
+        answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
+        self._channels = [Channel.create(answers), Channel.create(scored)]
         sizes = self.world_sizes
-        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], *names)
+        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored)
         wait_together(self.actor.init_worker(layout), self.rollout.init_worker(layout), self.reward.init_worker(layout))
         self._problems, self._val_problems = self.rollout.problem_counts().wait()[0]
-        source = self.record.source
-        if source is not None:
-            self._version = self.actor.load_checkpoint(str(source.path)).wait()[0]
-            self._taken = _read_taken(source.path)
 
-    def run(self) -> None:
-        """Train to the end, or evaluate once with `only_eval`."""
-        record, last = self.record, self.last_step
-        record.started(record.step if self.config.only_eval else last, self.world_sizes)
-        if self.config.only_eval:
-            self.evaluate(record.step)
-            return
-        for step in itertools.count(record.step + 1):
-            if last is not None and step > last:
-                break
-            self.train(step)
-            if self._is_due(self.config.val_check_interval, step):
-                self.evaluate(step)
-            if self._is_due(self.config.save_interval, step):
-                self.save_checkpoint(step)
-            record.collect_trace(self.actor, self.rollout, self.reward, last=step == last)
-        if self.config.save_format != "dcp":
-            self.save_model()
-
-    def _is_due(self, interval: int, step: int) -> bool:
-        return interval != NEVER and (step % interval == 0 or step == self.last_step)
-
-    def train(self, step: int) -> None:
-        """Take one training step."""
-        self._times = {}
-        began = time.perf_counter()
+    def train_step(self, step: int) -> dict[str, float]:
+        """Carry out the four phases of a step."""
         self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
-        with self._phase(step, events.ADVANTAGES):
+        with self.phase(step, events.ADVANTAGES):
             metrics |= _means(self.actor.compute_advantages_and_returns(step).wait())
-        with self._phase(step, events.ACTOR_TRAINING):
+        with self.phase(step, events.ACTOR_TRAINING):
             metrics |= _means(self.actor.run_training(step).wait())
-        self._version += 1
-        self._times["time/step"] = time.perf_counter() - began
-        self.record.step_finished(step, {**metrics, **self._times})
+        self.weight_version += 1
+        return metrics
 
-    def update_rollout_weights(self, step: int) -> None:
+    def update_rollout_weights(self, step: int | None = None) -> None:
         """Give the rollout workers the weights of the actor, unless they have them."""
-        if self._synced == self._version:
+        if self._synced == self.weight_version:
             return
-        with self._phase(step, events.SYNC_WEIGHTS):
+        step = self.next_step if step is None else step
+        with self.phase(step, events.SYNC_WEIGHTS):
             wait_together(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
-        self._synced = self._version
+        self._synced = self.weight_version
 
-    def generate_rollouts(self, step: int) -> dict[str, float]:
+    def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """Answer and score a batch of prompts, and hand them to the actors so that tokens are shared out evenly.
 
         Groups that are dropped (`algorithm.filter_groups`) are replaced by those of further prompts, up to
         `max_refills` times.
+
+        Returns:
+            Metrics of all answers, by their full names.
         """
-        algorithm, wanted = self.cfg.algorithm, self.cfg.data.rollout_batch_size
+        step = self.next_step if step is None else step
+        algorithm, wanted = self._cfg.algorithm, self._cfg.data.rollout_batch_size
         kept: list[GroupFigures] = []
         every: list[GroupFigures] = []
         tokens, busy = 0, 0.0
-        with self._phase(step, events.GENERATE_ROLLOUTS):
+        with self.phase(step, events.GENERATE_ROLLOUTS):
             for _ in range(1 + (algorithm.max_refills if algorithm.filter_groups else 0)):
                 missing = wanted - len(kept)
                 slots = tuple(range(len(every), len(every) + missing))
@@ -174,13 +197,14 @@ class ReasoningRunner:
                     self.rollout.generate(step, self._taken, slots, samples), self.reward.score(slots, samples, True)
                 )
                 self._taken += missing
-                found = sorted(group for report in scored for group in report.groups)
+                found = sorted((group for report in scored for group in report.groups), key=lambda each: each.slot)
                 every += found
                 kept += [each for each in found if not each.skipped and not self._is_dropped(each)]
                 tokens += sum(each.tokens for each in generated)
                 busy += max(each.seconds for each in generated)
                 if samples:
-                    self._write_samples(step, [each for report in scored for each in report.samples])
+                    shown = [each._asdict() for report in scored for each in report.samples]
+                    write_samples(self.record.folder.path, step, shown)
                 if len(kept) >= wanted:
                     break
             if not kept:
@@ -189,8 +213,7 @@ class ReasoningRunner:
                     why=_why_nothing(every),
                     help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
                 )
-            assignment = _assignment(kept, self.actor.world_size)
-            staleness = self.actor.recv_rollout_batch(step, assignment).wait()
+            staleness = self.actor.recv_rollout_batch(step, _assignment(kept, self.world_sizes["actor"])).wait()
         metrics = group_metrics(every)
         metrics["rollout/groups_kept"] = len(kept) / len(every)
         metrics["rollout/tokens_per_second"] = tokens / busy if busy else 0.0
@@ -198,19 +221,19 @@ class ReasoningRunner:
         return metrics
 
     def _is_dropped(self, group: GroupFigures) -> bool:
-        return self.cfg.algorithm.filter_groups and len(set(group.rewards)) == 1
+        return self._cfg.algorithm.filter_groups and len(set(group.rewards)) == 1
 
     def _samples_due(self, step: int) -> int:
-        return self.config.max_samples if self._is_due(self.config.sample_interval, step) or step == 1 else 0
+        due = self._is_due(self._settings.sample_interval, step) or step == 1
+        return self._settings.max_samples if due and self._settings.sample_interval != NEVER else 0
 
-    def evaluate(self, step: int) -> None:
-        """Answer the problems of evaluation and record how many were right."""
+    def evaluate_policy(self, step: int) -> dict[str, float]:
+        """Answer the problems of evaluation, and return how many were right."""
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
-        began = time.perf_counter()
-        data = self.cfg.data
+        data = self._cfg.data
         samples, groups = data.val_samples, list[GroupFigures]()
-        temperature = 0.0 if samples == 1 else self.cfg.rollout.sampling_params.temperature
+        temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
             _, scored = wait_together(
@@ -218,38 +241,26 @@ class ReasoningRunner:
                 self.reward.score(tuple(range(count)), 0, False),
             )
             groups += [group for report in scored for group in report.groups]
-        right = self.cfg.reward.correct_reward
-        metrics = evaluation_metrics(groups, samples, right)
-        self.record.evaluated(step, {**metrics, "time/evaluate": time.perf_counter() - began})
+        return evaluation_metrics(groups, samples, self._cfg.reward.correct_reward)
 
-    def save_checkpoint(self, step: int) -> None:
-        """Keep everything that training after `step` depends on."""
+    def write_checkpoint(self, folder: Path) -> None:
+        """Write weights, optimizer, and how many problems were taken."""
+        self.actor.save_checkpoint(str(folder)).wait()
+        (folder / _DATA_FILE).write_text(json.dumps({"problems_taken": self._taken}))
 
-        def write(path: Path) -> None:
-            self.actor.save_checkpoint(str(path)).wait()
-            (path / _DATA_FILE).write_text(json.dumps({"problems_taken": self._taken}))
+    def read_checkpoint(self, folder: Path) -> None:
+        """Read what `write_checkpoint` wrote."""
+        self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
+        self._taken = _read_taken(folder)
 
-        self.record.save(step, write, weight_version=self._version, world_sizes=self.world_sizes)
-
-    def save_model(self) -> None:
+    def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
-        self.actor.save_model(str(self.record.folder.path / "model")).wait()
-
-    def _write_samples(self, step: int, samples: Sequence[Any]) -> None:
-        write_samples(self.record.folder.path, step, (each._asdict() for each in samples))
-
-    @contextmanager
-    def _phase(self, step: int, name: str) -> Generator[None, None, None]:
-        self.record.tell(events.PhaseStarted(step, name))
-        began = time.perf_counter()
-        yield
-        key = f"time/{name}"
-        self._times[key] = self._times.get(key, 0.0) + time.perf_counter() - began
+        if self._settings.save_format != "dcp" and not self._settings.only_eval:
+            self.actor.save_model(str(self.record.folder.path / "model")).wait()
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""
-        for group in (self.actor, self.rollout, self.reward):
-            group.shutdown()
+        super().shutdown()
         for channel in self._channels:
             channel.close()
 

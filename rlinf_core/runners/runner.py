@@ -77,6 +77,9 @@ class Runner(ABC):
     def read_checkpoint(self, folder: Path) -> None:
         """Read what `write_checkpoint` wrote."""
 
+    def finish(self) -> None:  # noqa: B027 - the last checkpoint may be all there is to keep
+        """Keep what the run leaves behind besides its checkpoints, after the last step."""
+
     # What every loop has
 
     @property
@@ -119,13 +122,14 @@ class Runner(ABC):
             self.evaluate(0)
         for step in itertools.count(record.step + 1):
             if last is not None and step > last:
-                return
+                break
             self.train(step)
             if self._is_due(self.config.val_check_interval, step):
                 self.evaluate(step)
             if self._is_due(self.config.save_interval, step):
                 self.save_checkpoint(step)
             record.collect_trace(*self.groups.values(), last=step == last)
+        self.finish()
 
     def train(self, step: int | None = None) -> None:
         """Train for one step, by default the next one, and record its metrics and times."""

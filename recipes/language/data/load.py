@@ -19,7 +19,7 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     Raises:
         ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
     """
-    if config.type == "sums":
+    if config.type == "sums" or (config.type is None and not config.train_data_paths):
         return Sums(
             config.generated_digits,
             held_out=evaluation,

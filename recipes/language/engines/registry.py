@@ -26,7 +26,7 @@ def make_engine(
         ConfigError: there is none of that name, its package is missing, or the model cannot be loaded.
     """
     backend = config.rollout.backend
-    if backend != "torch":
+    if backend not in ("torch", "huggingface"):
         raise ConfigError(f"`rollout.backend: {backend}` is not available yet", help="write `backend: torch`")
     from recipes.language.engines.torch_engine import TorchEngine
     from recipes.language.models import make_model

@@ -77,3 +77,31 @@ def test_two_settings_that_contradict(findings: Any, sections: str, underlined: 
 )
 def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: str, underlined: str) -> None:
     assert findings(LAPTOP + sections) == [(code, underlined)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "underlined"),
+    [
+        ("rollout:\n  backend: vllm\n", "vllm"),
+        ("rollout:\n  enable_offload: true\n", "true"),
+        ("actor:\n  micro_batch_size: 4\n", "4"),
+        ("algorithm:\n  filter_rewards: true\n", "true"),
+        ("runner:\n  max_staleness: 1\n", "1"),
+        ("runner:\n  on_nonfinite: skip\n", "skip"),
+    ],
+)
+def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, underlined: str) -> None:
+    assert findings(LAPTOP + sections) == [("not-available", underlined)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "underlined"),
+    [
+        ("data:\n  type: reasoning_gym\n", "reasoning_gym"),
+        ("data:\n  type: jsonl\n", "jsonl"),
+        ("data:\n  system_prompt: be brief\n", "be brief"),
+        ("reward:\n  reward_type: reasoning_gym\n", "reasoning_gym"),
+    ],
+)
+def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined: str) -> None:
+    assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
