@@ -49,7 +49,7 @@ class Result:
 def compare(
     what: str, ours: Sequence[float], reference: Sequence[float], *, speed: bool, goal: float, unit: str = "ms"
 ) -> Result:
-    """Times in seconds. `speed`: the ratio is that of speeds, and the goal a lower bound; else of times, an upper."""
+    """Compare times in seconds. With `speed` the ratio is of speeds and the goal a lower bound; else of times."""
     middle, base = statistics.median(ours), statistics.median(reference)
     ratios = sorted((base / one if speed else one / base) for one in ours)
     quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
@@ -104,7 +104,7 @@ class Player:
 
 
 def play(pipe: Connection) -> None:
-    """The life of a player."""
+    """Live the life of a player."""
     import numpy as np
 
     name, key, ip = pipe.recv()

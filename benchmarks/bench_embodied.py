@@ -132,7 +132,7 @@ def shipped(*overrides: str) -> tuple[Job, EmbodiedConfig]:
 
 
 def run(meter: Meter, *overrides: str) -> None:
-    """A run of the recipe in a folder that is removed afterwards."""
+    """Run the recipe in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as folder:
         job, config = shipped(f"runner.logger.log_path={folder}", *overrides)
         program(job, RunFolder.create(config.runner, "embodied"), meter)

@@ -1,4 +1,4 @@
-"""What groups cost: calls on 8 workers, the launch of 16, and `Cluster()`, each against plain Ray in the same run.
+"""The cost of groups: calls on 8 workers, the launch of 16, and `Cluster()`, each against plain Ray in the same run.
 
 python -m benchmarks.bench_group_calls
 """

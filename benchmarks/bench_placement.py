@@ -1,4 +1,4 @@
-"""How long it takes to lay out a process on every accelerator of a large cluster, and whether that grows linearly.
+"""The time to place a process on every accelerator of a large cluster, and whether it grows linearly.
 
     python benchmarks/bench_placement.py
 

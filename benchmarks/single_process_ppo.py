@@ -39,7 +39,7 @@ EVALUATION_ENVS = 256
 
 @dataclass(frozen=True)
 class Samples:
-    """What a step learns from; the first dimension of each tensor is time x environments."""
+    """The samples of a step; the first dimension of each tensor is time x environments."""
 
     inputs: Inputs
     tensors: dict[str, Tensor]
@@ -56,7 +56,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a seed went. Seconds are CPU seconds.
+    """The result of one seed. Seconds are CPU seconds.
 
     Attributes:
         reached: seconds and environment steps until the target; None when it was not reached.

@@ -1,1 +1,1 @@
-"""What can be trained: one folder a recipe, each with its configuration, its workers and its program."""
+"""The recipes: one folder each, with its configuration, its workers and its program."""

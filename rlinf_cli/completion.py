@@ -1,4 +1,4 @@
-"""What the shell completes: shipped configs, files, recipes, codes, components, groups, and the keys of overrides.
+"""Shell completion of shipped configs, files, recipes, codes, components, groups, and keys of overrides.
 
 A shell puts a space behind the only candidate, so a folder or a section is never offered alone but with what is in it,
 and the one key left is offered together with an example of its value.

@@ -1,4 +1,4 @@
-"""What is printed, and where: results to standard output, everything else to standard error.
+"""Output to the streams: results to standard output, everything else to standard error.
 
 Text reaches the streams as it is: never hard-wrapped in a pipe, coloured only on a terminal that wants colours.
 A reader that leaves early (`rlinf ... | head -1`) neither hurts nor changes the exit code.
@@ -21,7 +21,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1
 
 
 class Verbosity:
-    """What the user asked for with `--quiet` and `--verbose`."""
+    """The amount of output that `--quiet` and `--verbose` ask for."""
 
     def __init__(self) -> None:
         self.quiet = False

@@ -60,7 +60,7 @@ def _run(work: Callable[[Settle], int], writing: int) -> int:
 
 
 def _redirect(output: Path) -> None:
-    """Standard output and error go to a file, and nothing is to be read."""
+    """Send standard output and error to a file, and leave nothing to be read."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):

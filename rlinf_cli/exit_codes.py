@@ -8,7 +8,7 @@ from rlinf_core.errors import ClusterError, ConfigError, PlacementError, RLinfEr
 
 
 class ExitCode(IntEnum):
-    """What the shell sees."""
+    """The exit status that the shell sees."""
 
     OK = 0
     """Done; warnings do not change that."""

@@ -36,7 +36,7 @@ _LOSING = frozenset({"__del__", "_acquireLock", "_releaseLock", "_after_fork", "
 
 
 class CommandSignals:
-    """How the command under way was told to end.
+    """Record of the signals that tell the command under way to end.
 
     Attributes:
         code: the exit code of the first signal, or None before one.

@@ -39,7 +39,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Standard output and error that the caller closed (`>&-`) lead nowhere.
+    """Lead standard output and error that the caller closed (`>&-`) nowhere.
 
     Otherwise the next file that is opened would get their descriptors, and whatever is printed.
     """

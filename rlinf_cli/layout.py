@@ -19,7 +19,7 @@ from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every process runs.
+    """The node and the units of every process.
 
     Attributes:
         placements: by component, in the order of the file.

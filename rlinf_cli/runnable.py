@@ -1,4 +1,4 @@
-"""Whether a recipe can be run, and here, as far as that is known before anything is started or written."""
+"""Checks that a recipe can be run here, as far as that is known before anything is started or written."""
 
 from __future__ import annotations
 

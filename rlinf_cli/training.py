@@ -205,10 +205,6 @@ class Training:
                 self._end_where_told(event)
 
             self._interrupts.check()
-            if not console.colored(sys.stderr):
-                # Ray colours the names before what workers print, and how often they printed it, wherever that goes.
-                os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-                os.environ.setdefault("RAY_DEDUP_LOGS", "0")
             program = self._recipe.program_function()
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")
@@ -315,7 +311,7 @@ class Training:
         return None
 
     def _end_as_can_be(self, status: str, reason: str) -> None:
-        """The same; a folder that cannot be written, as on a full disk, must not hide why the run ends."""
+        """Do the same where possible; a folder that cannot be written must not hide why the run ends."""
         error = self._end(status, reason)
         if error is not None:
             console.error(f"how the run ended could not be written to {self._folder.path}: {error.why}")

@@ -1,4 +1,4 @@
-"""Where a worker stands: its group, and the ranks that lead to it."""
+"""The address of a worker: its group, and the ranks that lead to it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _checked_rank(rank: int) -> int:
 
 
 def check_name(name: str, of: str = "group") -> None:
-    """Whether `name` can be the name of a group, or of a channel, whose process is one too.
+    """Check that `name` can be the name of a group, or of a channel, whose process is one too.
 
     Raises:
         InvalidNameError: it is no text, empty, or holds a `:`, which separates ranks.

@@ -1,4 +1,4 @@
-"""What a worker is told at birth: one frozen value, so that nothing is read again from the environment later."""
+"""The context that a worker is given at birth: one frozen value, so that nothing is read from the environment later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_core.placement.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the processes of one job share.
+    """The values that the processes of one job share.
 
     Attributes:
         job: the job's name, unique on its cluster; it is the Ray namespace of the job's actors.

@@ -240,7 +240,7 @@ class RemoteError(RuntimeFailure):
 
 
 class RunError(RLinfError):
-    """What a run keeps cannot be written, read or found."""
+    """A file of a run cannot be written, read or found."""
 
 
 class CheckpointError(RunError):

@@ -1,4 +1,4 @@
-"""How an exception of one process reaches another, and how those of a whole group are raised as one."""
+"""Transfer of exceptions between processes, and raising those of a whole group as one."""
 
 from __future__ import annotations
 

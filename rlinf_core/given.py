@@ -1,4 +1,4 @@
-"""What a caller gave, who may write without types: read as what it has to be, and shown in an error."""
+"""Validation of arguments from untyped callers: read as what they have to be, and shown in errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process is in at this moment, kept for others to read: by its threads, and by its asyncio tasks."""
+"""The operations that one process is in at this moment, by its threads and by its asyncio tasks, for others to read."""
 
 from __future__ import annotations
 

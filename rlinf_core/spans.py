@@ -1,4 +1,4 @@
-"""What this process does and when, recorded while its run is traced.
+"""Spans of what this process does, recorded while its run is traced.
 
     spans.start()
     ...
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What one process recorded since it was asked last.
+    """The spans that one process recorded since it was asked last.
 
     Attributes:
         spans: in the order in which they ended.

@@ -1,4 +1,4 @@
-"""What a cluster consists of: its nodes, its node groups, and what a resource rank counts in each of them.
+"""The topology of a cluster: its nodes, its node groups, and what a resource rank counts in each of them.
 
 A topology comes from a configuration alone (declared or assumed accelerators) or from probed nodes; everything that
 lays out processes works on either. Units are numbered once over the whole cluster, node by node, separately for
@@ -26,7 +26,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 
 
 class UnitKind(StrEnum):
-    """What a resource rank can count."""
+    """The kind of thing that a resource rank counts."""
 
     ACCELERATOR = "accelerator"
     ROBOT = "robot"
@@ -34,7 +34,7 @@ class UnitKind(StrEnum):
 
 
 class Unit(NamedTuple):
-    """What the resource ranks of a group count; `robot` is the `hardware.type` where they count robots."""
+    """The unit that a group's resource ranks count; `robot` is the `hardware.type` where they count robots."""
 
     kind: UnitKind
     robot: str | None = None
@@ -115,7 +115,7 @@ class NodeGroupInfo(NamedTuple):
 
     @property
     def num_units(self) -> int:
-        """How many resource ranks it has; 0 while `unit` is unknown."""
+        """The number of resource ranks; 0 while `unit` is unknown."""
         return sum(map(len, self.segments))
 
 
@@ -246,7 +246,7 @@ class ClusterTopology:
 
     @cached_property
     def num_accelerators(self) -> int | None:
-        """How many accelerators the cluster has, or None while those of one node are unknown."""
+        """The number of accelerators in the cluster, or None while those of one node are unknown."""
         return None if len(self._unknown) else len(self.numbers(ACCELERATORS))
 
     @cached_property

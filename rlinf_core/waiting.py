@@ -1,4 +1,4 @@
-"""What a process says about its waiting: until when, in what, and for whom."""
+"""The waits of a process as it tells them: until when, in what, and for whom."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_amount(value: float) -> bool:
 
 
 class OperationKind(StrEnum):
-    """What a process can be in. The value is the word that people read."""
+    """The kind of operation that a process is in. The value is the word that people read."""
 
     IDLE = "idle"
     METHOD = "method"
@@ -149,7 +149,7 @@ class Operation:
 
     @property
     def doing(self) -> str:
-        """What its process does, as in `waits in recv from actor:0`."""
+        """The activity of its process, as in `waits in recv from actor:0`."""
         if self.kind is OperationKind.IDLE and not self.target:
             return "is idle: no method of it has been called"
         words = _WORDS.get(self.kind)
@@ -194,7 +194,7 @@ class PublishedOperation:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What one process says about itself at one moment.
+    """The operations of one process at one moment, as it publishes them.
 
     Attributes:
         operations: all that it is in, oldest first.

@@ -271,7 +271,7 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_groups(config: EmbodiedConfig, report: Report) -> None:
-    """What compares the members of a group has several to compare."""
+    """Check that a method which compares the members of a group has several to compare."""
     algorithm, size = config.algorithm, group_size(config, config.env.train)
     size_at: Path = ("algorithm", "group_size")
     own_at: Path = ("env", "train", "group_size")
@@ -308,7 +308,7 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
 
 
 def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
-    """A learning rate that falls has an end to fall to, after its warmup."""
+    """Check that a falling learning rate has an end to fall to, after its warmup."""
     optim, at = config.actor.optim, ("actor", "optim")
     total = optim.total_training_steps or config.runner.last_step
     if optim.lr_scheduler != "constant" and total is None:
@@ -355,7 +355,7 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
-    """How old weights may be is said once."""
+    """Check that the age of weights is limited in one place only."""
     runner = config.runner
     if runner.max_staleness and runner.weight_sync_interval > 1:
         report(

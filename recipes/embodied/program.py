@@ -1,4 +1,4 @@
-"""What `rlinf train recipe=embodied` runs."""
+"""The program that `rlinf train recipe=embodied` runs."""
 
 from __future__ import annotations
 

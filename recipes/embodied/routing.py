@@ -1,4 +1,4 @@
-"""Which environment is stepped where, acted for where, and learned from where: a pure function of the sizes of a job.
+"""The routes of environments to the workers that step, act for and learn from them: a pure function of their numbers.
 
 An environment has a number among all of its kind. Numbers go to env workers in order, and within a worker to its
 pipeline stages. Every rollout worker acts for a share of every stage, so that all of them have work whichever stage it

@@ -1,4 +1,4 @@
-"""What a rollout hands to an actor: the steps of some environments, and how pieces of them become one batch."""
+"""Trajectories that a rollout hands to an actor: steps of some environments, and how pieces become one batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Trajectories:
         return self.steps["rewards"].shape[1]
 
     def rows(self, start: int, stop: int, first: int) -> Trajectories:
-        """Some of the environments, the first of which has the number `first`."""
+        """Return some of the environments, the first of which has the number `first`."""
         if (start, stop) == (0, self.batch):
             return Trajectories(first, self.version, self.inputs, self.steps, self.last)
         return Trajectories(
@@ -90,7 +90,7 @@ class Recorder:
         self._last: Tensor | None = None
 
     def decided(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
-        """What the policy saw in a step, and did."""
+        """Record the observations of a step and the actions that the policy chose."""
         for name, tensor in inputs.items():
             self._write(self._inputs, name, step, tensor)
         self._write(self._steps, "actions", step, output.actions)
@@ -99,7 +99,7 @@ class Recorder:
             self._write(self._steps, "values", step, output.values)
 
     def happened(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
-        """What came of it; `finals` are the values of observations in which episodes ended, None when none counts."""
+        """Record the outcome; `finals` are the values of observations that ended episodes, None when none counts."""
         for name in OUTCOME:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
         if finals is not None:

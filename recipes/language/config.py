@@ -124,7 +124,7 @@ class LanguageActorConfig(ActorConfig):
 
 
 class LanguageSamplingParams(SamplingParams):
-    """How tokens are drawn."""
+    """The settings by which tokens are drawn."""
 
     min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")
     stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")

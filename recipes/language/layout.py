@@ -22,7 +22,7 @@ class LanguageLayout(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """What the runner knows of the answers to one prompt.
+    """The facts about the answers to one prompt that the runner knows.
 
     Attributes:
         slot: number of the group in its batch.

@@ -22,7 +22,7 @@ LossFunction = Callable[[LossInputs, LossSettings], Loss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """How a learner goes over a batch.
+    """The settings by which a learner goes over a batch.
 
     Attributes:
         minibatches: optimizer steps of one pass.
@@ -43,7 +43,7 @@ class LearnerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTargets:
-    """What the answer tokens of a batch are trained towards; all float32 [A].
+    """The targets of the answer tokens of a batch; all float32 [A].
 
     Attributes:
         advantages: of each token.

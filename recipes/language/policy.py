@@ -22,7 +22,7 @@ _CHUNK_NUMBERS = 1 << 24
 
 
 class AnswerEval(NamedTuple):
-    """What a policy thinks of answer tokens; all float32 [A].
+    """The values that a policy gives to answer tokens; all float32 [A].
 
     Attributes:
         logprobs: log-probability of each token.

@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "aborted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of an answer are drawn.
+    """The settings by which the tokens of an answer are drawn.
 
     Attributes:
         temperature: divides the logits; 0 takes the most likely token.

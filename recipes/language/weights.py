@@ -14,7 +14,7 @@ from rlinf_core import MismatchError
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in flat buffers."""
+    """The place of a tensor in flat buffers."""
 
     name: str
     buffer: int

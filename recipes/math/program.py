@@ -1,4 +1,4 @@
-"""What `rlinf train recipe=math` runs."""
+"""The program that `rlinf train recipe=math` runs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(ConfigModel):
-    """What every model can be told. Recipes add the keys of their kinds of model."""
+    """The settings of every model. Recipes add the keys of their kinds of model."""
 
     other_names: ClassVar[Mapping[str, str]] = {"path": "model_path"}
 
@@ -90,7 +90,7 @@ class MixedPrecisionConfig(ConfigModel):
 
 
 class FsdpConfig(ConfigModel):
-    """How weights, gradients and optimizer state are spread over the actor's ranks (FSDP2)."""
+    """The sharding of weights, gradients and optimizer state over the actor's ranks (FSDP2)."""
 
     not_available: ClassVar[Mapping[str, str]] = {
         "strategy": "remove it: training uses FSDP2; `sharding_strategy` says what every rank holds",

@@ -41,7 +41,7 @@ KlEstimator = Annotated[
 
 
 class AlgorithmConfig(ConfigModel):
-    """What every policy gradient here has."""
+    """The settings of every policy gradient."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         "adv_estimator": "adv_type",
@@ -107,7 +107,7 @@ class AlgorithmConfig(ConfigModel):
 
 
 class ActorCriticConfig(AlgorithmConfig):
-    """What a value head and a sequence of rewards add."""
+    """The settings that a value head and a sequence of rewards add."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         **AlgorithmConfig.other_names,

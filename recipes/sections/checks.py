@@ -70,7 +70,7 @@ def check_components(cluster: ClusterConfig, recipe: str, components: tuple[str,
 
 
 def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None, report: Report) -> None:
-    """A batch is the same number of whole micro batches on every rank."""
+    """Check that a batch is the same number of whole micro batches on every rank."""
     world = world_size or 1
     total, micro = actor.global_batch_size, actor.micro_batch(world)
     if total % (micro * world) == 0:
@@ -92,7 +92,7 @@ def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None,
 def check_samples(
     config: BaseModel, actor: ActorConfig, samples: int, arithmetic: str, sources: tuple[Path, ...], report: Report
 ) -> None:
-    """The samples of a step fill whole batches. `arithmetic` shows how `samples` comes about from `sources`."""
+    """Check that the samples of a step fill whole batches. `arithmetic` shows how `samples` comes from `sources`."""
     if samples % actor.global_batch_size == 0:
         return
     report(
@@ -134,7 +134,7 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
 
 
 def check_loggers(runner: RunnerConfig, report: Report) -> None:
-    """The packages of the logger backends are in the Python that drives the run, which is this one."""
+    """Check that this Python, which drives the run, has the packages of the logger backends."""
     for index, name in enumerate(runner.logger.logger_backends):
         missing = missing_modules(LOGGER_MODULES[name])
         if missing:

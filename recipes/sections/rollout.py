@@ -13,7 +13,7 @@ from rlinf_core.scalars import Bool, Text
 
 
 class RolloutConfig(ConfigModel):
-    """What every rollout can be told. Recipes add `backend` and what their engines know."""
+    """The settings of every rollout. Recipes add `backend` and what their engines know."""
 
     other_names: ClassVar[Mapping[str, str]] = {"rollout_backend": "backend", "generation_backend": "backend"}
     not_available: ClassVar[Mapping[str, str]] = {
@@ -35,7 +35,7 @@ class RolloutConfig(ConfigModel):
 
 
 class SamplingParams(ConfigModel):
-    """How tokens are drawn."""
+    """The settings by which tokens are drawn."""
 
     temperature: NonNegativeFloat = Field(default=1.0, description="Divides the logits; 0: the likeliest token.")
     top_k: StepsOrNever = Field(default=-1, description="Draw among this many likeliest tokens; -1: among all.")

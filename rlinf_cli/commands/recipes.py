@@ -16,6 +16,9 @@ SCHEMA = "rlinf.recipes/1"
 
 def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """List what can be trained."""
+    from pathlib import Path
+
+    from rlinf_cli.render.run_summary import shown
     from rlinf_cli.runnable import obstacle
 
     found = _listed()
@@ -32,7 +35,7 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
         ]
         console.result_json({"schema": SCHEMA, "recipes": records})
         return
-    rows = [(recipe.name, recipe.default_config, recipe.summary) for recipe in found]
+    rows = [(recipe.name, shown(Path(recipe.default_config)), recipe.summary) for recipe in found]
     console.result(console.table(("recipe", "config", "what"), rows, keep=(0, 1)))
     for recipe in found:
         why = obstacle(recipe)

@@ -15,7 +15,7 @@ from rlinf_cli.runs import DEFAULT_LOG_PATH, LogPath, Run
 
 
 class Order(StrEnum):
-    """Which samples come first."""
+    """The order of samples."""
 
     WRITTEN = "written"
     BEST = "best"

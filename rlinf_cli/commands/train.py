@@ -116,7 +116,7 @@ def _recipe(job: Job) -> Recipe:
 
 
 def _show_plan(parts: SoundJob, file: str) -> None:
-    """The placement in a few lines, where the file alone tells it."""
+    """Show the placement in a few lines, where the file alone tells it."""
     from rlinf_core.errors import PlacementError
 
     if console.verbosity.quiet:

@@ -1,1 +1,1 @@
-"""What a person sees of a run while it goes: a live view on a terminal, plain lines elsewhere."""
+"""Views of a run while it goes on: a live view on a terminal, plain lines elsewhere."""

@@ -1,4 +1,4 @@
-"""What the driver of a run logs: to a file in the run folder, and what is grave to the person, too."""
+"""The log of a run's driver: a file in the run folder, with warnings and errors on the screen, too."""
 
 from __future__ import annotations
 

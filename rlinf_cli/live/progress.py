@@ -1,4 +1,4 @@
-"""What is known of a run from its events so far. Pure: views read it, and whoever makes it passes the clock."""
+"""The state of a run as its events tell it. Pure: views read it, and whoever makes it passes the clock."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Progress:
             self._take(event, self.clock())
 
     def end(self) -> None:
-        """The run has been told to end before its time. Callable from a signal handler."""
+        """Note that the run has been told to end before its time. Callable from a signal handler."""
         self.ending = True
         self._phase_since = self.clock()
 
@@ -140,12 +140,12 @@ class Progress:
 
     @property
     def phase_seconds(self) -> float:
-        """How long the run has been busy with `phase`."""
+        """Seconds that the run has been busy with `phase`."""
         return self.clock() - self._phase_since
 
     @property
     def waiting_seconds(self) -> float:
-        """How long it has waited for `waiting`."""
+        """Seconds that it has waited for `waiting`."""
         return self.clock() - self._waiting_since
 
     @property

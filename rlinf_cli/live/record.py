@@ -1,4 +1,4 @@
-"""How far a run is, written to its folder for those who look from outside."""
+"""The step that a run has reached, written to its folder for other processes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How results look: plain strings in, plain strings out."""
+"""Rendering of results: plain data in, plain strings out."""

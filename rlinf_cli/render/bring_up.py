@@ -1,4 +1,4 @@
-"""What `up` and `down` say at their end, and the plan of `up --dry-run`."""
+"""The reports of `up` and `down`, and the plan of `up --dry-run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_FAILURES = 10
 
 
 def show_failures(failures: Sequence[NodeFailure]) -> None:
-    """A block for each node that failed: node, phase, cause, exit code, last lines, remedy."""
+    """Print a block for each node that failed: node, phase, cause, exit code, last lines, remedy."""
     shown = failures if console.verbosity.verbose else failures[:_MOST_FAILURES]
     for each in shown:
         why = "\n".join(part for part in (each.why, _spoken(each)) if part)

@@ -1,4 +1,4 @@
-"""How a job failed: the first failure in full, with the end of its log; those that it caused in one line."""
+"""The report of a failed job: the first failure in full, with the end of its log; its consequences in one line."""
 
 from __future__ import annotations
 

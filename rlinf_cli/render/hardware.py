@@ -1,4 +1,4 @@
-"""What nodes have beside what is declared, as text and as data."""
+"""The hardware of nodes beside what is declared, as text and as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node is in which phase: a table that lives on a terminal, lines elsewhere."""
+"""The phase that each node is in: a table that is redrawn on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PhaseTable:
         self._live = None
 
     def remind(self) -> None:
-        """Called now and then: where nothing is redrawn, says who is waited for."""
+        """Say who is waited for, where nothing is redrawn. Called now and then."""
         if self._live is not None or time.monotonic() < self._word_at:
             return
         self._word_at = time.monotonic() + _WORD_EVERY

@@ -1,4 +1,4 @@
-"""What a picture of a placement shows, before anything is drawn: cards of nodes, cells of units, bands of users."""
+"""The content of a placement's picture before anything is drawn: cards of nodes, cells of units, bands of users."""
 
 from __future__ import annotations
 

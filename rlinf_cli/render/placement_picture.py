@@ -81,7 +81,7 @@ def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
 def _card(
     node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
 ) -> Card:
-    """Processes on the node as a whole are a cell of a node that has nothing else, and loose beside hardware."""
+    """Place processes on the node as a whole: a cell of a node that has nothing else, and loose beside hardware."""
     robots = {robot.type for robot in node.robots}
     cells: list[Cell] = []
     loose: tuple[User, ...] = ()

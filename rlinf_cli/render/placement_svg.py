@@ -102,7 +102,7 @@ class _Canvas:
         self.parts.append("</g>")
 
     def phrase(self, x: float, y: float, strong: str, rest: str, size: float) -> None:
-        """A bold word with softer ones after it, set by the reader's own font."""
+        """Draw a bold word with softer ones after it, set by the reader's own font."""
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{_INK}">'
             f'<tspan font-weight="600">{_escaped(strong)}</tspan>'
@@ -129,7 +129,7 @@ class _Canvas:
         return color
 
     def label(self, x: float, y: float, width: float, height: float, user: User, size: float, color: str) -> None:
-        """Who uses an area, in its middle: with the component's name where there is room, else the ranks alone.
+        """Name the user of an area in its middle: with the component's name where there is room, else the ranks alone.
 
         Ranks are set smaller before any of them is left out. There is no text where it would be too low.
         """

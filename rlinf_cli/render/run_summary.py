@@ -1,4 +1,4 @@
-"""How a run ended: a few lines for people, and the contract `rlinf.train/1`."""
+"""The summary of a run that has ended: a few lines for people, and the contract `rlinf.train/1`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the nodes and jobs of a cluster are, as text and as data."""
+"""The state of a cluster's nodes and jobs, as text and as data."""
 
 from __future__ import annotations
 

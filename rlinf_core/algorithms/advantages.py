@@ -28,7 +28,7 @@ def _identity(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectories:
-    """What advantages are computed from: T steps of B trajectories. Members of a group are neighbours in B.
+    """The input of advantages: T steps of B trajectories. Members of a group are neighbours in B.
 
     Attributes:
         rewards: float [T, B].

@@ -1,4 +1,4 @@
-"""How the losses of many tokens become one number, over one batch or in parts of it.
+"""Aggregation of the losses of many tokens into one number, over one batch or in parts of it.
 
 Losses have the shape [sequences, ...]: the first dimension counts sequences (samples, answers), all others together are
 the tokens of a sequence. A mask of the same shape, or of its leading dimensions, tells which tokens count.

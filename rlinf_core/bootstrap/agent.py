@@ -48,7 +48,7 @@ _MISSING: Final = frozenset((126, 127))
 
 
 class Answer(NamedTuple):
-    """What a node said to a request.
+    """A node's answer to a request.
 
     Attributes:
         data: what was asked for, or None.

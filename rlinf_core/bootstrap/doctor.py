@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be looked at.
+    """The file and the nodes to be examined.
 
     Attributes:
         cluster: the section of the file.
@@ -60,7 +60,7 @@ class Request:
 
 
 class Report(NamedTuple):
-    """What was found.
+    """The findings of all checks.
 
     Attributes:
         findings: in the order of the checks.

@@ -39,7 +39,7 @@ class RunningJob(NamedTuple):
 
 
 class NodeEnd(NamedTuple):
-    """How taking one node down ended.
+    """The result of taking one node down.
 
     Attributes:
         found: whether anything of the cluster was there.
@@ -54,7 +54,7 @@ class NodeEnd(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `down` did.
+    """The result of `down`, node by node.
 
     Attributes:
         name: of the cluster; empty where none was named and none is up.

@@ -18,7 +18,7 @@ _PAUSE: Final = 0.2
 
 
 class Place(NamedTuple):
-    """Which node this machine is.
+    """The node that this machine is.
 
     Attributes:
         head_address: where node 0 is; None on node 0 itself.

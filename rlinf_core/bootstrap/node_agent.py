@@ -1,4 +1,4 @@
-"""What `rlinf` runs on a node: reads one request from standard input, does it, answers in lines of JSON.
+"""The program that `rlinf` runs on a node: reads one request from standard input, does it, answers in lines of JSON.
 
 It travels over ssh to whatever interpreter the node has, so this file and those in `PARTS` of `agent.py` use the
 standard library only, and no syntax or function later than Python 3.8. The request may hold the cluster's token:

@@ -1,4 +1,4 @@
-"""What a node says about itself before anything is started there.
+"""Facts about a node before anything is started there, as the node itself tells them.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """

@@ -1,4 +1,4 @@
-"""What a node says about itself beyond what `up` needs: accelerators, robots, cameras, limits.
+"""Facts about a node beyond those that `up` needs: accelerators, robots, cameras, limits.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """

@@ -103,7 +103,7 @@ def kill_all(cluster: str, session: int) -> list[int]:
 
 
 class Holdings(NamedTuple):
-    """What a cluster's processes hold besides memory of their own.
+    """The resources that a cluster's processes hold besides memory of their own.
 
     Attributes:
         ports: TCP ports that they listen on.

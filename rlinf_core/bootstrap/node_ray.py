@@ -33,7 +33,7 @@ _SMALLEST_STORE_BYTES = 80 * 2**20
 
 
 class NodeError(Exception):
-    """What keeps a node from being started: what, why, what to do, and the end of its log."""
+    """The reason why a node cannot be started: what, why, what to do, and the end of its log."""
 
     def __init__(self, message: str, *, why: str = "", help: str = "", rc: int | None = None, lines: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What `up` and `down` tell while they work: which node is in which phase."""
+"""Events of `up` and `down` while they work: which node is in which phase."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 class NodeFailure(NamedTuple):
-    """What is in the way of one node.
+    """The failure of one node.
 
     Attributes:
         node: who, as in `node 3 (trainer03)`.

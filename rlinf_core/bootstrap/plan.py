@@ -1,4 +1,4 @@
-"""What is to be done on each node, decided from the file and from what the nodes say. Pure."""
+"""The plan of what is done on each node, from the file and from the nodes' answers. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_SHM_BYTES: Final = 100 * 2**20
 
 
 class Action(StrEnum):
-    """What is done on a node."""
+    """The action that is taken on a node."""
 
     START = "start"
     KEEP = "keep"
@@ -26,7 +26,7 @@ class Action(StrEnum):
 
 
 class Own(NamedTuple):
-    """What every node is compared with.
+    """The software of this machine, which every node is compared with.
 
     Attributes:
         fingerprints: that rlinf's and the recipes' code on this machine has had during this run; None when it is
@@ -41,7 +41,7 @@ class Own(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What to do on the nodes that can be used, and what is wrong with the others."""
+    """The actions on the nodes that can be used, and the failures of the others."""
 
     actions: dict[int, Action]
     failures: list[NodeFailure]
@@ -81,7 +81,7 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
-    """A node that is up and no longer in the file would be forgotten.
+    """Refuse to forget a node that is up and no longer in the file.
 
     Args:
         before: what is recorded.

@@ -1,4 +1,4 @@
-"""What this user has brought up: a private file for each cluster, one for its token, and a lock for who is at work."""
+"""Records of the clusters that this user has brought up: a private file and a token for each, and a lock."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ClusterRecord:
 
     @property
     def token_path(self) -> Path | None:
-        """Where its token is on this machine, or None when it has none."""
+        """The path of its token on this machine, or None when it has none."""
         return token_file(self.name) if self.authenticated else None
 
     @property

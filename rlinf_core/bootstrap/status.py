@@ -1,4 +1,4 @@
-"""How the recorded cluster is: asked of each node, and of the head who has joined and which jobs run."""
+"""The state of the recorded cluster: each node answers for itself, the head for who has joined and which jobs run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 
 class State(StrEnum):
-    """How a node is."""
+    """The state of a node."""
 
     UP = "up"
     """Its Ray runs, and the head lists it."""

@@ -1,4 +1,4 @@
-"""How a command is run on a node, whatever lies between. One file for each implementation."""
+"""Transports that run a command on a node, whatever lies between. One file for each implementation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRACE_SECONDS: Final = 2.0
 
 
 class Kind(StrEnum):
-    """How a run ended."""
+    """The way in which a command ended."""
 
     DONE = "done"
     """The command ran on the node; its exit code is its own."""
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a command.
+    """The result of a command.
 
     Attributes:
         rc: its exit code; ssh's own where the command did not run; -1 when it was ended at its deadline.
@@ -159,7 +159,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 class _Sink:
-    """What a stream says, up to a limit; lines are handed on as they come."""
+    """The output of a stream, up to a limit; lines are handed on as they come."""
 
     def __init__(self, on_line: OnLine | None = None) -> None:
         self.bytes = b""

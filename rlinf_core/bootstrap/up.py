@@ -34,7 +34,7 @@ _LOOPBACK: Final = ("127.", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be brought up.
+    """The nodes to be brought up, and how.
 
     Attributes:
         name: of the cluster.
@@ -64,7 +64,7 @@ class Request:
 
 
 class NodeOutcome(NamedTuple):
-    """How a node ended.
+    """The result of one node.
 
     Attributes:
         changed: whether this run started it.
@@ -80,7 +80,7 @@ class NodeOutcome(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `up` did.
+    """The result of `up`, node by node.
 
     Attributes:
         address: of the head's GCS, empty when it is not up.
@@ -161,7 +161,7 @@ class _Run:
 
     @property
     def _keeps_record(self) -> bool:
-        """Where every node is started by itself, the head's machine keeps the record."""
+        """Whether this machine keeps the record. Where nodes are started one by one, the head's machine does."""
         return self.request.only in (None, 0)
 
     async def _fingerprints(self) -> frozenset[str] | None:
@@ -219,7 +219,7 @@ class _Run:
             self._fail(self._failure(node, Phase.SYNC, answer))
 
     async def _start_all(self, decision: Decision, own: Own) -> None:
-        """The head, then all others; those of a head that is not up are not tried."""
+        """Start the head, then all others; those of a head that is not up are not tried."""
         actions = dict(decision.actions)
         head = next((node for node in self._nodes if node.is_head), None)
         head_address = self.request.head_address

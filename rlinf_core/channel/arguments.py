@@ -1,4 +1,4 @@
-"""What callers say to channels, made sure of before anything is done with it."""
+"""Validation of the arguments that callers give to channels."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _travels(text: str) -> bool:
 
 
 def check_channel_name(name: str) -> None:
-    """Whether a channel may have this name.
+    """Check that a channel may have this name.
 
     Raises:
         InvalidNameError: it is no text, empty, holds a `:`, or what cannot be seen.

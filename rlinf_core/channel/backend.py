@@ -24,7 +24,7 @@ class Backend(ABC):
     @property
     @abstractmethod
     def maxsize(self) -> int:
-        """How many items each key holds; 0 means any number."""
+        """The number of items that each key holds; 0 means any number."""
 
     @abstractmethod
     def connect(self, timeout: float | None = None) -> None:

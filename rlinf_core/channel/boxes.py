@@ -1,5 +1,5 @@
-"""How a client on the same host hears of its put, or gets its small item: through memory that it shares with the
-channel, without a message.
+"""Answers of a channel to a client on the same host, that of a put or a small item: through memory that both share,
+without a message.
 
 Who waits for one operation takes a box and names it in the operation's op_id. The channel lays the answer into the box
 and then writes the op_id on it. The client looks for that for a moment before it sleeps; when it goes to sleep it
@@ -62,7 +62,7 @@ class AnswerSlots:
             return op_id
 
     def ended(self, op_id: int) -> None:
-        """The channel will not touch this op_id's box any more; a second time does nothing."""
+        """Free the box of an operation that the channel will not touch any more; a second time does nothing."""
         self._let_go(op_id, self._open, self._watched)
 
     def left(self, op_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Who uses a channel, as its broker knows them."""
+"""The clients of a channel, as its broker knows them."""
 
 from __future__ import annotations
 

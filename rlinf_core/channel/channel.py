@@ -1,4 +1,4 @@
-"""What users hold: a queue with a name, between any processes of a job."""
+"""The channel that users hold: a queue with a name, between any processes of a job."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Channel:
 
     @property
     def maxsize(self) -> int:
-        """How many items each key holds; 0 means any number."""
+        """The number of items that each key holds; 0 means any number."""
         return self._backend.maxsize
 
     def qsize(self, key: Key = DEFAULT_KEY) -> int:

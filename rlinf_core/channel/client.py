@@ -157,7 +157,7 @@ class ChannelClient(Backend):
     # Ends
 
     def lost(self, reason: str) -> None:
-        """The channel's process is gone."""
+        """Handle the end of the channel's process."""
         self._pending.pages.pop(self.stream, None)
         for pipeline in list(self._pipelines.values()):
             pipeline.drop()

@@ -1,4 +1,4 @@
-"""What a queue decides: the actor around it carries these out, and decides nothing itself."""
+"""The decisions of a queue: the actor around it carries these out, and decides nothing itself."""
 
 from __future__ import annotations
 

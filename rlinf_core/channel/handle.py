@@ -1,4 +1,4 @@
-"""What callers of asynchronous operations hold, and what becomes of an operation when they let go of it.
+"""Handles of asynchronous operations, and the withdrawal of operations whose handles are dropped.
 
 A get is withdrawn then, for what came for it would be nobody's; a put goes on, and its failure is told in the log.
 

@@ -1,4 +1,4 @@
-"""Where channels come from: their processes are started by the manager of the job, so that they outlive who asked."""
+"""The launch of channels: the manager of the job starts their processes, so that they outlive who asked."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Balancer(ABC):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many items each rank has been given."""
+        """The number of items that each rank has been given."""
         return tuple(self._counts)
 
     @property
@@ -117,7 +117,7 @@ def _checked_ranks(num_ranks: int) -> int:
 
 
 def check_balancer(balancer: Balancer) -> None:
-    """Whether it is one.
+    """Check that it is a load balancer.
 
     Raises:
         TypeError: it is none.

@@ -24,7 +24,7 @@ class LocalBackend(Backend):
     """Queues in this process's memory, for its threads and tasks."""
 
     def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
-        """`waits`: where blocked operations are published."""
+        """Make an empty queue. `waits`: where blocked operations are published."""
         super().__init__(name)
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
         self._waits = waits

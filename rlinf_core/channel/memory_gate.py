@@ -1,4 +1,4 @@
-"""Whether a channel may take more: who floods an unbounded one is held back before the machine runs out of memory."""
+"""The limit of a channel's memory: who floods an unbounded one is held back before the machine runs out of it."""
 
 from __future__ import annotations
 

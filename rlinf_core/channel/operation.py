@@ -39,7 +39,7 @@ class LocalItem:
 
 
 class ResultKind(Enum):
-    """What the result of an operation is made of."""
+    """The form of an operation's result."""
 
     NOTHING = 0
     ONE = 1  # the one item
@@ -132,7 +132,7 @@ class ChannelOperation(Work[T], Generic[T]):
         return self._settle(value, None)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
-        """Some of the items are here; tells whether all are."""
+        """Take some of the items; return whether all are here."""
         if self.missing < 0:
             self.missing = total
             self.pieces = [None] * total
@@ -141,7 +141,7 @@ class ChannelOperation(Work[T], Generic[T]):
         return self.missing == 0
 
     def refuse(self, reason: Reason, why: str) -> bool:
-        """It ends with nothing done."""
+        """End it with nothing done."""
         if self._was_accepted():
             return self.finish(cast("T", None))
         self._end_in_box()
@@ -154,7 +154,7 @@ class ChannelOperation(Work[T], Generic[T]):
         return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.op_id)
 
     def _end_in_box(self) -> None:
-        """The channel is done with it."""
+        """Note that the channel is done with it."""
         if self.boxes is not None:
             self.boxes.ended(self.op_id)
 

@@ -1,4 +1,4 @@
-"""What this process has asked of channels and not heard of again."""
+"""Operations of this process that channels have not answered yet."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Pending:
         return True
 
     def forget(self, operation: AnyOperation) -> None:
-        """The other side was never told of a operation, or of its end."""
+        """Forget an operation that the other side was never told of, or its end."""
         self._open.pop(operation.op_id, None)
         self._withdrawn.pop(operation.op_id, None)
 
@@ -102,7 +102,7 @@ class Pending:
         return taken
 
     def _fail_all(self, error: Exception) -> None:
-        """This process hears of channels no more."""
+        """Fail what is pending: this process hears of channels no more."""
         for operations in (self._open, self._withdrawn):
             for operation in operations.copy().values():
                 if operation.fail(error):
@@ -170,7 +170,7 @@ class Pending:
             page.small = small
 
     def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
-        """The answer is in the operation's box."""
+        """Take the answer from the operation's box."""
         if operation.boxes is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
         if operation.kind is OperationKind.PUT:

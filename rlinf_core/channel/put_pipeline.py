@@ -75,7 +75,7 @@ class PutPipeline:
                 self._send_some()
 
     def ended(self, op_ids: Sequence[int]) -> None:
-        """These puts are accepted, or never will be."""
+        """End these puts: they are accepted, or never will be."""
         with self._lock:
             for op_id in op_ids:
                 self._sent_bytes -= self._sent.pop(op_id, 0)
@@ -85,7 +85,7 @@ class PutPipeline:
                 self._idle()
 
     def drop(self) -> None:
-        """The channel is gone."""
+        """Fail all puts: the channel is gone."""
         with self._lock:
             self._waiting.clear()
             self._sent.clear()

@@ -1,4 +1,4 @@
-"""What a `KeyedQueue` remembers: the state of each key, and every put and get that has not ended."""
+"""The state of a `KeyedQueue`: that of each key, and every put and get that has not ended."""
 
 from __future__ import annotations
 

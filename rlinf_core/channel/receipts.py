@@ -1,4 +1,4 @@
-"""How a consumer on the same host says that it has its items: by one word of memory that it shares with the channel.
+"""Acknowledgements of a consumer on the same host, by one word of memory that it shares with the channel.
 
 It is written before the items are handed to the caller, costs no message, and can be read when the consumer is dead:
 what it had is not given to another one, and what it had not is.
@@ -20,7 +20,7 @@ class AckWriter:
         self._words = memory[:SIZE].cast("Q")
 
     def sign(self, slot: int, op_id: int) -> None:
-        """The items of `op_id` are here."""
+        """Acknowledge the items of `op_id`."""
         self._words[slot] = op_id
 
 
@@ -57,7 +57,7 @@ class AckReader:
         return op_ids
 
     def drop(self, op_id: int) -> None:
-        """A delivery was taken back: nobody will sign for it."""
+        """Forget a delivery that was taken back: nobody will sign for it."""
         for slot, one in self._under_way:
             if one == op_id:
                 self._under_way.remove((slot, op_id))

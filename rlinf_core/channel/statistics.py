@@ -1,4 +1,4 @@
-"""What went through a channel, by key."""
+"""Statistics of the items that went through a channel, by key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients and brokers of channels say to each other.
+"""The messages between clients and brokers of channels.
 
 Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
 a large one is its body, so that it lies in shared memory wherever two processes share some.
@@ -36,7 +36,7 @@ _PACKED = struct.Struct("<II")
 
 
 class RequestKind(IntEnum):
-    """What a client wants."""
+    """The kind of a client's request."""
 
     HELLO = 1  # body: where items are signed for, on the same host; answered with what the channel is
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
@@ -51,7 +51,7 @@ class RequestKind(IntEnum):
 
 
 class ReplyKind(IntEnum):
-    """What a broker answers."""
+    """The kind of a broker's reply."""
 
     WELCOME = 1  # head: what the channel is
     ACCEPTED = 2  # head: the op_ids of puts, where there are several
@@ -66,7 +66,7 @@ class ReplyKind(IntEnum):
 
 
 class Query(IntEnum):
-    """What a client can ask about a channel."""
+    """A question of a client about a channel."""
 
     DEPTH = 1
     FULL = 2
@@ -77,7 +77,7 @@ class Query(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """What a client learns of a channel when it connects.
+    """Facts about a channel that a client learns when it connects.
 
     Attributes:
         maxsize: how many items each key holds; 0 means any number.
@@ -100,7 +100,7 @@ class ClosedNotice:
 
 
 class RequestHeader(NamedTuple):
-    """What the key of a client's frame says.
+    """The content of the key of a client's frame.
 
     Attributes:
         ask: what it wants.
@@ -116,7 +116,7 @@ class RequestHeader(NamedTuple):
 
 
 class ReplyHeader(NamedTuple):
-    """What the key of a broker's frame says.
+    """The content of the key of a broker's frame.
 
     Attributes:
         say: what it answers.

@@ -1,4 +1,4 @@
-"""How a cluster is of which nothing is recorded here, such as one that was started by hand: its own Ray tells."""
+"""The state of a cluster that is not recorded here, such as one started by hand, from its own Ray."""
 
 from __future__ import annotations
 

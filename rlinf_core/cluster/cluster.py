@@ -204,7 +204,7 @@ class Cluster:
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators all nodes have together."""
+        """The number of accelerators of all nodes together."""
         return self.topology.num_accelerators or 0
 
     @cached_property
@@ -361,7 +361,7 @@ def _on(member: Member) -> Any:
 
 
 def _check_environment() -> None:
-    """What is wrong in the variables is told before Ray starts, and not by the first process that reads them."""
+    """Validate the variables before Ray starts, and not in the first process that reads them."""
     env_vars.check()
     if env_vars.NET_IF.get():
         # This machine has to have the interface; each other node reads a variable of its own.

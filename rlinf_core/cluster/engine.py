@@ -85,6 +85,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
             "Ray does not start in a process whose standard error is closed",
             help="redirect it instead, as by `2>/dev/null`",
         )
+    ray_output.keep_plain()
     # Not imported here: an embedded Ray is told how to authenticate before it is.
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -148,7 +149,7 @@ def _disconnect_at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """A forked child is in no cluster: it lets go of its parent's without a word."""
+    """Leave the parent's cluster in a forked child, without a word."""
     global _engine, _forked
     engine, _engine = _engine, None
     if engine is None:

@@ -1,4 +1,4 @@
-"""How this process ends: with a status that tells the truth, which Ray's own handlers would change."""
+"""The exit status of this process: one that tells the truth, which Ray's own handlers would change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _terminated = False
 
 
 def end_with_failure() -> None:
-    """A failure came to light in an exit handler, in which nothing can be raised any more."""
+    """End with a failure that came to light in an exit handler, in which nothing can be raised any more."""
     global _failed
     _failed = True
 
@@ -92,7 +92,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _tell_the_truth() -> None:
-    """The last thing that this process does: where its status would be another one, it is set here."""
+    """Set the exit status where it would be another one, as the last thing that this process does."""
     status = _TERMINATED if _terminated else _INTERRUPTED if _is_interrupted() else int(_failed)
     if status:
         logging.shutdown()

@@ -43,7 +43,7 @@ def start_manager(session: Session, ip: str, scheduling: Any) -> None:
 
 
 def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
-    """This process's line to its job's manager, made when it is first needed.
+    """Return this process's line to its job's manager, made when it is first needed.
 
     Args:
         session: the job.

@@ -1,4 +1,4 @@
-"""How another process of the same user finds a running job: a file in the private folder of the job's driver."""
+"""Records by which other processes of a user find running jobs: a file in the private folder of each job's driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are there, and which rank each has. Decided purely from what Ray and the probes say."""
+"""The nodes of a cluster and their ranks. Decided purely from what Ray and the probes say."""
 
 from __future__ import annotations
 

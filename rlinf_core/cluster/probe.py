@@ -1,4 +1,4 @@
-"""What a node has, asked on the node itself."""
+"""Facts about a node, found on the node itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_core.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What one node says about itself.
+    """Facts about one node.
 
     Attributes:
         declared_rank: the `RLINF_NODE_RANK` of the environment that Ray was started in, or None.

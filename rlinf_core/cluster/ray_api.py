@@ -51,7 +51,7 @@ def _check_joined() -> None:
 
 @contextmanager
 def loopback_only() -> Generator[None, None, None]:
-    """A Ray that is started in here at `LOOPBACK` listens there and nowhere else; one that is there is joined there.
+    """Have a Ray that is started in here at `LOOPBACK` listen there alone, and join one that is there.
 
     Ray takes a loopback address for a mistake and puts the machine's own in its place, but where clusters of several
     machines are off, as on macOS. Its processes listen everywhere unless they are given a loopback address.

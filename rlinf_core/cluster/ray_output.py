@@ -1,4 +1,4 @@
-"""What Ray shows the person: all that workers print. What its own processes tell goes to the driver's log.
+"""Output of Ray: what workers print is shown. What Ray's own processes tell goes to the driver's log.
 
 Ray would print both to standard output, where its notices tear lines of the user's program apart, and would lose what
 is on its way when the program ends.
@@ -7,6 +7,8 @@ is on its way when the program ends.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections import Counter
 from functools import cache
@@ -29,6 +31,17 @@ _POLL_SECONDS: Final = 0.02
 
 # How many lines were shown, by process and whether they are of its standard error.
 _shown: Counter[tuple[int, bool]] = Counter()
+
+
+def keep_plain() -> None:
+    """Have Ray neither colour the names of workers nor fold lines where a program reads them. Before Ray is imported.
+
+    Ray does both wherever its lines go, unless these variables are set; what the user has set stays.
+    """
+    streams = (sys.stdout, sys.stderr)
+    if not all(stream.isatty() for stream in streams) or os.environ.get("NO_COLOR"):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 @cache  # once in a process: a second Ray of this process shows its lines by the same function

@@ -1,4 +1,4 @@
-"""Whether a driver can join the Ray at an address that somebody gave: asked before Ray is, which would try for minutes,
+"""A check that a driver can join the Ray at a given address, made before Ray tries: that would take minutes,
 and end the whole process where it is no node."""
 
 from __future__ import annotations

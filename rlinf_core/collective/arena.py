@@ -59,7 +59,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """What an arena holds. Sizes in bytes.
+    """The use of an arena. Sizes in bytes.
 
     Attributes:
         capacity: the most it may hold.
@@ -165,7 +165,7 @@ class Arena:
                 self.segment.publish_use(self._capacity, self._used)
 
     def owner_lost(self, owner: str, is_dead: Callable[[], bool]) -> None:
-        """The connection to `owner` ended: what it holds is free once `is_dead()`, for a dead process has no views."""
+        """Free what `owner` holds, whose connection ended, once `is_dead()`: a dead process has no views."""
         with self._lock:
             if any(holder.owner == owner for holder in self._holders.values()):
                 self._gone[owner] = is_dead

@@ -1,4 +1,4 @@
-"""What numpy says about bytes, in words that two processes can compare."""
+"""The dtypes of numpy arrays, in words that two processes can compare."""
 
 from __future__ import annotations
 

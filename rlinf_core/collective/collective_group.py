@@ -1,4 +1,4 @@
-"""What a worker calls: point-to-point transfer and broadcast among addresses, whatever lies between them."""
+"""The operations that a worker calls: point-to-point transfer and broadcast among addresses, over any transport."""
 
 from __future__ import annotations
 

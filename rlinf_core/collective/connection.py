@@ -42,7 +42,7 @@ class ConnectionLostError(RuntimeFailure):
 
 
 class ConnectionHandler(ABC):
-    """What a connection needs from its endpoint."""
+    """The callbacks of a connection to its endpoint."""
 
     spin: float
 
@@ -52,15 +52,15 @@ class ConnectionHandler(ABC):
 
     @abstractmethod
     def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
-        """A frame is complete. Must not block."""
+        """Take a complete frame. Must not block."""
 
     @abstractmethod
     def lost(self, connection: Connection, reason: str) -> None:
-        """The connection is over."""
+        """Take note that the connection is over."""
 
     @abstractmethod
     def moved(self) -> None:
-        """A part of a large message came or went."""
+        """Take note that a part of a large message came or went."""
 
 
 class Connection:
@@ -177,7 +177,7 @@ class Connection:
                 os.eventfd_write(self._kick, 1)
 
     def ready(self) -> None:
-        """The endpoint's thread saw that the socket is readable: reads, unless a waiting thread does."""
+        """Read from the socket, which the endpoint's thread saw readable, unless a waiting thread does."""
         if not self._role.acquire(blocking=False):
             return
         try:
@@ -288,7 +288,7 @@ class Connection:
             self._outbox.append((data, ()))
 
     def writable(self) -> None:
-        """The endpoint's thread saw that there is room."""
+        """Write what waits: the endpoint's thread saw that there is room."""
         self._flush_leftovers()
         self.arm()
 

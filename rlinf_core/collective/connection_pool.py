@@ -1,4 +1,4 @@
-"""Who is connected with whom: one connection for a pair of endpoints, dialed by whichever side needs it first."""
+"""The connections between endpoints: one for each pair, dialed by whichever side needs it first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ConnectionPool:
         watcher: ConnectionHandler,
         opened: Callable[[Connection], None],
     ) -> None:
-        """`opened` is called for every new connection before anything is read from it."""
+        """Make an empty pool. `opened` is called for every new connection before anything is read from it."""
         self._info = info
         self._secret = secret
         self._settings = settings

@@ -209,7 +209,7 @@ class Endpoint:
         return self._sender.share(stream, message, size, work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """The peer has taken a received that was lent to it."""
+        """Give up a lease that the peer has taken over."""
         self._relay.release_lent(stream, received)
 
     def post(
@@ -363,7 +363,7 @@ class Endpoint:
         self._streams.bind(stream, connection)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        """A connection is over: its operations fail, and what its process held is free again."""
+        """Handle the end of a connection: its operations fail, and what its process held is free again."""
         connection.shut()
         if not self._connections.forget(connection):
             return

@@ -1,4 +1,4 @@
-"""Where a process can be reached, and what it is: the value that it publishes once."""
+"""The addresses and the identity of a process: the value that it publishes once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class EndpointInfo:
-    """How to reach the endpoint of one process; pickles, so that a registry can hold it.
+    """The ways to reach the endpoint of one process; pickles, so that a registry can hold it.
 
     Attributes:
         incarnation: names this endpoint among all that ever were; a relaunched worker has another one.

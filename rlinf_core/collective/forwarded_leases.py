@@ -17,7 +17,7 @@ _SWEEP_AT = 4096
 
 
 class ForwardedLeases:
-    """What this process passed on and has not heard of again.
+    """Leases that this process passed on and has not heard of again.
 
     Attributes:
         mark: what the bytes of these leases show, so that no other's are taken back.
@@ -32,7 +32,7 @@ class ForwardedLeases:
         self._sweep_at = _SWEEP_AT
 
     def remember(self, lease: BlockLease, connection: Connection) -> None:
-        """The other side of a connection holds a lease from now on."""
+        """Remember that the other side of a connection holds a lease from now on."""
         with self._lock:
             self._held[lease.segment.identity, lease.index] = (lease, connection)
             if connection.closed:
@@ -41,7 +41,7 @@ class ForwardedLeases:
                 self._sweep()
 
     def lost(self, connection: Connection) -> None:
-        """A connection ended: what its other side holds is given back once that process is dead."""
+        """Give back what the other side of an ended connection holds, once that process is dead."""
         with self._lock:
             self._departed.add(connection)
         self.collect()

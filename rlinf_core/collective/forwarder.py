@@ -22,7 +22,7 @@ _LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 
 
 class ForwardMode(Enum):
-    """What becomes of a received that is passed on."""
+    """The treatment of a received message that is passed on."""
 
     MOVE = "give"  # it is the other side's
     LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on anew
@@ -73,7 +73,7 @@ class Forwarder:
         stream.outgoing.queue(lambda: self._forward(stream, received, message, work, handover), work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """The other side has taken what was lent to it: the received is its own now, and nothing of it remains here."""
+        """Release what the other side has taken: it is its own now, and nothing of it remains here."""
         lease = received.take_lease()
         connection = stream.outgoing.connection
         if lease is None or connection is None:
@@ -127,7 +127,7 @@ class Forwarder:
     def _handing_over(
         self, received: ReceivedMessage, connection: Connection, cargo: EncodedBody, handover: ForwardMode
     ) -> Generator[_Handed, None, None]:
-        """The other side's from before it hears of it, for it may give it back at once."""
+        """Count it as the other side's before that hears of it, for it may give it back at once."""
         handed = _Handed()
         lease = received.lease if cargo.place is not None else None
         if lease is not None:
@@ -145,7 +145,7 @@ class Forwarder:
 
 
 class _Handed:
-    """Whether a frame has left."""
+    """A mark that a frame has left."""
 
     done = False
 

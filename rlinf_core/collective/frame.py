@@ -1,4 +1,4 @@
-"""What travels: one frame per message, a fixed header, then what it announces.
+"""The wire format: one frame per message, a fixed header, then what it announces.
 
     header | part sizes | shared-memory descriptor | key | head | body
 
@@ -31,7 +31,7 @@ _SIZE_MASK = (1 << _SIZE_BITS) - 1
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     ROUTE = 1
     MESSAGE = 2
@@ -43,7 +43,7 @@ class FrameKind(IntEnum):
 
 
 class Flag:
-    """How a frame is to be read. Plain numbers: those of `enum` take longer than everything else about a frame."""
+    """Bits that say how a frame is read. Plain numbers: those of `enum` take longer than all else about a frame."""
 
     SHARED: Final = 1  # the body lies in shared memory
     DESCRIPTOR_FOLLOWS: Final = 2  # the file descriptor of that memory comes with this frame
@@ -61,7 +61,7 @@ class FrameError(RuntimeFailure):
 
 @dataclass(frozen=True, slots=True)
 class SharedPlace:
-    """Where in shared memory a body lies.
+    """The place of a body in shared memory.
 
     Attributes:
         segment: names the memory among all of the sender's host.

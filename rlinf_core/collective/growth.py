@@ -11,7 +11,7 @@ from rlinf_core.waiting import OperationKind
 
 
 class Growth:
-    """How much of a body is there. One thread tells, and at most one waits.
+    """The amount of a body that has arrived. One thread tells, and at most one waits.
 
     Args:
         size: of the whole body, in bytes.
@@ -44,7 +44,7 @@ class Growth:
         return self._error
 
     def expect(self, seconds: float, since: float) -> None:
-        """A receive takes it, which may last so many seconds from then on."""
+        """Let a receive take it, which may last so many seconds from then on."""
         self._seconds, self._since = seconds, since
 
     def grown(self, filled: int) -> None:
@@ -52,7 +52,7 @@ class Growth:
         self._tell(filled, None)
 
     def fail(self, error: Exception) -> None:
-        """The rest will never be there."""
+        """Note that the rest will never be there."""
         self._tell(self._filled, error)
 
     def when_ended(self, callback: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Who connects proves that it belongs to the cluster before anything it sends is looked at.
+"""Authentication of connections: a dialer proves that it belongs to the cluster before its data is looked at.
 
     dialer -> acceptor   greeting, nonce
     acceptor -> dialer   greeting, nonce
@@ -31,7 +31,7 @@ _LARGEST_IDENTITY = 4096
 
 
 class Admission(IntEnum):
-    """What the acceptor answers to a dialer that has proven itself."""
+    """The acceptor's answer to a dialer that has proven itself."""
 
     WELCOME = 1
     DUPLICATE = 2  # another connection between the two exists, or is about to
@@ -40,7 +40,7 @@ class Admission(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """What each side says about itself.
+    """The identity that each side tells of itself.
 
     Attributes:
         incarnation: of its endpoint.

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, by its control group and by the machine.
+"""The memory that this process may still take, by its control group and by the machine.
 
 Shared memory past a control group's limit is no error that could be caught: the kernel kills. So we look first.
 """

@@ -1,4 +1,4 @@
-"""What an object becomes on its way: a pickle stream, and parts beside it."""
+"""The encoded form of an object: a pickle stream, and parts beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DeviceExport: TypeAlias = "Callable[[Tensor], Part | None]"
 
 
 class PartKind(IntEnum):
-    """How the bytes of a part are to be understood."""
+    """The meaning of a part's bytes."""
 
     HOST = 0
     CUDA_IPC = 1

@@ -32,17 +32,17 @@ AnyReceive = PostedReceive[object]
 
 
 class MessageSource(ABC):
-    """Where a received came from: told what became of it."""
+    """The origin of a received message, which is told what became of it."""
 
     @abstractmethod
     def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
-        """It met a receive that it fitted, or did not. Must not block."""
+        """Take note of the receive that it met, and whether it fitted. Must not block."""
 
     def queued(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """It waits for a receive."""
+        """Take note that it waits for a receive."""
 
     def taken(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """It had waited for a receive, and does not any more."""
+        """Take note that it does not wait for a receive any more."""
 
 
 class ReceiveQueue:

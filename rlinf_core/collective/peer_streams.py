@@ -95,7 +95,7 @@ class PeerStreams:
         return connection
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
-        """The stream goes through this connection from now on."""
+        """Let the stream go through this connection from now on."""
         incarnation = connection.peer.incarnation
         if stream.incarnation not in (None, incarnation):
             dropped = stream.incoming.reset()
@@ -107,7 +107,7 @@ class PeerStreams:
             stream.outgoing.connection = connection
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """A connection is over: what goes on through it fails."""
+        """Fail what goes on through a connection that is over."""
         lost = [stream for stream in self.all() if stream.outgoing.connection is connection]
         for stream in lost:
             for callback in self._lost_callbacks:

@@ -1,4 +1,4 @@
-"""Which pages of a copy-on-write mapping were written to, and how to forget that.
+"""Tracking of the pages of a copy-on-write mapping that were written to, and resetting it.
 
 Mapping a large block anew for each message costs more than copying it: a page fault for every few pages. So a
 segment is mapped once, and after a message only what was written is dropped; the rest still shows the segment.

@@ -1,4 +1,4 @@
-"""Whether another process of this host still lives, however its number is used again."""
+"""A check that another process of this host still lives, however its number is used again."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Reactor:
         self._epoll.register(connection.fd, select.EPOLLIN)
 
     def watch(self, connection: Connection, reading: bool, writing: bool) -> None:
-        """What of a connection to look for from now on; at first it is reading."""
+        """Watch a connection for these events from now on; at first it is reading."""
         if connection.closed or self._stopped:
             return
         events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
@@ -55,7 +55,7 @@ class Reactor:
             return  # it was closed meanwhile
 
     def hold_back(self, connection: Connection) -> None:
-        """The connection's reading paused; it is looked at again now and then."""
+        """Look at a connection again now and then, whose reading paused."""
         if connection not in self._held_back:
             self._held_back.add(connection)
             self._call(lambda: None)

@@ -50,7 +50,7 @@ Handler = Callable[[ServiceMessage], None]
 
 
 class ReceiverContext(Protocol):
-    """What the receiver needs from its endpoint."""
+    """The services of an endpoint that its receiver needs."""
 
     @property
     def settings(self) -> Settings: ...
@@ -69,7 +69,7 @@ class ReceiverContext(Protocol):
 
 @dataclass(slots=True)
 class _Arriving:
-    """Where the body that a connection is reading goes, where that is no plain memory."""
+    """The destination of the body that a connection is reading, where that is no plain memory."""
 
     stream: PeerStream
     lease: BlockLease | None = None
@@ -168,7 +168,7 @@ class Receiver(ConnectionHandler):
     # What arrives
 
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """A message from an address of this process to another."""
+        """Deliver a message from an address of this process to another."""
         there = self._host.stream_by_names(stream.peer, stream.me)
         self._deliver(there, received, _Here(stream))
 
@@ -313,7 +313,7 @@ class _Here(MessageSource):
 
 
 def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str | None) -> None:
-    """The receiver said what became of a message of this stream."""
+    """Take note of what the receiver says became of a message of this stream."""
     error = None
     if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{stream.me} -> {stream.peer}")

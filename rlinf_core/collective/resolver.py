@@ -1,4 +1,4 @@
-"""How an address becomes a place: asked of whoever keeps the register, which the data plane does not know."""
+"""Resolution of addresses to endpoints, by asking the register, which the data plane does not know."""
 
 from __future__ import annotations
 

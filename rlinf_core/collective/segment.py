@@ -24,7 +24,7 @@ LEASES = CONTROL_SIZE - FIRST_LEASE
 
 
 class LeaseState(IntEnum):
-    """What a lease's byte says."""
+    """The value of a lease's byte."""
 
     FREE = 0
     HELD = 1

@@ -336,7 +336,7 @@ class Sender:
     # Within this process
 
     def _deliver_here(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> None:
-        """A private copy, as any receiver gets one."""
+        """Return a private copy, as any receiver gets one."""
         size = message.body_size
         stream.outgoing.sequence += 1
         frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(body_size=size))

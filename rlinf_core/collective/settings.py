@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an endpoint behaves. Sizes are bytes, times seconds.
+    """The settings of an endpoint. Sizes are bytes, times seconds.
 
     Attributes:
         timeout: what an operation may wait when no deadline is given to it.

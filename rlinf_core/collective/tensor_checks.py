@@ -1,4 +1,4 @@
-"""What `send_tensor` and `recv_tensor` refuse, before the other side hears anything: their bytes alone would not do."""
+"""Checks of tensors that `send_tensor` and `recv_tensor` refuse, before the other side hears anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USE_SEND = "use `send`, and `recv` on the other side"
 
 
 def check_tensor(tensor: torch.Tensor, operation: str) -> None:
-    """Whether a tensor is no more than its dtype, its shape and its bytes.
+    """Check that a tensor is no more than its dtype, its shape and its bytes.
 
     Raises:
         PayloadError: it is sparse, nested, quantized, or on no device.
@@ -33,7 +33,7 @@ def check_tensor(tensor: torch.Tensor, operation: str) -> None:
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """Whether a dense tensor has the memory that it speaks of.
+    """Check that a dense tensor has the memory that it speaks of.
 
     Raises:
         PayloadError: its storage was freed, or it is a wrapper around other tensors.
@@ -59,7 +59,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def check_array(array: np.ndarray[Any, Any], operation: str) -> None:
-    """Whether an array is no more than its dtype, its shape and its bytes.
+    """Check that an array is no more than its dtype, its shape and its bytes.
 
     Raises:
         PayloadError: it holds references, or a mask.
@@ -74,7 +74,7 @@ def check_array(array: np.ndarray[Any, Any], operation: str) -> None:
 
 
 def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1) -> None:
-    """Whether every element of a buffer has a place of its own; a contiguous one need not be asked.
+    """Check that every element of a buffer has a place of its own; a contiguous one need not be asked.
 
     Args:
         shape: its shape.

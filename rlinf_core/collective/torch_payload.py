@@ -1,4 +1,4 @@
-"""How tensors travel: their bytes out of band, whatever their dtype, device and strides.
+"""Encoding of tensors: their bytes out of band, whatever their dtype, device and strides.
 
 The one file of the data plane that imports torch, and only when a process holds a tensor or receives one.
 """
@@ -164,7 +164,8 @@ class TensorTarget:
     """
 
     def __init__(self, buffer: torch.Tensor | np.ndarray[Any, Any]) -> None:
-        """
+        """Take a buffer.
+
         Raises:
             PayloadError: it is neither, or cannot be filled: it is read-only, without memory, or its elements share it.
         """

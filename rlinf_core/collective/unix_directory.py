@@ -1,4 +1,4 @@
-"""Where unix sockets live: a directory that only this user enters, gone with its process however that ends."""
+"""The directory of unix sockets: only this user enters it, and it is gone with its process however that ends."""
 
 from __future__ import annotations
 

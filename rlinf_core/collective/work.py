@@ -21,7 +21,7 @@ U = TypeVar("U")
 
 
 class Poller(Protocol):
-    """What a waiting thread can do to make its own operation finish, instead of sleeping."""
+    """The means of a waiting thread to make its own operation finish, instead of sleeping."""
 
     def poll(self, work: Work[object], deadline: float) -> None:
         """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_state.__init__)
 
 
 class WaitTable:
-    """What the threads of a process wait for: told to others, and the place where a blocked operation is failed.
+    """The waits of a process's threads: told to others, and the place where a blocked operation is failed.
 
     Attributes:
         operations: what is told.
@@ -108,7 +108,7 @@ class WaitTable:
         return serial
 
     def leave(self, work: Work[object], serial: int) -> None:
-        """What `during` does last."""
+        """Do what `during` does last."""
         self._waiting.pop(serial, None)
         if spans.recorder is not None and serial in self._traced:
             since, task_key = self._traced.pop(serial)
@@ -351,7 +351,7 @@ class Work(Generic[T]):
 
 
 class ChainedWork(Work[U]):
-    """What a function makes of the result of another operation."""
+    """The result of a function that is applied to the result of another operation."""
 
     __slots__ = ("_after",)
 

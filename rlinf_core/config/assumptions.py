@@ -1,4 +1,4 @@
-"""What nodes are taken to have when nobody has declared it and no node can be asked: `--assume a800=8`."""
+"""Assumptions about undeclared accelerators where no node can be asked: `--assume a800=8`."""
 
 from __future__ import annotations
 

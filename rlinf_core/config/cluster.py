@@ -59,7 +59,7 @@ MAX_ACCELERATORS_PER_NODE = 1024
 
 
 class PlacementEntry(ConfigModel):
-    """Where the processes of a component sit. A rank map alone stands for the whole entry."""
+    """The placement of a component's processes. A rank map alone stands for the whole entry."""
 
     placement: RankMapField = Field(
         examples=["0-7"],
@@ -162,7 +162,7 @@ class HardwareConfig(ConfigModel):
 
 
 class SshConfig(ConfigModel):
-    """How the system's OpenSSH client reaches the nodes. What is left out is up to `~/.ssh/config`."""
+    """The settings of the system's OpenSSH client. What is left out is up to `~/.ssh/config`."""
 
     user: SshWord | None = Field(default=None, description="Login name on the nodes. Default: ssh's own choice.")
     port: Annotated[Int, Field(ge=1, le=65535)] | None = Field(
@@ -180,7 +180,7 @@ class SshConfig(ConfigModel):
     )
 
     def over(self, base: SshConfig) -> SshConfig:
-        """These settings where they are given, `base`'s elsewhere; options are merged one by one."""
+        """Return these settings where they are given, `base`'s elsewhere; options are merged one by one."""
         given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update={**given, "options": {**base.options, **self.options}})
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where, and what to do: the findings and how they are printed.
+"""Findings about a configuration: what is wrong, where, and what to do.
 
 configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
     9 |       placement: 0-64

@@ -1,4 +1,4 @@
-"""What the models say about a field of the file: its type in words, its default, its meaning, and what it holds.
+"""Documentation of a field from the models: its type in words, its default, its meaning, and what it holds.
 
 describe(ClusterFile, "cluster.node_groups.env_configs")
 """

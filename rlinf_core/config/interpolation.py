@@ -303,7 +303,7 @@ class _Resolver:
         self._report("unknown-reference", use.span, use.path, f"`{use.text}` refers to nothing: {why}", help)
 
     def _too_large(self, use: _Use) -> None:
-        """Reported once: whatever comes after it is the same mistake."""
+        """Report it once: whatever comes after it is the same mistake."""
         if self.exploded:
             return
         self.exploded = True

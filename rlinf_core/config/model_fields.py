@@ -1,4 +1,4 @@
-"""What the models know: the fields that may stand at a path, and the paths at which a field may stand.
+"""Look-up in the models: the fields that may stand at a path, and the paths at which a field may stand.
 
 Only a mistake, `rlinf explain` or completion asks this; a file without mistakes never imports it.
 """

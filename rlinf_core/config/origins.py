@@ -1,4 +1,4 @@
-"""Where each value of a composed configuration came from, for `rlinf inspect config`."""
+"""The origin of each value of a composed configuration, for `rlinf inspect config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which span a finding about a path underlines.
+"""The span that a finding about a path underlines.
 
 A scalar is underlined itself. A mapping or a list is named by its key; a list item that is one by its first line;
 the file as a whole by its start.

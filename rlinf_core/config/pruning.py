@@ -21,7 +21,7 @@ Kept: TypeAlias = dict[Path, list[int]]
 
 @dataclass(frozen=True)
 class Validated(Generic[M]):
-    """What could be made of a tree.
+    """The valid part of a tree.
 
     Attributes:
         model: the model of what is sound, or None when too little is.

@@ -28,7 +28,7 @@ RANK_MAP_SCHEMA = _schema(rf"(all\s*|{_RANGE})(:\s*{_RANGE})?")
 
 
 class RankPlace(NamedTuple):
-    """Where a range was written: offsets in the scalar's text, or in item `item` of a list."""
+    """The place where a range was written: offsets in the scalar's text, or in item `item` of a list."""
 
     start: int
     end: int

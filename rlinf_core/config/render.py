@@ -1,4 +1,4 @@
-"""How a finding is printed: as a block for people, as a record for programs, as a GitHub annotation.
+"""Forms of a finding: a block for people, a record for programs, a GitHub annotation.
 
 configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
     9 |       placement: 0-64

@@ -27,7 +27,7 @@ def resolved_text(tree: Mapping, model: BaseModel | None = None) -> str:
 
 
 def says_something(origin: Origin) -> bool:
-    """False for a default that is null or empty: that nothing is there by default is no news."""
+    """Return False for a default that is null or empty: that nothing is there by default is no news."""
     return origin.kind != "default" or origin.text not in ("null", "[]", "{}")
 
 

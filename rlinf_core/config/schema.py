@@ -177,7 +177,7 @@ def _refuses_references(schema: Schema) -> bool:
 
 
 class _Requirements:
-    """What files must hold, asked only of those without `extends`: elsewhere a base may hold it.
+    """The keys that files must hold, asked only of those without `extends`: elsewhere a base may hold them.
 
     Items of lists keep their own requirements: a list of this file replaces the base's.
     """

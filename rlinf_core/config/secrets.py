@@ -1,4 +1,4 @@
-"""Which values look secret, and hiding them wherever something is printed.
+"""Recognition of secret values, and hiding them wherever something is printed.
 
 Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
 
@@ -94,7 +94,7 @@ _BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)
 
 
 def mask_text(text: str) -> str:
-    """Configuration text (lines of a file, an argument) for printing, with stars for the characters of secret values.
+    """Mask secret values in configuration text (lines of a file, an argument), star by character.
 
     Every character keeps its place, so offsets and carets still fit. A value that goes on in the next lines is known by
     their indentation. The text need not be valid; when in doubt more is hidden.

@@ -1,4 +1,4 @@
-"""What pydantic found, in our words: its error types as codes, messages and helps."""
+"""Our words for the errors of pydantic: their types as codes, messages and helps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OUR_CODE: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How one pydantic error is told."""
+    """The code, message and help of one pydantic error."""
 
     code: str
     message: str

@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Limits(NamedTuple):
-    """How much one text may hold; far above any real configuration, and low enough to stay quick.
+    """Limits of one text; far above any real configuration, and low enough to stay quick.
 
     Attributes:
         file_bytes: size of the file.

@@ -1,4 +1,4 @@
-"""What the tree builder keeps while a mapping or list is open, and how a finished mapping takes in its `<<`."""
+"""The open mappings and lists of the tree builder, and the merge of `<<` into a finished mapping."""
 
 from __future__ import annotations
 

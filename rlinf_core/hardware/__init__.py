@@ -1,1 +1,1 @@
-"""What nodes hold: accelerators, which are found, and robots, which are declared. Two registries."""
+"""The hardware of nodes: accelerators, which are found, and robots, which are declared. Two registries."""

@@ -1,4 +1,4 @@
-"""What a recipe says about itself: names only, so that listing and validating import nothing heavy."""
+"""The declaration of a recipe: names only, so that listing and validating import nothing heavy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Recipe(NamedTuple):
             `program(job, folder, listener)` with the checked job, the run's folder (a `RunFolder`) and whoever is told
             of its events (`rlinf_core.runners.events`); it runs to the end, or raises what failed once its workers are
             ended.
-        default_config: the shipped config that `rlinf train recipe=NAME` starts from.
+        default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, or a YAML file
+            of the package's own, relative to the module that holds the recipe.
         check: `check(config, world_sizes, report)`, the rules that relate sections, as `module:function`; None when
             there are none. `world_sizes` has the number of processes of each placed component, None where that cannot
             be known yet; `report(path, code, message, help)` adds a finding (see `rlinf_core.job.report.Report`).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rlinf_core.errors import ConfigError
@@ -49,7 +51,15 @@ def find_recipe(name: str) -> Recipe:
             f"recipe `{name}` cannot be loaded: `{point.value}` is not a Recipe",
             help="repair or remove the package that offers it",
         )
-    return recipe
+    return _with_own_config(recipe, point.module)
+
+
+def _with_own_config(recipe: Recipe, module: str) -> Recipe:
+    """Return a recipe that names the path of a config which its package brings; a shipped one's name stays."""
+    if not recipe.default_config.endswith((".yaml", ".yml")):
+        return recipe
+    folder = Path(str(sys.modules[module].__file__)).parent
+    return recipe._replace(default_config=str(folder / recipe.default_config))
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -1,4 +1,4 @@
-"""Where the findings of a recipe's own rules go."""
+"""The destination of findings of a recipe's own rules."""
 
 from __future__ import annotations
 

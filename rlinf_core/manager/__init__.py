@@ -1,1 +1,1 @@
-"""What one actor knows about a job: who is in it, who waits for whom, who owns what."""
+"""The manager of a job, one actor: who is in it, who waits for whom, who owns what."""

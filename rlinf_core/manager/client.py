@@ -52,7 +52,7 @@ _EXPIRED = -2
 
 
 class ManagerClient(Resolver):
-    """What a process uses to find others, to hear of their ends, and to say what it waits for.
+    """The connection of a process to its manager: to find others, to hear of their ends, and to say what it waits for.
 
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
@@ -129,7 +129,7 @@ class ManagerClient(Resolver):
         self._post.send(self._stream, message)
 
     def say_last_words(self, cause: str) -> None:
-        """This process is about to end by its own will: says why."""
+        """Tell why this process is about to end by its own will."""
         with suppress(RuntimeFailure):
             self.request(m.LastWords(cause), _CAUSE_SECONDS)
 
@@ -272,11 +272,11 @@ class ManagerClient(Resolver):
             _log.warning("%s", picture)
 
     def picture_of(self, serial: int) -> str | None:
-        """Whom an operation of this process waits for, in words, where that can be found out in a moment."""
+        """Return whom an operation of this process waits for, in words, where that can be found out in a moment."""
         return self._ask_for_picture(serial, self.board.publication())
 
     def _picture(self, work: Work[object]) -> str | None:
-        """Whom an operation waits for that has reached its deadline; blocks for a moment."""
+        """Return whom an operation waits for that has reached its deadline; blocks for a moment."""
         if work.target == m.MANAGER:
             return None
         # It may have left the board already: it is shown as it was.
@@ -380,7 +380,7 @@ _client: ManagerClient | None = None
 
 
 def current_client() -> ManagerClient | None:
-    """This process's line to its job's manager, or None before it has one."""
+    """Return this process's line to its job's manager, or None before it has one."""
     return _client
 
 

@@ -1,4 +1,4 @@
-"""What `rlinf inspect workers` shows, from the answers of a round."""
+"""The picture that `rlinf inspect workers` shows, from the answers of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waits of a process have lasted so long that it says a word about them."""
+"""Waits of a process that have lasted so long that it says a word about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the manager of a job does: it knows who is there, tells who died, and looks who waits for whom.
+"""The manager of a job: it knows who is there, tells who died, and looks who waits for whom.
 
 One thread handles one message after the other, so nothing here needs a lock. Deciding is done by the registry, the
 ownership and the wait-for graph; this file carries their words to and fro.

@@ -1,4 +1,4 @@
-"""What the manager and the processes of a job say to each other.
+"""The messages between the manager and the processes of a job.
 
 A `Request` is answered by a `Reply` of the same serial, a `Question` by an `Answer`; everything else wants no answer.
 All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
@@ -128,7 +128,7 @@ class GroupLife:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the process is in; sent while something has lasted for seconds."""
+    """The operations that a process is in; sent while one has lasted for seconds."""
 
     publication: Publication
 
@@ -182,7 +182,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process says to a `Question`.
+    """The answer of a process to a `Question`.
 
     Attributes:
         round: of the question.
@@ -222,7 +222,7 @@ class NotYetNotice:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What are you in?"""
+    """The question which operations a process is in."""
 
     round: int
     stacks: bool = False
@@ -230,7 +230,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class AutopsyQuestion:
-    """What is left on your node of a process that died there? Answered with an `Autopsy`."""
+    """The question what is left on a node of a process that died there. Answered with an `Autopsy`."""
 
     name: str
     hello: Hello

@@ -1,4 +1,4 @@
-"""Who owns what beyond its own process, and what has to be released when an owner is gone.
+"""Ownership beyond a process's own memory, and what has to be released when an owner is gone.
 
 Owners form a tree: the driver owns the groups that it launches, a group's workers own what they launch in turn. Files,
 sockets and segments die with the process that owns them; channels do not: they belong to the job, so that they
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What can be owned, in the order in which it is released: who might still use something goes first."""
+    """The kind of a possession, in the order of release: users of a thing go before the thing."""
 
     GROUP = "group"
     CHANNEL = "channel"
@@ -68,7 +68,7 @@ class Ownership:
         return self._claims.pop(resource, None) is not None
 
     def owner(self, resource: Resource) -> str | None:
-        """Whose it is, or None."""
+        """Return the owner, or None."""
         claim = self._claims.get(resource)
         return claim.owner if claim else None
 

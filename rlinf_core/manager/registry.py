@@ -1,4 +1,4 @@
-"""Who is in a job: its groups, their workers, where each can be reached, and which life of it that is."""
+"""The members of a job: its groups, their workers, where each can be reached, and which life of it that is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSED = "the channel was closed, and nothing was left in it"
 
 
 class Life(StrEnum):
-    """How far a worker has come."""
+    """The stage of a worker's life."""
 
     LAUNCHING = "launching"
     READY = "ready"
@@ -28,7 +28,7 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord(Generic[C]):
-    """What is known of one worker.
+    """The record of one worker.
 
     Attributes:
         address: its address.

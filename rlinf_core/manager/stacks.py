@@ -1,4 +1,4 @@
-"""What the threads of this process are at, for people."""
+"""The stacks of this process's threads, for people."""
 
 from __future__ import annotations
 

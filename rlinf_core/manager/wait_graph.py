@@ -1,4 +1,4 @@
-"""Who waits for whom, and who therefore waits for ever.
+"""The graph of who waits for whom, and who therefore waits for ever.
 
 The nodes are operations that wait, and the code of processes. An operation can end when one of its wakers can act (or
 when all of them can, for a call on a whole group); code can act when it runs, or when one of the operations that it
@@ -93,7 +93,7 @@ class Deadlock:
 
 
 class WaitGraph:
-    """Who waits for whom at one moment.
+    """The waits of all processes at one moment.
 
     Args:
         processes: everyone who is known.

@@ -15,7 +15,7 @@ _ANSWERED_BY_CHANNELS = frozenset({OperationKind.QUERY, OperationKind.CLOSE})
 
 @dataclass(frozen=True, slots=True)
 class ChannelView:
-    """What is known of a channel.
+    """The facts that are known of a channel.
 
     Attributes:
         producers: the processes that have put into it, or wait to.
@@ -43,7 +43,7 @@ class ChannelView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What is known of a job, beyond what its processes publish.
+    """The facts that are known of a job, beyond what its processes publish.
 
     Attributes:
         channels: by name.

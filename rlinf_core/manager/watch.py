@@ -81,7 +81,7 @@ class Watch:
         self._found: list[Deadlock] = []
 
     def alarm(self) -> None:
-        """A process waits for long."""
+        """Look at a process that waits for long."""
         self._watching = True
 
     @property
@@ -104,13 +104,13 @@ class Watch:
         started.asked.update(ask(started))
 
     def answered(self, name: str, answer: Answer) -> None:
-        """A process has answered."""
+        """Take the answer of a process."""
         asked = self._rounds.get(answer.round)
         if asked is not None:
             asked.answers[name] = answer
 
     def left(self, name: str) -> None:
-        """A process is gone, and will not answer."""
+        """Forget a process that is gone, and will not answer."""
         for each in self._rounds.values():
             each.asked.discard(name)
 

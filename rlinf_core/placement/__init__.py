@@ -1,1 +1,1 @@
-"""Which process runs on which node with which units: pure arithmetic over a topology."""
+"""Assignment of processes to nodes and units: pure arithmetic over a topology."""

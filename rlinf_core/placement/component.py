@@ -23,7 +23,7 @@ _log = logging.getLogger("rlinf")
 
 
 class PlacementMode(StrEnum):
-    """How the components that hold hardware share it."""
+    """The way in which the components that hold hardware share it."""
 
     COLLOCATED = "collocated"
     DISAGGREGATED = "disaggregated"
@@ -41,7 +41,7 @@ ConfigLike: TypeAlias = "ClusterConfig | HasCluster | Mapping[str, Any]"
 
 
 class ComponentPlacement:
-    """Where every component of a job runs.
+    """The placement of every component of a job.
 
     Args:
         config: a cluster configuration, a job's configuration (anything with `.cluster.component_placement`), or plain
@@ -101,7 +101,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """How the components share hardware; COLLOCATED when fewer than two hold any."""
+        """The way in which the components share hardware; COLLOCATED when fewer than two hold any."""
         return placement_mode(self._resolutions.values())
 
     def _resolution(self, name: str) -> Resolution:
@@ -234,7 +234,7 @@ def _refusal(failure: ValidationError) -> PlacementError:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings and lists of any make as dict and list."""
+    """Return mappings and lists of any make as dict and list."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Which units of the cluster a component holds, as ranges: enough to tell who shares with whom without listing them."""
+"""The units that a component holds, as ranges: enough to tell who shares with whom without listing them."""
 
 from __future__ import annotations
 

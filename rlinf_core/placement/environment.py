@@ -62,7 +62,7 @@ class GroupVariable:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """What a file gives to a process.
+    """The variables and the interpreter that a file gives to a process.
 
     Attributes:
         forwarded: the names of the variables that are taken from the driver.

@@ -29,7 +29,7 @@ FROM_DRIVER = "<from the driver>"
 
 
 class Layer(StrEnum):
-    """What sets a variable. An upper layer wins over those below it."""
+    """The layer that sets a variable. An upper layer wins over those below it."""
 
     ENV_CONFIGS = "env_configs"
     PATH_MERGE = "path merge"

@@ -1,4 +1,4 @@
-"""Where one process runs and what it may use."""
+"""The placement of one process: its node, and what it may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a placement, as values: the runtime raises the first, `rlinf validate` shows them all."""
+"""Problems of a placement, as values: the runtime raises the first, `rlinf validate` shows them all."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Block:
 
 
 class Resolution(NamedTuple):
-    """What a rank map means.
+    """The meaning of a rank map.
 
     Attributes:
         selection: the units it counts, or None when they are unknown or wrongly selected.

@@ -14,7 +14,7 @@ from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, U
 
 
 class Location(NamedTuple):
-    """Where a resource is: its node, its index among the node's units of its kind, and the group that selected it."""
+    """The location of a resource: its node, its index among the node's units of its kind, the group that chose it."""
 
     node: int
     local_rank: int
@@ -65,7 +65,7 @@ class Selection:
 
     @property
     def exist(self) -> str:
-        """Which resource ranks there are, after "has"."""
+        """The resource ranks that exist, after "has"."""
         return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
 
     def locate(self, rank: int) -> Location:

@@ -1,4 +1,4 @@
-"""What every placement strategy does, and how a list of resources becomes a list of placements."""
+"""The base of every placement strategy, and the step from a list of resources to a list of placements."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class _Look:
             yield self._idle("of nodes in no group", idle, ("cluster", "num_nodes"))
 
     def idle_robots(self) -> Iterator[Diagnostic]:
-        """Groups of robots that no component is placed on."""
+        """Report groups of robots that no component is placed on."""
         used = {group.label for each, _ in self.nodes for group in each.resolution.groups}
         for group in self.topology.groups.values():
             robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT

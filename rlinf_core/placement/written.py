@@ -1,4 +1,4 @@
-"""Where components, rank maps and node groups stand in a file."""
+"""The places of components, rank maps and node groups in a file."""
 
 from __future__ import annotations
 

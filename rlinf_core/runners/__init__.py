@@ -1,1 +1,1 @@
-"""What drives a run: runners, and what they keep of it: the run folder, metrics, checkpoints, the curve, the trace."""
+"""Runners, and what they keep of a run: the run folder, metrics, checkpoints, the curve, the trace."""

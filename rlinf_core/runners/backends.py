@@ -16,7 +16,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 
 
 class BackendSettings(NamedTuple):
-    """What a backend is told of a run.
+    """The facts about a run that a backend is told.
 
     Attributes:
         folder: where it may keep files: the run's own folder.
@@ -43,7 +43,7 @@ class MetricsBackend(ABC):
         """Take the metrics of `step`, numbers by name. A step may come in several parts."""
 
     def rewind(self, step: int) -> None:  # noqa: B027 - most services keep what they have been told
-        """The run goes on from `step`; what came later will come again."""
+        """Go back to `step`: what came later will come again."""
 
     @abstractmethod
     def close(self) -> None:

@@ -39,7 +39,7 @@ Fact: TypeAlias = str | int | float | bool | None
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says about itself.
+    """The description of a checkpoint, kept beside it.
 
     Attributes:
         step: the training step after which it was written.

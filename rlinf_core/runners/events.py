@@ -1,4 +1,4 @@
-"""What a runner tells of its run as it goes. Whoever listens renders it: the live view, plain lines, a test."""
+"""Events that a runner tells of its run as it goes. Listeners render them: the live view, plain lines, a test."""
 
 from __future__ import annotations
 
@@ -126,4 +126,4 @@ Listener: TypeAlias = Callable[[Event], None]
 
 
 def nobody(event: Event) -> None:
-    """The listener of a run that nobody follows."""
+    """Ignore an event: the listener of a run that nobody follows."""

@@ -1,4 +1,4 @@
-"""What a runner keeps of its run while it goes on, in one hand: metrics, checkpoints, state, and who is told."""
+"""The record of a run while it goes on: metrics, checkpoints, state, and who is told."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class RunRecord:
             self.tell(events.RunStarted(self.folder.path, self.step + 1, last_step, components, resumed))
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step is over."""
+        """Keep the metrics of a training step that is over."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self.step = step
@@ -190,7 +190,7 @@ class RunRecord:
         self.tell(events.StepFinished(step, metrics))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The policy was evaluated after `step`."""
+        """Keep the metrics of the evaluation after `step`."""
         self._metrics.log(step, metrics)
         self.newest.update(metrics)
         self._worked()
@@ -230,7 +230,7 @@ class RunRecord:
         return self.step == step != self._saved
 
     def finished(self) -> None:
-        """The run is over, as it was meant to be."""
+        """Tell that the run is over, as it was meant to be."""
         self.tell(events.RunFinished(self.step, self.newest, self._seconds))
 
     def _draw_curve(self) -> None:

@@ -51,7 +51,7 @@ _VANISHED: Final = "its process ended without a word: it was killed, or its mach
 
 
 class RunState(NamedTuple):
-    """What a run says about itself, in `run.json`. Moments are seconds since 1970.
+    """The state of a run, in `run.json`. Moments are seconds since 1970.
 
     Attributes:
         recipe: what is trained.
@@ -238,7 +238,7 @@ class RunFolder:
 
     @property
     def trace_file(self) -> Path:
-        """What Chrome and Perfetto read, with `runner.trace: true`."""
+        """The trace for Chrome and Perfetto, with `runner.trace: true`."""
         return self.path / "trace.json"
 
     @property
@@ -257,7 +257,7 @@ class RunFolder:
 
     @property
     def state(self) -> RunState:
-        """What the run says about itself, as this object read or wrote it last."""
+        """The state of the run, as this object read or wrote it last."""
         return self._state
 
     def refresh(self) -> RunState:

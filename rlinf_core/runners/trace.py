@@ -101,7 +101,7 @@ class TraceWriter:
         self._file.flush()
 
     def forget(self) -> None:
-        """The groups that were asked are gone: what they did not answer is lost."""
+        """Forget the groups that were asked, which are gone: what they did not answer is lost."""
         self._pending.clear()
 
     def add(self, process: str, taken: Taken) -> None:
@@ -178,7 +178,7 @@ class TraceWriter:
 
 
 def _keep_old(path: Path) -> None:
-    """An earlier trace of the run, which was resumed since, gets a number."""
+    """Give a number to an earlier trace of the run, which was resumed since."""
     if path.exists():
         number = 1
         while (older := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():

@@ -40,7 +40,7 @@ def enter_call(call: Call) -> Any:
 
 
 def leave_call(token: Any) -> None:
-    """The call is over."""
+    """End the call."""
     _current.reset(token)
 
 
@@ -64,7 +64,7 @@ class UnansweredCalls:
         self._lock = threading.Lock()
 
     def add(self, handle: WorkerGroupHandle[Any]) -> None:
-        """A call was made."""
+        """Remember a call that was made."""
         with self._lock:
             if len(self._handles) >= self._limit:
                 self._handles = {each: None for each in self._handles if each.matters}

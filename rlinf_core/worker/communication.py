@@ -1,4 +1,4 @@
-"""What workers send each other."""
+"""Messages between workers."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Member:
 
     @property
     def place(self) -> str:
-        """Where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
+        """The place where it runs, as in `node 1 (10.0.0.2), pid 4711`."""
         return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
 
 
@@ -274,7 +274,7 @@ class WorkerGroupHandle(Generic[T]):
         self._take(self._failures(_GRACE_SECONDS))
 
     def _take(self, failures: dict[int, Exception]) -> None:
-        """The call has failed with these, if there are any."""
+        """Take the failures of the call, if there are any."""
         if failures:
             error = WorkerGroupError(self.group, self.method, failures, self._world_size)
             error.places = {each.address.rank: each.place for each in self._members if each.address.rank in failures}
@@ -330,7 +330,7 @@ class WorkerGroupHandle(Generic[T]):
 
     @property
     def references(self) -> tuple[Any, ...]:
-        """What Ray knows the calls by, in the order of the ranks that were called."""
+        """Ray's references of the calls, in the order of the ranks that were called."""
         return tuple(self._references)
 
     def failure(self) -> WorkerGroupError | None:

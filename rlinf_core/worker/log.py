@@ -1,4 +1,4 @@
-"""What workers log: each line with the worker's address, to the process's output and to a file of its own.
+"""Logs of workers: each line with the worker's address, to the process's output and to a file of its own.
 
 The file also has what the worker's code prints, as it is. It is on the node that the worker runs on.
 """

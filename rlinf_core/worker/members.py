@@ -1,4 +1,4 @@
-"""Whom an operation means: one worker by its group and rank, the members of a broadcast by their groups."""
+"""The peers of an operation: one worker by its group and rank, the members of a broadcast by their groups."""
 
 from __future__ import annotations
 

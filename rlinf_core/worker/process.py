@@ -58,7 +58,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What a worker's process says of itself once it is constructed."""
+    """The facts that a worker's process tells of itself once it is constructed."""
 
     pid: int
     world_size: int

@@ -1,4 +1,4 @@
-"""How long the parts of a method take, by tag, for each call apart.
+"""Durations of the parts of a method, by tag, for each call apart.
 
     with timer("train_step"):
         ...

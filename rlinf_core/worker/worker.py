@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger("rlinf.worker")
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Where a worker runs and what it has.
+    """The place where a worker runs, and its devices.
 
     Attributes:
         address: its name among all workers of the job.
@@ -112,7 +112,7 @@ class Worker(Communication):
 
     @property
     def _world_size(self) -> int:
-        """How many workers the group has."""
+        """The number of workers in the group."""
         return self._rlinf_context.placement.world_size
 
     # Cached, and so open to assignment: a subclass may keep values of its own under these names.
@@ -124,7 +124,7 @@ class Worker(Communication):
 
     @cached_property
     def world_size(self) -> int:
-        """How many workers the group has."""
+        """The number of workers in the group."""
         return self._world_size
 
     @cached_property
@@ -153,7 +153,7 @@ class Worker(Communication):
 
     @cached_property
     def worker_info(self) -> WorkerInfo:
-        """Where this worker runs and what it has."""
+        """The place where this worker runs, and its devices."""
         context, placement = self._rlinf_context, self._rlinf_context.placement
         return WorkerInfo(
             address=context.address,

@@ -256,7 +256,7 @@ class WorkerGroup(Generic[W]):
 
     @property
     def worker_info_list(self) -> list[WorkerInfo]:
-        """Where each worker runs and what it has, by rank. A worker tells it between two calls."""
+        """The place and the devices of each worker, by rank. A worker tells them between two calls."""
         members = self._running
         references = [member.actor.info.remote() for member in members]
         name = self.worker_group_name
@@ -273,12 +273,12 @@ class WorkerGroup(Generic[W]):
 
     @property
     def worker_group_name(self) -> str:
-        """What peers send to."""
+        """The name that peers send to."""
         return self._name or f"Worker_group_{self.worker_class.__name__}"
 
     @property
     def world_size(self) -> int:
-        """How many workers it has; 0 before it is launched."""
+        """The number of workers; 0 before it is launched."""
         return len(self._members)
 
     @property
@@ -287,7 +287,7 @@ class WorkerGroup(Generic[W]):
         return tuple(member.address for member in self._members)
 
     def execute_on(self, *ranks: int) -> GroupView:
-        """These ranks only, as a view; results come in the order given. The group itself stays as it is.
+        """Return these ranks only, as a view; results come in the order given. The group itself stays as it is.
 
         Raises:
             ValueError: there is no such rank.
@@ -358,7 +358,7 @@ def _end_all() -> list[WorkerGroupError]:
 
 
 def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
-    """Whether these public methods of a class take no name that groups or workers need for themselves.
+    """Check that the public methods of a class take no name that groups or workers need for themselves.
 
     Raises:
         InvalidNameError: one does.

@@ -150,7 +150,7 @@ def _check_shapes(env: VectorEnv, found: Observation) -> None:
 
 
 def _check_rest(env: VectorEnv) -> None:
-    """An environment whose episode has ended stays as it is while the others move."""
+    """Check that an environment whose episode has ended stays as it is while the others move."""
     env.reset(0)
     env._resting[0] = True
     before = env._observe()
@@ -160,7 +160,7 @@ def _check_rest(env: VectorEnv) -> None:
 
 
 def _check_state(env: VectorEnv, again: VectorEnv) -> None:
-    """An environment that saves its state continues from it elsewhere exactly, in the episode that is under way."""
+    """Check that an environment which saves its state continues from it elsewhere exactly, within its episode."""
     env.reset(0)
     for step in range(_STEPS):
         env.step(random_actions(env.spec, 2, seed=step))

@@ -1,4 +1,4 @@
-"""What every environment with a Franka arm shares: how it is controlled, the task `reach`, what is observed.
+"""The common part of all environments with a Franka arm: its control, the task `reach`, the observations.
 
 A policy that learned to reach with the kinematic arm can be tried in MuJoCo and on a robot: actions and observations
 of that task are the same in all of them.

@@ -25,7 +25,7 @@ _FREE = 'contype="0" conaffinity="0"'
 
 
 class _Shape(NamedTuple):
-    """What stands for a link: a capsule between two points of its frame, in metres, and its mass in kilograms."""
+    """The stand-in for a link: a capsule between two points of its frame, in metres, and its mass in kilograms."""
 
     begin: tuple[float, float, float]
     end: tuple[float, float, float]

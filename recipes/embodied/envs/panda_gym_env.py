@@ -17,17 +17,20 @@ from recipes.embodied.envs.gymnasium_env import GymnasiumEnv
 
 @contextmanager
 def _without_chatter() -> Iterator[None]:
-    """PyBullet prints its options for every environment that it makes, past Python, to the standard output."""
-    sys.stdout.flush()
-    libc, kept = ctypes.CDLL(None), os.dup(1)
+    """Drop what PyBullet prints past Python: its build time on import, its options for every environment."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    libc, kept = ctypes.CDLL(None), {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+        for descriptor in kept:
+            os.dup2(nowhere.fileno(), descriptor)
     try:
         yield
     finally:
         libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        for descriptor, copy in kept.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
 
 
 with _without_chatter():

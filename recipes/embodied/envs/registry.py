@@ -59,7 +59,7 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
 
 
 def check_package(env_type: str) -> None:
-    """Whether what the kind needs can be imported, without importing it.
+    """Check that the package of a kind can be imported, without importing it.
 
     Raises:
         MissingPackageError: it cannot.

@@ -49,7 +49,7 @@ _SIGNS_PER_HEARTBEAT = 4  # so that one that is late does not cost the lease
 
 @dataclass(frozen=True, slots=True)
 class ArmState:
-    """Where an arm is.
+    """The position and velocity of an arm.
 
     Attributes:
         joints: [7], in radians.

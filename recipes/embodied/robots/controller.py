@@ -1,4 +1,4 @@
-"""What an arm's controller decides: who holds the arm, what it does, and when it stops. No sockets, no clock.
+"""The decisions of an arm's controller: who holds the arm, what it does, and when it stops. No sockets, no clock.
 
 The network around it is `simulated_controller.py`, which passes in requests and moments.
 """
@@ -27,7 +27,7 @@ from recipes.embodied.robots.protocol import (
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who holds the arm.
+    """The holder of the arm, and until when.
 
     Attributes:
         connection: over which they do.
@@ -86,7 +86,7 @@ class Controller:
 
     @property
     def holder(self) -> str | None:
-        """Who holds the arm, in words."""
+        """The holder of the arm, in words."""
         return None if self._lease is None else self._lease.holder
 
     def handle(self, connection: int, request: Request, now: float) -> Message | Motion | None:

@@ -1,4 +1,4 @@
-"""What can go wrong with a robot. Each error names the robot and its address, and says what to do."""
+"""The errors of robots. Each names the robot and its address, and says what to do."""
 
 from __future__ import annotations
 

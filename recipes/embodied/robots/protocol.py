@@ -1,4 +1,4 @@
-"""What a client and an arm's controller say to each other over TCP.
+"""The messages between a client and an arm's controller, over TCP.
 
 Each message is one line of JSON in UTF-8, an object of at most 4096 bytes. A request has an `op` and an `id`; the reply
 repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that is anything else ends the connection.

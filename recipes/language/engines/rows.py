@@ -16,7 +16,7 @@ from recipes.language.sequences import FinishReason, Request, Sequence
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """How the next token of each row is drawn; all [n]."""
+    """The settings by which the next token of each row is drawn; all [n]."""
 
     keys: Tensor
     drawn: Tensor
@@ -27,7 +27,7 @@ class RowSettings:
 
 @dataclass(slots=True)
 class _Row:
-    """What does not change while an answer runs, and whether it still does."""
+    """The constants of an answer, and whether it still runs."""
 
     request: Request
     sample: int

@@ -1,4 +1,4 @@
-"""What a loss is computed from, what it depends on, and what it gives."""
+"""The inputs, parameters and results of losses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `rlinf doctor` judges: functions from what nodes say to findings, one file for each subject."""
+"""The checks of `rlinf doctor`: functions from the answers of nodes to findings, one file for each subject."""

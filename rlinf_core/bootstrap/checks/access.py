@@ -1,4 +1,4 @@
-"""Who could get at the cluster, and whether each node is a machine of its own."""
+"""Checks of who could reach the cluster, and that each node is a machine of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes hold: accelerators, robots and cameras, declared against found."""
+"""Checks of the nodes' hardware: accelerators, robots and cameras, declared against found."""
 
 from __future__ import annotations
 

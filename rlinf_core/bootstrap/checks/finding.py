@@ -1,4 +1,4 @@
-"""What a check looks at, and what it says."""
+"""The input of a check, and its findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB: Final = 1 << 30
 
 
 class Verdict(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"

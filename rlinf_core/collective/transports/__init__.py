@@ -1,1 +1,1 @@
-"""How the large parts of a message reach the other side: one file per way."""
+"""Transports of the large parts of a message to the other side: one file each."""

@@ -15,7 +15,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class Message:
-    """What is to be sent, before it is known how.
+    """A message before its transport is chosen.
 
     Attributes:
         head: the pickle stream, or dtype and shape of a tensor.

@@ -32,7 +32,7 @@ class DeviceTransport(ABC):
         """Return a part of `kind` that stands for the tensor; the tensor itself may change as soon as this returns."""
 
     def announce(self, handle: memoryview) -> None:  # noqa: B027 - most need not know
-        """A part has arrived; called in the order of arrival, before it is adopted. Must not block."""
+        """Take note of a part, in the order of arrival and before it is adopted. Must not block."""
 
     @abstractmethod
     def adopt(self, handle: memoryview) -> torch.Tensor:
@@ -59,7 +59,7 @@ class DeviceRouter:
         return export
 
     def announce(self, kind: int, handle: memoryview) -> None:
-        """A part that stands for device memory has arrived."""
+        """Take note of a part that stands for device memory."""
         for transport in self._transports:
             if transport.kind == kind:
                 transport.announce(handle)

@@ -85,7 +85,7 @@ class NcclTransport(DeviceTransport):
 
 
 class _Inbound:
-    """What one peer announced, received in its order and handed out in any."""
+    """Messages that one peer announced, received in its order and handed out in any."""
 
     def __init__(self, communicator: PairCommunicator) -> None:
         self._communicator = communicator

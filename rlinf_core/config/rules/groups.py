@@ -111,7 +111,7 @@ def ranges_of(ranks: NodeRanks) -> tuple[range, ...]:
 
 
 def _accelerators(site: Site) -> None:
-    """A node in two groups has the same accelerators in both."""
+    """Check that a node in two groups has the same accelerators in both."""
     claims: list[Claim[tuple[str | None, int], Path]] = []
     for path, group in site.groups():
         declared = (*path, "accelerators")

@@ -34,7 +34,7 @@ def check(site: Site) -> None:
 
 
 def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, str], Path]) -> None:
-    """Where the units are: within the cluster, within the group, and declared by one group only."""
+    """Check where the units are: within the cluster, within the group, and declared by one group only."""
     if group.hardware is None:
         return
     nodes = None if site.damaged((*path, "node_ranks")) else group_ranges(site, group.node_ranks)

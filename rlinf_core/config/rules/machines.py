@@ -1,4 +1,4 @@
-"""Which machine is which node: hosts, the head's address, the ports."""
+"""Rules about machines: hosts, the head's address, the ports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> Non
 
 
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]]) -> None:
-    """A node has one host, and a host is one node."""
+    """Check that a node has one host, and a host is one node."""
     places = _Places(site)
     host_of: dict[int, tuple[str, Path, int]] = {}
     node_of: dict[str, tuple[int, Path, int]] = {}
@@ -105,7 +105,7 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[ra
 
 
 class _Places:
-    """Where host number N of a value was written: in a list the item that names it, which may name several."""
+    """The place of host number N in a value: in a list the item that names it, which may name several."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -122,7 +122,7 @@ class _Places:
 
 
 def _without_host(site: Site, covered: list[range]) -> None:
-    """Some nodes have a host and others none: `rlinf up` cannot start those."""
+    """Report nodes without a host where others have one: `rlinf up` cannot start those."""
     count = site.num_nodes
     if count is None:
         return

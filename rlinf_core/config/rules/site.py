@@ -1,4 +1,4 @@
-"""What every rule works with: the cluster, its places in the file, and where findings go."""
+"""The context of every rule: the cluster, its places in the file, and where findings go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the file of every recipe has."""
+"""The part of a file that every recipe has."""
 
 from __future__ import annotations
 

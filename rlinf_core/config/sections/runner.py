@@ -25,7 +25,7 @@ RESUME_NEWEST: Final = "auto"
 
 
 class LoggerConfig(ConfigModel):
-    """Where metrics and logs go. `metrics.jsonl` is always written."""
+    """The places of metrics and logs. `metrics.jsonl` is always written."""
 
     log_path: FilePath = Field(
         default="runs", description="Folder that holds one folder for each run; relative to where `rlinf train` starts."

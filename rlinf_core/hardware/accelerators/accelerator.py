@@ -1,4 +1,4 @@
-"""What rlinf has to know about a vendor's accelerators."""
+"""The facts about a vendor's accelerators that rlinf needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is common to every robot that a node group can declare."""
+"""The common part of every robot that a node group can declare."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rlinf_core.errors import ConfigError
 from rlinf_core.job import registry
 
 Cli = Callable[..., Any]
+PACKAGES = Path(__file__).parent / "packages"
 
 
 def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
@@ -46,6 +48,14 @@ def test_a_broken_package_does_not_hide_the_others(cli: Cli, monkeypatch: pytest
     assert ended.code == 0
     assert "math" in ended.out
     assert "recipe `embodied` cannot be loaded" in ended.err
+
+
+def test_a_package_brings_its_own_config(cli: Cli, fake_recipe: Path) -> None:
+    data = json.loads(cli("recipes", "--output", "json").out)
+    (own,) = [each["default_config"] for each in data["recipes"] if each["name"] == "fake"]
+    assert Path(own) == PACKAGES / "fake.yaml"
+    ended = cli("train", "recipe=fake", "--dry-run")
+    assert ended.code == 0, ended.err
 
 
 def test_what_cannot_be_run_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -100,3 +102,26 @@ def test_nothing_printed_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch,
     ray_output.show_the_rest(tmp_path)
     ray_output.show_the_rest(tmp_path / "of no Ray")
     assert waited == []
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "plain"), [(True, "", False), (False, "", True), (True, "1", True)])
+def test_ray_colours_and_folds_lines_on_a_terminal_only(
+    terminal: bool, no_color: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_COLOR_PREFIX", "RAY_DEDUP_LOGS"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    ray_output.keep_plain()
+    assert os.environ.get("RAY_COLOR_PREFIX") == ("0" if plain else None)
+    assert os.environ.get("RAY_DEDUP_LOGS") == ("0" if plain else None)
+
+
+def test_what_the_user_set_for_ray_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    ray_output.keep_plain()
+    assert (os.environ["RAY_COLOR_PREFIX"], os.environ["RAY_DEDUP_LOGS"]) == ("1", "1")

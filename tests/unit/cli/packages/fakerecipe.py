@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -37,9 +36,8 @@ class FakeConfig(JobConfig):
     fake: Fake = Field(default_factory=Fake, description="The program.")
 
 
-_HERE = str(Path(__file__).with_name("fake.yaml"))
-recipe = Recipe("fake", "tells of steps", "fakerecipe:FakeConfig", _HERE, "fakerecipe:program")
-unprogrammed = Recipe("unprogrammed", "has no program", "fakerecipe:FakeConfig", _HERE)
+recipe = Recipe("fake", "tells of steps", "fakerecipe:FakeConfig", "fake.yaml", "fakerecipe:program")
+unprogrammed = Recipe("unprogrammed", "has no program", "fakerecipe:FakeConfig", "fake.yaml")
 
 
 def program(job: Any, folder: Any, listener: Any) -> None:

@@ -1,8 +1,10 @@
-"""The tasks of panda-gym, where it is installed: `pip install 'rlinf[panda]'`, in an interpreter of its own."""
+"""The tasks of panda-gym, where it is installed: `pip install panda-gym`, in an interpreter of its own."""
 
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -61,3 +63,14 @@ def test_it_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
     print("heard")
     assert capfd.readouterr().out == "heard\n"
+
+
+def test_pybullet_prints_nothing() -> None:
+    program = (
+        "from recipes.embodied.envs.base import EnvSettings\n"
+        "from recipes.embodied.envs.registry import make_env\n"
+        "make_env('panda_gym', EnvSettings(num_envs=1, task='PandaReach-v3')).close()\n"
+        "import sys; print('seen', flush=True); print('too', file=sys.stderr, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("seen\n", "too\n")
