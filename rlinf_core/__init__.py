@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rlinf_core.import_path import pin_own_packages
 from rlinf_core.version import __version__
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ _PUBLIC: dict[str, str] = {
     "load_job": "rlinf_core.job.load",
     "rank_key": "rlinf_core.channel.distribute",
 }
+
+pin_own_packages()
 
 __all__ = ["__version__", *_PUBLIC]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -89,6 +89,19 @@ def _level(text: str) -> str:
     return text.upper()
 
 
+def parse_ports(text: str) -> range:
+    """Return the TCP ports that `FIRST-LAST` means.
+
+    Raises:
+        ValueError: it is no range of ports.
+    """
+    first, dash, last = text.partition("-")
+    ports = range(_count(first.strip()), _count(last.strip()) + 1)
+    if not dash or not ports or ports[0] < 1 or ports[-1] > 65535:
+        raise ValueError(f"`{text}` is no range of ports")
+    return ports
+
+
 _A_TIME = "a positive number of seconds, such as `1800` or `0.5`"
 _A_COUNT = "a whole number from 0"
 _A_SIZE = "a positive size in bytes, such as `256MB`, `2GiB` or `1048576`"
@@ -144,6 +157,14 @@ NET_IF: EnvVar[str | None] = EnvVar(
     "the name of a network interface",
     str,
 )
+PORTS: EnvVar[range | None] = EnvVar(
+    "RLINF_PORTS",
+    None,
+    "The TCP ports on which processes of rlinf on this node listen for each other, as in `20672-20999`; `rlinf up` sets"
+    " it on every node from `cluster.ports`; by default any free one.",
+    "a range of ports, first-last",
+    parse_ports,
+)
 SHM_LIMIT: EnvVar[int | None] = EnvVar(
     "RLINF_SHM_LIMIT",
     None,
@@ -162,7 +183,18 @@ LOG_LEVEL = EnvVar(
 # Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
 REGISTER: Mapping[str, EnvVar[object]] = {
     variable.name: variable
-    for variable in (TIMEOUT, CALL_TIMEOUT, CONNECT_TIMEOUT, ADDRESS, CLUSTER, NODE_RANK, NET_IF, SHM_LIMIT, LOG_LEVEL)
+    for variable in (
+        TIMEOUT,
+        CALL_TIMEOUT,
+        CONNECT_TIMEOUT,
+        ADDRESS,
+        CLUSTER,
+        NODE_RANK,
+        NET_IF,
+        PORTS,
+        SHM_LIMIT,
+        LOG_LEVEL,
+    )
 }
 
 _PREFIX = "RLINF_"

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from recipes.sections.checks import Report
 from rlinf_core.algorithms.options import options_for, unknown_options
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 from rlinf_core.named import import_target
@@ -42,10 +41,8 @@ def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], repor
     for key, name in own.items():
         try:
             owners.append(import_target(name, key))
-        except ConfigError as error:
-            message = f"`{at[-1]}` cannot be checked here: {error.message}"
-            report((*at[:-1], key), "not-available", message, error.help, severity=Severity.WARNING)
-            return
+        except ConfigError:
+            return  # reported with what the file names of the user's own
     _check_values(at, written, owners, report)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
-from recipes.embodied.env_kinds import ROBOTS, check_kind, episode_limit
+from recipes.embodied.env_kinds import ROBOTS, check_import, check_kind, episode_limit, facts_of
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from recipes.sections.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from recipes.sections.checks import (
@@ -151,6 +151,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_staleness(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)
+    _check_imports(config, report)
     for section in ("train", "eval") if _evaluates(config) else ("train",):
         # What an evaluation takes from training is checked there.
         own = section == "train" or is_given(config, ("env", section))
@@ -159,6 +160,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         if own:
             _check_steps(config, section, environments, report)
             check_kind(config, section, environments, world_sizes.get("env"), report)
+            _check_observations(config, section, environments, report)
 
 
 def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
@@ -398,6 +400,35 @@ def _check_shares(
         )
 
 
+def _check_imports(config: EmbodiedConfig, report: Report) -> None:
+    """What the file names of the user's own can be imported; environments are judged with their sections."""
+    algorithm, model = config.algorithm, config.actor.model
+    named: tuple[tuple[Path, str], ...] = (
+        (("actor", "model", "model_type"), model.model_type),
+        (("algorithm", "adv_type"), algorithm.adv_type),
+        (("algorithm", "loss_type"), algorithm.loss_type),
+    )
+    for at, name in named:
+        if ":" in name:
+            check_import(config, at, name, "actor", report)
+
+
+def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """The policy is one for what the environment observes."""
+    kind, facts = config.actor.model.model_type, facts_of(config, environments)
+    needs = {"cnn_policy": ("images", facts.has_images), "mlp_policy": ("states", facts.has_states)}
+    what, has = needs.get(kind, ("", None))
+    if has is False:
+        other = "mlp_policy" if kind == "cnn_policy" else "cnn_policy"
+        where = environments.task if environments.task and ":" not in environments.env_type else environments.env_type
+        report(
+            blame(config, ("actor", "model", "model_type"), ("env", section, "task"), ("env", section, "env_type")),
+            "conflicting-settings",
+            f"`{kind}` needs {what}, and `{where}` observes none",
+            f"write `model_type: {other}`",
+        )
+
+
 def _check_passes(config: EmbodiedConfig, report: Report) -> None:
     """Episodes fit into a pass where every pass resets, and can be continued where it does not."""
     train = config.env.train
@@ -422,7 +453,7 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
         if why is not None:
             report(own_at, "conflicting-settings", f"`reset_each_pass: false`, and {why}", "remove `reset_each_pass`")
         return
-    limit, steps = episode_limit(train), train.max_steps_per_rollout_epoch
+    limit, steps = episode_limit(config, train), train.max_steps_per_rollout_epoch
     if limit is None or limit <= steps:
         return
     longer = f"write `max_steps_per_rollout_epoch: {limit}` or more"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recipes.embodied.env_probe import EnvFacts, env_facts, missing_module, missing_name
 from recipes.sections.checks import Report, blame, is_given
 from recipes.sections.env import EnvironmentConfig
 from rlinf_core.config.cluster import CLUSTER_LABEL
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.requirements import install_command, missing_modules
@@ -34,11 +36,21 @@ def no_adapter(kind: str) -> tuple[str, str]:
     )
 
 
-def episode_limit(environments: EnvironmentConfig) -> int | None:
-    """Return the steps after which an episode is truncated; None where only the environment itself knows."""
+def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> int | None:
+    """Return the steps after which an episode is truncated; None where that is not known here."""
     if environments.max_episode_steps is not None:
         return environments.max_episode_steps
-    return ARM_EPISODE_STEPS if environments.env_type in TASKS else None
+    return facts_of(config, environments).max_episode_steps
+
+
+def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
+    """Return what can be known here of environments; nothing where their package or their interpreter is elsewhere."""
+    kind, task = environments.env_type, environments.task
+    if kind in TASKS:
+        return EnvFacts(has_states=True, has_images=False, max_episode_steps=ARM_EPISODE_STEPS)
+    if kind not in MODULES or task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
+        return EnvFacts()
+    return env_facts(kind, task, environments.options)
 
 
 def check_kind(
@@ -60,17 +72,59 @@ def check_kind(
         report(at, "missing-extra", message, help)
         return
     _check_task(config, section, environments, report)
-    if kind in MODULES and _runs_in_this_interpreter(config):
-        module = MODULES[kind]
-        if missing_modules([module]):
-            report(
-                at,
-                "missing-extra",
-                f"`env_type: {kind}` needs the package `{module}`, which this Python does not have",
-                f"run `{install_command(module)}`, or give the env's nodes an interpreter that has it",
-            )
+    here = runs_in_this_interpreter(config, "env")
+    missing = _missing_package(kind)
+    if missing and here:
+        report(
+            at,
+            "missing-extra",
+            f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
+            f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
+        )
+    elif kind in MODULES and kind not in TASKS and environments.task is not None:
+        _check_made(config, section, environments, report, here=here)
+    elif ":" in kind:
+        check_import(config, at, kind, "env", report)
     if kind in ROBOTS:
         _check_robots(config, section, environments, workers, report)
+
+
+def _check_made(
+    config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report, *, here: bool
+) -> None:
+    """Report a task that the simulator does not know, or options that it does not take."""
+    at = blame(config, ("env", section, "task"), ("env", section, "env_type"))
+    if not here:
+        message = f"`{environments.task}` cannot be checked here: `env` runs in another interpreter"
+        report(at, "missing-extra", message, "the env workers make it when the run starts", severity=Severity.NOTE)
+        return
+    facts = env_facts(environments.env_type, environments.task or "", environments.options)
+    if facts.problem is not None:
+        report(at, "unknown-choice", facts.problem, facts.help)
+
+
+def check_import(config: EmbodiedConfig, at: Path, target: str, component: str, report: Report) -> None:
+    """Report a `package.module:name` that the processes of a component could not import."""
+    missing = missing_module(target)
+    if not runs_in_this_interpreter(config, component):
+        if missing:
+            message = f"`{target}` cannot be checked here, since `{component}` runs in another interpreter: {missing}"
+            report(at, "missing-extra", message, severity=Severity.NOTE)
+        return
+    if missing:
+        module = target.partition(":")[0]
+        help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
+        report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
+        return
+    wrong = missing_name(target)
+    if wrong:
+        report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
+
+
+def _missing_package(kind: str) -> str | None:
+    """Return the module that a kind needs and this Python lacks."""
+    module = MODULES.get(kind)
+    return module if module and missing_modules([module]) else None
 
 
 def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
@@ -137,11 +191,11 @@ def _check_robots(
         )
 
 
-def _runs_in_this_interpreter(config: EmbodiedConfig) -> bool:
-    """Return whether env workers run here, in the Python that is checking the file."""
+def runs_in_this_interpreter(config: EmbodiedConfig, component: str) -> bool:
+    """Return whether the processes of a component run here, in the Python that is checking the file."""
     cluster = config.cluster
     elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
-    entry = cluster.component_placement.get("env")
+    entry = cluster.component_placement.get(component)
     labels = (entry.node_group if entry else ()) or (CLUSTER_LABEL,)
     interpreters = [process_environment(cluster, 0, label).interpreter for label in labels]
     return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

@@ -29,8 +29,8 @@ _PACKAGE: Final = "rlinf_core.bootstrap"
 # The whole of what is seen in a process list: no quotes but those of the shell, no newline, for any login shell.
 _LOADER: Final = "import sys;n=int(sys.stdin.buffer.readline());exec(sys.stdin.buffer.read(n))"
 _CARRIER: Final = """\
-import sys, types
 sys.path[:] = [p for p in sys.path if p]
+import types
 if sys.version_info < (3, 8):
     print('{{"event": "error", "message": "its Python is %d.%d, rlinf needs 3.11 or newer"}}' % sys.version_info[:2])
     sys.exit(1)

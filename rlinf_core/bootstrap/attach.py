@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import node_facts, state
+from rlinf_core.bootstrap.inventory import NodePorts
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
 
@@ -25,6 +26,7 @@ class Known(NamedTuple):
         address: of its GCS, `HOST:PORT`.
         token_path: the file of its token on this machine, or None when it asks for none.
         num_nodes: how many nodes its file has; None when that is not recorded.
+        ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
         runs_here: whether a node of it runs on this machine.
     """
 
@@ -32,6 +34,7 @@ class Known(NamedTuple):
     address: str
     token_path: str | None
     num_nodes: int | None = None
+    ports: str | None = None
     runs_here: bool = True
 
 
@@ -164,7 +167,10 @@ def _running_here() -> Iterator[Known]:
         if record is not None and record["alive"]:
             token = folder / "token"
             path = str(token) if token.exists() else None
-            yield Known(str(record["name"]), str(record["gcs"]), path, record["spec"].get("num_nodes"))
+            spec = record["spec"]
+            first, _, last = str(spec["ports"]).partition("-")
+            ports = NodePorts.of(range(int(first), int(last) + 1)).data
+            yield Known(str(record["name"]), str(record["gcs"]), path, spec["num_nodes"], ports)
 
 
 def _recorded() -> Iterator[Known]:
@@ -179,8 +185,9 @@ def _recorded() -> Iterator[Known]:
             yield Known(record.name, record.address, path, record.num_nodes, runs_here=False)
 
 
-def authenticate(cluster: Known | None) -> None:
-    """Prepare this process's environment for the authentication of Ray, which reads it once, when it is imported.
+def prepare(cluster: Known | None) -> None:
+    """Set what a driver needs to join a cluster in this process's environment: how Ray proves the token, and the ports
+    of its own listener. Ray reads its part once, when it is imported.
 
     Args:
         cluster: the one to join; its token takes the place of any other. None for one that is not ours, whose token
@@ -194,6 +201,8 @@ def authenticate(cluster: Known | None) -> None:
         os.environ["RAY_AUTH_MODE"] = "token" if cluster.token_path else "disabled"
         if cluster.token_path:
             os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path
+        if cluster.ports:
+            os.environ[env_vars.PORTS.name] = cluster.ports
     elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN"):

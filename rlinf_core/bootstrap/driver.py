@@ -37,7 +37,7 @@ def run_on_head(
 
     Args:
         record: the cluster.
-        arguments: as in `["-m", "rlinf_cli", "train", "-"]`.
+        arguments: as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
         stdin: what it reads.
         env: variables of its own.
         cwd: the folder that it starts in; by default the login's home.

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
 from rlinf_core.config.cluster_values import FEWEST_PORTS
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.env_vars import NODE_RANK
+from rlinf_core.env_vars import NODE_RANK, PORTS
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
@@ -29,12 +29,13 @@ _CONNECT_SECONDS: Final = 10.0
 
 
 class NodePorts(NamedTuple):
-    """The TCP ports that Ray listens on at a node; the same on every one.
+    """The TCP ports that Ray and rlinf listen on at a node; the same on every one.
 
     Attributes:
         gcs: where the head is joined; only the head listens on it.
         dashboard: of the head, on loopback.
-        first_worker, last_worker: what worker processes take theirs from.
+        first_worker, last_worker: the range that Ray's worker processes take theirs from.
+        first_data, last_data: the range on which workers, channels and drivers of rlinf listen for each other.
     """
 
     gcs: int
@@ -48,6 +49,8 @@ class NodePorts(NamedTuple):
     client_server: int
     first_worker: int
     last_worker: int
+    first_data: int
+    last_data: int
 
     @classmethod
     def of(cls, ports: range) -> NodePorts:
@@ -63,6 +66,8 @@ class NodePorts(NamedTuple):
                 help=f"write a longer range, as in `{ports.start}-{ports.start + 999}`",
             )
         first = ports.start
+        # Every process of rlinf is one of Ray's, too, which has others besides.
+        first_data = ports.stop - (len(ports) - _FIXED_PORTS) // 3
         return cls(
             gcs=first,
             node_manager=first + 1,
@@ -74,8 +79,20 @@ class NodePorts(NamedTuple):
             dashboard=first + 7,
             client_server=first + 8,
             first_worker=first + _FIXED_PORTS,
-            last_worker=ports.stop - 1,
+            last_worker=first_data - 1,
+            first_data=first_data,
+            last_data=ports.stop - 1,
         )
+
+    @property
+    def whole(self) -> str:
+        """The range as a file writes it, `first-last`."""
+        return f"{self.gcs}-{self.last_data}"
+
+    @property
+    def data(self) -> str:
+        """The range of rlinf's own listeners, `first-last`."""
+        return f"{self.first_data}-{self.last_data}"
 
     def fixed(self, *, head: bool) -> dict[str, int]:
         """Return the ports that one process each listens on at a node, by what listens there."""
@@ -152,7 +169,7 @@ class NodeTarget:
     @property
     def env(self) -> dict[str, str]:
         """The variables that Ray is started with. Those of groups are for their processes alone."""
-        return {NODE_RANK.name: str(self.rank)}
+        return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -169,7 +186,7 @@ class NodeTarget:
             "rank": self.rank,
             "groups": list(self.groups),
             "interpreter": self.interpreter,
-            "ports": f"{self.ports.gcs}-{self.ports.last_worker}",
+            "ports": self.ports.whole,
         }
 
 

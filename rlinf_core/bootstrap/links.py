@@ -125,7 +125,7 @@ class _Server:
             "verb": "serve",
             "secret": secret,
             "address": address,
-            "ports": [ports.first_worker, ports.last_worker],
+            "ports": [ports.first_data, ports.last_data],
             "deadline": _LINK_SECONDS,
         }
         self._task = asyncio.ensure_future(self._run(transport, request))

@@ -21,10 +21,11 @@ from rlinf_core.bootstrap.node_processes import alive, described, listeners, mar
 
 _RECORD = "node.json"
 _TOKEN = "token"
+# Comes before the code that is given to an interpreter: a `json.py` of the working folder is not the one that is meant.
+WITHOUT_WORKING_FOLDER = "import sys; sys.path[:] = [p for p in sys.path if p]\n"
 # Run by the node's interpreter in the node's environment, so that PYTHONPATH and the like count; imports nothing heavy.
 _SOFTWARE = r"""
-import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy, sys
-sys.path[:] = [p for p in sys.path if p]
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy
 def version(name):
     try:
         return metadata.version(name)
@@ -123,7 +124,7 @@ def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str
     """Return the versions that an interpreter has, and what stands in for those when it cannot tell."""
     try:
         done = subprocess.run(
-            [interpreter, "-c", _SOFTWARE],
+            [interpreter, "-c", WITHOUT_WORKING_FOLDER + _SOFTWARE],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -23,16 +23,14 @@ _TOOL_SECONDS = 20.0
 _ROBOT_SECONDS = 3.0
 # The very code by which a running job counts them, in the environment that Ray would have.
 _ACCELERATORS = r"""
-import json, sys
-sys.path[:] = [p for p in sys.path if p]
+import json
 from rlinf_core.hardware.accelerators.registry import find_accelerators
 found = find_accelerators()
 print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
 """
 # Whose `recipe: NAME` it is, and what its code is: all of the package that it is in.
 _RECIPE = r"""
-import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, sys
-sys.path[:] = [p for p in sys.path if p]
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os
 points = [p for p in metadata.entry_points(group="rlinf.recipes") if p.name == sys.argv[1]]
 value = points[0].value if points else None
 digest = hashlib.sha256()
@@ -128,7 +126,7 @@ def _json_of(code: str, env: dict[str, str], *arguments: str, interpreter: str =
     """Return what a piece of Python prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
-            [interpreter, "-c", code, *arguments],
+            [interpreter, "-c", facts.WITHOUT_WORKING_FOLDER + code, *arguments],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -93,6 +93,9 @@ def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Po
     env = facts.environment(request)
     env[processes.MARK] = request["cluster"]
     env["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address.startswith("127."):
+        # Else Ray takes a loopback address for a mistake, puts the machine's own in its place, and listens everywhere.
+        env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     token = request.get("token")
     if token is None:
         env["RAY_AUTH_MODE"] = "disabled"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -100,11 +100,21 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
     joined = asyncio.ensure_future(_members(cluster, head, transport))
     answers = await asyncio.gather(*(_probe(cluster, node, transport) for node in nodes))
     members = await joined
-    known = None if members is None else {str(each["rank"]): each for each in members["nodes"]}
+    known = None if members is None else _by_rank(members["nodes"])
     statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
     jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
     seconds = time.monotonic() - begun
     return Report(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
+
+
+def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return what the head lists, by rank: a node that was repaired has entries of those that died before it, too."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for each in members:
+        rank = str(each["rank"])
+        if each["alive"] or rank not in found:
+            found[rank] = each
+    return found
 
 
 async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer | None:

@@ -29,7 +29,7 @@ START_SECONDS: Final = 60.0
 SYNC_SECONDS: Final = 120.0
 # What the way to a node may take beyond what happens on it.
 _MARGIN_SECONDS: Final = 5.0
-_LOOPBACK: Final = ("127.", "::1")
+_LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +283,16 @@ class _Run:
             self._fail(self._failure(node, phase, answer))
 
     def _head_address(self, facts: Mapping[str, Any]) -> str:
-        """Return the head's own address: what the file says, else where ssh reached it, else where its network is."""
+        """Return the head's own address: what the file says, else where ssh reached it, else where its network is.
+
+        A cluster of one node is at loopback: its drivers run on that node, and nobody else has to reach it.
+        """
         if self.request.head_address is not None:
             return self.request.head_address
+        if len(self.request.nodes) == 1:
+            return _LOOPBACK
         login = facts.get("address")
-        several = len(self.request.nodes) > 1
-        if login and not (several and str(login).startswith(_LOOPBACK)):
+        if login and not str(login).startswith(("127.", "::1")):
             return str(login)
         return str(facts["primary"])
 
@@ -362,7 +366,7 @@ class _Run:
                 file=request.file,
                 address=str(head["gcs"]) if head else before.address if before else "",
                 authenticated=request.authenticated,
-                ports=(ports.gcs, ports.last_worker),
+                ports=(ports.gcs, ports.last_data),
                 nodes=tuple(self._recorded(node, known.get(node.rank)) for node in request.nodes),
                 since=before.since if before else time.time(),
                 synced=request.archive is not None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_core.bootstrap import node_env
+from rlinf_core.bootstrap.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.errors import ClusterError
 from rlinf_core.placement.environment import PATH_LISTS
@@ -23,7 +24,9 @@ from rlinf_core.placement.environment import PATH_LISTS
 # A bound that everything on the way to a process fits in: Linux refuses one string of more than 128 KiB.
 MAX_ENVIRONMENT_BYTES = 64 * 1024
 _PREFLIGHT_SECONDS = 60.0
-_PREFLIGHT = "import json, sys, ray, rlinf_core; print(json.dumps([*sys.version_info[:2], ray.__version__]))"
+_PREFLIGHT = (
+    WITHOUT_WORKING_FOLDER + "import json, ray, rlinf_core; print(json.dumps([*sys.version_info[:2], ray.__version__]))"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import exit_status, forked, ray_output, reachable
-from rlinf_core.cluster.ray_api import LOOPBACK, loopback_only, ray_api, set_absence
+from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.folders import new_folder
@@ -173,7 +173,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
     try:
         # Ray takes the loopback address of a head for one of this machine's others, at which an embedded one is not.
         with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
-            ray.init(address=address, namespace=namespace, **_quiet())
+            ray.init(address=address, namespace=namespace, **_options())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ClusterError(
             f"the cluster at {address} does not answer",
@@ -188,7 +188,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
 def _authenticate(cluster: attach.Known | None) -> None:
     """Have this process's Ray prove the token of the cluster that it joins."""
     global _own_token
-    attach.authenticate(cluster)
+    attach.prepare(cluster)
     if cluster is not None and cluster.token_path:
         # Ray keeps it: an embedded Ray that this process starts later has the same.
         _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
@@ -211,7 +211,7 @@ def _start(namespace: str) -> Engine:
                 object_store_memory=_object_store_bytes(),
                 _temp_dir=str(folder),
                 _node_ip_address=LOOPBACK,
-                **_quiet(),
+                **_options(),
             )
     except Exception as error:
         # Ray has no type of its own for it; its message names the process that did not come.
@@ -231,7 +231,7 @@ def _set_up_authentication(folder: Path) -> None:
     global _own_token
     if _own_token is None:
         if "ray" in sys.modules or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
-            attach.authenticate(None)
+            attach.prepare(None)
             return
         _own_token = secrets.token_hex(32)
     # A second cluster of this process has another folder, and the token that Ray knows from the first.
@@ -243,9 +243,9 @@ def _set_up_authentication(folder: Path) -> None:
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
-def _quiet() -> dict[str, Any]:
+def _options() -> dict[str, Any]:
     ray_output.take_over()
-    return {"logging_level": logging.ERROR, "log_to_driver": True}
+    return {"logging_level": logging.ERROR, "log_to_driver": True, "job_config": job_config()}
 
 
 def _object_store_bytes() -> int:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.collective.listener import listen_tcp
 from rlinf_core.hardware.accelerators.registry import find_accelerators
 from rlinf_core.version import __version__
+
+_BUFFER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,6 @@ def probe() -> NodeFacts:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
+    """Return a TCP port of this machine that nobody uses at this moment, of `RLINF_PORTS` where that is set."""
+    with listen_tcp("", _BUFFER_BYTES, env_vars.PORTS.get()) as listener:
         return int(listener.getsockname()[1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
+from rlinf_core import import_path
 from rlinf_core.errors import ClusterError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -63,6 +65,28 @@ def loopback_only() -> Generator[None, None, None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = several
+
+
+class _OwnOrder(list[str]):
+    """A list of folders that nobody adds to."""
+
+    def extend(self, values: object, /) -> None:
+        """Leave the list as it is."""
+
+
+def job_config() -> Any:
+    """Return the `job_config` of `ray.init` that has workers import in the order of `import_path`; None where a driver
+    is a script of the user's: Ray puts its folder first in workers, as Python does in the script.
+
+    Ray appends the driver's working folder, and each worker puts that before the standard library; no option of Ray's
+    changes it. Where rlinf itself is found by that folder alone it stays the first.
+    """
+    if not import_path.is_managed():
+        return None
+    config: Any = import_module("ray.job_config").JobConfig()
+    here = os.path.realpath(os.getcwd())
+    config._py_driver_sys_path = _OwnOrder([here] if here == import_path.OWN_ROOT else [])
+    return config
 
 
 def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:

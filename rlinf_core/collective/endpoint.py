@@ -101,7 +101,8 @@ class Endpoint:
         self._arena = Arena(self.settings.arena_bytes, self._release_event)
         self._directory = UnixDirectory(directory)
         path = str(self._directory.path / _SOCKET)
-        tcp = listen_tcp(advertised_address() if ip is None else ip, self.settings.socket_buffer)
+        address = advertised_address() if ip is None else ip
+        tcp = listen_tcp(address, self.settings.socket_buffer, self.settings.ports)
         host, port = tcp.getsockname()[:2]
         self.info = make_endpoint_info(path, host if ip is None else ip, port, devices)
         self.devices = DeviceRouter(transports)

@@ -7,8 +7,10 @@ room for the next, so strangers cannot keep members out.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import random
 import select
 import socket
 import struct
@@ -17,9 +19,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from rlinf_core import env_vars
 from rlinf_core.collective.handshake import Acceptance
 from rlinf_core.collective.secret import ClusterSecret
-from rlinf_core.errors import AuthenticationError
+from rlinf_core.errors import AuthenticationError, ClusterError
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
@@ -37,17 +40,51 @@ def listen_unix(path: str) -> socket.socket:
     return sock
 
 
-def listen_tcp(host: str, buffer: int) -> socket.socket:
-    """Listen at `host` on a free port; at every address where `host` is none of this machine's own (NAT)."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
-    tune_tcp(sock, buffer)
+def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.socket:
+    """Listen on a free port at `host`, or at every address where `host` is none of this machine's own (NAT).
+
+    Args:
+        host: an address.
+        buffer: bytes of the kernel's buffer for each direction.
+        ports: those to choose from; by default any.
+
+    Raises:
+        ClusterError: none of `ports` is free.
+    """
+    if ports is None:
+        return _listen_at(host, 0, buffer)
+    # Processes of a node that start together begin at different ones.
+    first = random.randrange(len(ports))
+    for port in (*ports[first:], *ports[:first]):
+        try:
+            return _listen_at(host, port, buffer)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise ClusterError(
+        f"no port from {ports[0]} to {ports[-1]} is free on this machine",
+        why="every worker, channel and driver listens on one of its node",
+        help=f"give a longer range by `cluster.ports`, or by `{env_vars.PORTS.name}` where Ray was started by hand",
+    )
+
+
+def _listen_at(host: str, port: int, buffer: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.bind((host, 0))
-    except OSError:
-        sock.bind(("", 0))
-    sock.listen(_BACKLOG)
+        # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
+        tune_tcp(sock, buffer)
+        # The last connections of a process that has ended do not keep its port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL):
+                raise
+            sock.bind(("", port))
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 

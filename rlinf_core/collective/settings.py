@@ -29,6 +29,7 @@ class Settings:
         inbox_messages: undelivered messages of one connection before its reading pauses.
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
+        ports: the TCP ports that its listener takes one of; None for any.
         spin: how long a blocked receive looks for its message before it sleeps; sleeping costs a wake-up.
         reactor_spin: the same for the endpoint's own thread, where a process does nothing but pass messages on.
     """
@@ -45,6 +46,7 @@ class Settings:
     inbox_messages: int = 20_000
     inbox_bytes: int = 256 * MIB
     socket_buffer: int = 4 * MIB
+    ports: range | None = None
     spin: float = 50e-6
     reactor_spin: float = 0.0
 
@@ -60,4 +62,5 @@ class Settings:
             timeout=env_vars.TIMEOUT.get(),
             connect_timeout=env_vars.CONNECT_TIMEOUT.get(),
             arena_bytes=arena if arena is not None else memory_budget.default_arena_bytes(),
+            ports=env_vars.PORTS.get(),
         )

@@ -12,12 +12,12 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext
 from rlinf_core.errors import RLinfError, RuntimeFailure
+from rlinf_core.import_path import user_folders
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import CloseGroup
 from rlinf_core.placement.placement import Placement
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.handle import Member, WorkerGroupHandle
-from rlinf_core.worker.import_path import own_import_path
 from rlinf_core.worker.process import Birth, WorkerProcess
 
 
@@ -114,7 +114,7 @@ def _construct(
     client = cluster.client
     client.in_flight = unanswered.in_flight
     # Taken now and not at the start: scripts and test runners extend their path as they go.
-    session = replace(cluster.session, import_path=own_import_path())
+    session = replace(cluster.session, import_path=user_folders())
     master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
     # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
     master_port = actors[0].find_port.remote()

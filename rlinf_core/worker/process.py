@@ -11,7 +11,6 @@ import faulthandler
 import inspect
 import os
 import pickle
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
+from rlinf_core.import_path import add_user_folders
 from rlinf_core.manager.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import Call, check_call, enter_call, leave_call, unanswered
@@ -107,7 +107,7 @@ class WorkerProcess:
         faulthandler.enable()
         own = {"MASTER_ADDR": context.master_addr, "MASTER_PORT": str(master_port), **context.placement.environment()}
         os.environ.update({name: value for name, value in own.items() if name not in context.given})
-        sys.path.extend(folder for folder in context.session.import_path if folder not in sys.path)
+        add_user_folders(context.session.import_path)
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)
         if context.session.trace:

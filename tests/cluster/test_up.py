@@ -51,15 +51,31 @@ class Seer(Worker):
         own = [os.environ.get(name) for name in ("WHO", "CPATH", "RLINF_NODE_RANK")]
         return self.worker_info.node_id, sys.executable, *own
 
+    def listeners(self):
+        return listeners()
+
+def listeners():
+    # (address, port) of each TCP socket on which this process listens; an address of IPv6 as its hex
+    own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for row in map(str.split, open(f"/proc/net/{table}").readlines()[1:]):
+            if row[3] == "0A" and f"socket:[{row[9]}]" in own:
+                address, port = row[1].split(":")
+                four = ".".join(str(byte) for byte in bytes.fromhex(address)[::-1]) if table == "tcp" else address
+                found.append((four, int(port, 16)))
+    return found
+
 if __name__ == "__main__":
     job = load_job(sys.argv[1])
     with Cluster(cluster_cfg=job.cluster) as cluster:
         labels = [group.label for group in job.cluster.node_groups]
-        seen = []
+        seen, listening = [], [listeners()]
         for number, (label, nodes) in enumerate(zip(labels, ([0, 1], [0, 1], [0]), strict=True)):
             group = Seer.create_group().launch(cluster, NodePlacementStrategy(nodes, label), name=f"seer{number}")
             seen += group.see().wait()
-        print(json.dumps(seen))
+            listening += group.listeners().wait()
+        print(json.dumps([seen, listening]))
     sys.exit(7)
 """
 
@@ -147,7 +163,7 @@ def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) ->
     )
     done = five.hosts.control.run([sys.executable, "-c", code, str(script), str(five.file)], env=five.env)
     assert done.returncode == 7, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
+    seen, (of_driver, *of_workers) = json.loads(done.stdout.splitlines()[-1])
     ours, theirs = sys.executable, str(five.theirs)
     assert [node for node, *_ in seen] == [0, 1, 2, 3, 4]
     assert [python for _, python, *_ in seen] == [ours, ours, theirs, theirs, ours]
@@ -156,6 +172,11 @@ def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) ->
     assert (whos[0], whos[2]) == (f"a $(touch {five.made}) b", f"`touch {five.made}`")
     assert [rank for *_, rank in seen] == ["0", "1", "2", "3", "4"]
     assert not five.made.exists()
+    # Ray's core of each process listens everywhere, which nobody can change; the data plane at the node's address only.
+    data = range(21139, 21200)
+    for host, found in zip([five.hosts.hosts[0], *five.hosts.hosts], [of_driver, *of_workers], strict=True):
+        assert [address for address, port in found if port in data] == [host.address]
+        assert all(port in range(21000, 21200) for _, port in found)
 
 
 def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
@@ -242,6 +263,9 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     code, report, said = five.up()
     assert code == 0, said
     assert [node["rank"] for node in report["nodes"] if node["changed"]] == [3]
+    # The head goes on listing the dead raylet beside the new one.
+    done = five.rlinf("status", "--output", "json")
+    assert (done.returncode, [node["state"] for node in json.loads(done.stdout)["nodes"]]) == (0, ["up"] * 5)
 
 
 def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str]) -> None:

@@ -298,7 +298,7 @@ def test_a_running_job_is_asked_about(site: Site) -> None:
     host = site.hosts["render0"]
     code = (
         "from rlinf_core.bootstrap import attach; import time\n"
-        "known = attach.known(); attach.authenticate(known)\n"
+        "known = attach.known(); attach.prepare(known)\n"
         "import ray; ray.init(address=known.address, namespace='test'); print('ready', flush=True); time.sleep(600)"
     )
     job = host.spawn([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

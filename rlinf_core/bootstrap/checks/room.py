@@ -79,13 +79,13 @@ def _ports(each: Seen) -> Finding:
         help = "give other ports by `cluster.ports`, or end that process"
         return each.finding("ports", Verdict.FAULT, listed, help, {"taken": taken})
     ephemeral = each.facts["ephemeral"]
-    if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_worker >= ephemeral[0]:
+    if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_data >= ephemeral[0]:
         what = (
-            f"{wanted.gcs}-{wanted.last_worker} are partly among those that the system gives to any connection,"
+            f"{wanted.whole} are partly among those that the system gives to any connection,"
             f" {ephemeral[0]}-{ephemeral[1]}"
         )
         return each.finding("ports", Verdict.WARNING, what, "choose `cluster.ports` below them")
-    return each.ok("ports", f"{wanted.gcs}-{wanted.last_worker}: those of Ray are free")
+    return each.ok("ports", f"{wanted.whole}: those of Ray are free")
 
 
 def clocks(seen: Sequence[Seen]) -> list[Finding]:

@@ -120,7 +120,10 @@ def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment
         return [*faults, "the command did not end"]
     run = _run(folder)
     if run is not None:
-        _wait(lambda: not run.refresh().alive, _END_SECONDS)
+        try:
+            _wait(lambda: not run.refresh().alive, _END_SECONDS)
+        except TimeoutError:
+            return [*faults, "the run did not end"]
     # The command that starts a detached run may have returned before the signal came.
     expected = {code, -2 if case.how is How.CTRL_C else -15} if at_command else {0}
     if case.detached and (case.how is How.STOP or ended == 0):
@@ -214,6 +217,9 @@ def measure(folder: Path) -> float:
 
 def main() -> None:
     """Run COUNT random moments of each kind, in turns, and print what was seen: `interruptions.py COUNT [SEED]`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in the background of a shell, and so would the runs have it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tempfile.TemporaryDirectory() as folder:
         span = 1.5 * measure(Path(folder))

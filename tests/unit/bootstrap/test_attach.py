@@ -76,10 +76,10 @@ def test_the_token_of_the_cluster_counts(tmp_path: Path, monkeypatch: pytest.Mon
     token = tmp_path / "token"
     token.write_text("abc")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    attach.authenticate(LAB._replace(token_path=str(token)))
+    attach.prepare(LAB._replace(token_path=str(token)))
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]) == ("token", str(token))
     assert "RAY_AUTH_TOKEN" not in os.environ
-    attach.authenticate(LAB._replace(token_path=None))
+    attach.prepare(LAB._replace(token_path=None))
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
 
 
@@ -88,7 +88,7 @@ def test_a_named_token_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     token.write_text("abc")
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    attach.authenticate(None)
+    attach.prepare(None)
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
@@ -100,4 +100,4 @@ def test_a_missing_token_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     with pytest.raises(ClusterError, match="this process has no token for Ray"):
-        attach.authenticate(None)
+        attach.prepare(None)

@@ -69,7 +69,9 @@ def test_reaching_a_node_has_its_own_time_and_this_machine_none(make_nodes: Node
 
 
 def test_ray_gets_no_variable_of_a_group(mixed: tuple[NodeTarget, ...]) -> None:
-    assert [node.env for node in mixed[::3]] == [{"RLINF_NODE_RANK": "0"}, {"RLINF_NODE_RANK": "3"}]
+    assert [node.env for node in mixed[::3]] == [
+        {"RLINF_NODE_RANK": rank, "RLINF_PORTS": "21339-21499"} for rank in ("0", "3")
+    ]
     assert mixed[0].forwarded == ("WANDB_API_KEY",)
 
 
@@ -123,7 +125,8 @@ def test_ports_lie_in_the_range_and_apart() -> None:
     ports = NodePorts.of(range(20000, 21000))
     fixed = ports.fixed(head=True)
     assert len(set(fixed.values())) == len(fixed) == 9
-    assert max(fixed.values()) < ports.first_worker <= ports.last_worker == 20999
+    assert max(fixed.values()) < ports.first_worker < ports.last_worker < ports.first_data < ports.last_data == 20999
+    assert (ports.whole, ports.data) == ("20000-20999", "20672-20999")
     assert set(fixed) - set(ports.fixed(head=False)) == {"gcs", "dashboard", "client_server"}
 
 

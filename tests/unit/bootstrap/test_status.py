@@ -27,6 +27,7 @@ class Nodes(Transport):
             rank: {**alive, "address": f"10.0.0.{rank}"} for rank in range(3)
         }
         self.listed: dict[int, bool] = dict.fromkeys(range(3), True)
+        self.listed_besides: list[tuple[int, bool]] = []
         self.kinds: dict[int, Kind] = {}
         self.head_answers = True
         self.asked: list[int] = []
@@ -50,7 +51,7 @@ class Nodes(Transport):
             return Result(1, b'{"event": "error", "message": "the head is not up"}\n', b"")
         members = [
             {"rank": str(rank), "address": f"10.0.0.{rank}", "alive": alive, "reason": "missed beats"}
-            for rank, alive in self.listed.items()
+            for rank, alive in [*self.listed.items(), *self.listed_besides]
         ]
         jobs = [{"address": "10.0.0.0", "pid": 77, "command": "python train.py", "started": 1.8e9}]
         answer = {"event": "result", "nodes": members, "jobs": jobs, "fault": None}
@@ -113,6 +114,13 @@ def test_a_node_that_is_missing_is_told_with_the_remedy(
     assert detail in report.nodes[2].detail
     assert help in report.nodes[2].help
     assert f"node 2 (h2): {report.nodes[2].detail}" in status_text(report)
+
+
+def test_the_dead_raylet_of_a_repaired_node_does_not_count(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    machines.listed_besides = [(2, False)]
+    assert ask(cluster).whole
+    machines.listed[2], machines.listed_besides = False, [(2, True)]
+    assert ask(cluster).whole
 
 
 def test_without_the_head_nobody_knows_who_has_joined(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:

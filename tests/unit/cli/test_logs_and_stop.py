@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
+from rlinf_cli.runs import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.manager.folders import identity
 from rlinf_core.runners.run_folder import FINISHED, RunFolder
@@ -218,7 +219,7 @@ class TestStop:
             f"error: no run is going on\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
         )
         named = cli("stop", run.path.name)
-        assert (named.code, named.err) == (0, f"runs/{run.path.name} is interrupted already\n")
+        assert (named.code, named.out) == (0, f"runs/{run.path.name} is interrupted already\n")
 
     def test_one_that_does_not_end_in_time_and_is_killed(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf, "fake.end=600")
@@ -262,7 +263,49 @@ class TestStop:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(start=f"{os.getpid()}:1")
         ended = cli("stop", run.path.name)
-        assert (ended.code, ended.err) == (0, f"runs/{run.path.name} is failed already\n")
+        assert (ended.code, ended.out) == (0, f"runs/{run.path.name} is failed already\n")
+
+
+class TestSeveralLiveRuns:
+    @pytest.fixture
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RunFolder]:
+        """Two that are going on, the older one first."""
+        monkeypatch.chdir(tmp_path)
+        made = [RunFolder.create(RunnerConfig(), "embodied") for _ in range(2)]
+        for number, each in enumerate(made):
+            each.update(created=each.state.created + number, step=number)
+            write(each, "driver", 0, f"10:00:00,000 INFO [driver] of run {number}")
+        return made
+
+    @pytest.mark.parametrize("command", ["logs", "stop"])
+    def test_elsewhere_than_on_a_terminal_both_are_named(self, cli: Cli, runs: list[RunFolder], command: str) -> None:
+        ended = cli(command)
+        assert (ended.code, ended.out) == (2, "")
+        said = " ".join(ended.err.split())
+        names = ", ".join(f"runs/{each.path.name}" for each in runs)
+        assert f"2 runs are going on: name one of {names}" in said
+        assert all(each.refresh().alive for each in runs)
+
+    def test_one_that_is_named(self, cli: Cli, runs: list[RunFolder]) -> None:
+        assert "of run 1" in cli("logs", runs[1].path.name).out
+
+    def test_a_person_is_asked(self, runs: list[RunFolder]) -> None:
+        pexpect: Any = pytest.importorskip("pexpect")
+        terminal = pexpect.spawn(str(RLINF), ["logs"], encoding="utf-8", timeout=60, dimensions=(40, 200))
+        for number, each in enumerate(runs, start=1):
+            terminal.expect_exact(f"{number}  runs/{each.path.name}")
+            terminal.expect_exact(f"step {number - 1}, process {os.getpid()}")
+        terminal.expect_exact("which run: ")
+        terminal.sendline("3")
+        terminal.expect_exact("a number from 1 to 2")
+        terminal.sendline("1")
+        terminal.expect_exact("of run 0")
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 0
+
+    def test_completion_asks_nobody(self, runs: list[RunFolder]) -> None:
+        assert find_run(None, Path("runs"), ask=False).path == runs[1].path
 
 
 def test_help_of_both(cli: Cli) -> None:

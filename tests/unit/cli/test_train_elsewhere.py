@@ -61,7 +61,7 @@ def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) ->
     assert "the driver runs on trainer, and the run folder is there" in ended.err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
-    assert arguments == ["-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]
+    assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--output", "json", "--told", "--verbose"]
     # Overrides and references have been followed.
     job = load_job("-", stdin=text.encode(), environ={})
     assert job.ok
@@ -76,7 +76,7 @@ def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> No
     here = cli("train", "farm.yaml")
     assert here.err.count(table) == 1
     ((_, arguments, text),) = head.asked
-    there = rlinf(*arguments[2:], stdin=text.encode(), environ={"RLINF_ADDRESS": "10.0.0.1:6379"})
+    there = rlinf(*arguments[3:], stdin=text.encode(), environ={"RLINF_ADDRESS": "10.0.0.1:6379"})
     assert there.code == 0
     assert table not in there.err
     assert "run folder: runs/" in there.err

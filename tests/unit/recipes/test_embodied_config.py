@@ -185,7 +185,13 @@ class TestKinds:
         assert findings(LAPTOP + "env:\n  eval:\n    task: push\n") == [("unknown-choice", "push")]
 
     def test_your_own(self, findings: Any) -> None:
-        assert findings(LAPTOP + "env:\n  train:\n    env_type: my_lab.envs:Stack\n    task: anything\n") == []
+        assert (
+            findings(
+                LAPTOP
+                + "env:\n  train:\n    env_type: recipes.embodied.envs.franka_kin:FrankaKinEnv\n    task: anything\n"
+            )
+            == []
+        )
 
     def test_a_missing_task(self, findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -198,7 +204,7 @@ class TestKinds:
         assert [each[:2] for each in found] == [("missing-extra", "panda_gym")]
         assert found[0][3].startswith(f"run `{sys.executable} -m pip install 'panda-gym>=3.0.7,<4'`")
         elsewhere = LAPTOP.replace("  component_placement", "  hosts: [trainer]\n  component_placement")
-        assert findings(elsewhere + task) == []
+        self.is_left_to_the_run(findings(elsewhere + task, messages=True))
         own = (
             "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
             "        - {node_ranks: 0, python_interpreter_path: /opt/sim/bin/python}\n"
@@ -207,7 +213,12 @@ class TestKinds:
         assert ("missing-extra", "panda_gym") in findings(LAPTOP + own + task)
         own = own.replace("node_ranks: 0\n", "node_ranks: 0\n      ignore_hardware: true\n", 1)
         placed = LAPTOP.replace(NODE, "{node_group: sim, placement: 0}")
-        assert findings(placed + own + task) == []
+        self.is_left_to_the_run(findings(placed + own + task, messages=True))
+
+    def is_left_to_the_run(self, found: list[tuple[str, str, str, str]]) -> None:
+        ((code, _, message, _),) = found
+        assert code == "missing-extra"
+        assert message == "`PandaReach-v3` cannot be checked here: `env` runs in another interpreter"
 
     @pytest.mark.parametrize("name", ["maniskill", "libero"])
     def test_a_kind_without_an_adapter(self, findings: Any, name: str) -> None:
@@ -240,7 +251,8 @@ def test_no_key_is_left_without_effect(findings: Any, text: str, value: str) -> 
 
 
 def test_a_model_of_your_own_is_told_where_weights_are(findings: Any) -> None:
-    model = "actor: {model: {model_type: 'my_lab.vla:Vla', model_path: /models/vla, is_lora: true, lora_rank: 8}}\n"
+    own = "recipes.embodied.models.mlp_policy:MlpPolicy"
+    model = f"actor: {{model: {{model_type: '{own}', model_path: /models/vla, is_lora: true, lora_rank: 8}}}}\n"
     assert findings(LAPTOP + model) == []
 
 
@@ -296,7 +308,7 @@ class TestConflicts:
             ("algorithm:\n  loss_type: actor\n", "actor"),
             ("actor:\n  model:\n    add_value_head: false\n", "false"),
             (
-                "algorithm:\n  adv_type: gae\n  loss_type: my_lab.a:loss\nactor: {model: {add_value_head: false}}\n",
+                "algorithm:\n  adv_type: gae\n  loss_type: json:loads\nactor: {model: {add_value_head: false}}\n",
                 "false",
             ),
             ("algorithm:\n  adv_type: grpo\n  group_size: 8\n", "grpo"),
@@ -370,6 +382,62 @@ class TestPasses:
         (found,) = findings(LAPTOP + text, messages=True)
         assert (found[0], found[1]) == ("conflicting-settings", "false")
         assert why in found[2]
+
+    def test_the_limit_of_a_gymnasium_id_counts_as_well(self, findings: Any) -> None:
+        pytest.importorskip("gymnasium")
+        text = "env:\n  train: {env_type: gymnasium, task: CartPole-v1, reset_each_pass: true}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert found[3] == "write `max_steps_per_rollout_epoch: 500` or more"
+
+
+class TestImports:
+    """What the file names outside rlinf is looked for before a run starts."""
+
+    @pytest.mark.parametrize(
+        ("text", "code", "value", "said"),
+        [
+            ("env: {train: {env_type: 'no_such.module:Env'}}", "missing-extra", "no_such.module:Env", "No module"),
+            ("env: {train: {env_type: 'no_such:Env'}}", "missing-extra", "no_such:Env", "there is no module `no_such`"),
+            ("env: {train: {env_type: 'json:Env'}}", "unknown-choice", "json:Env", "defines no `Env`"),
+            ("actor: {model: {model_type: 'json:Policy'}}", "unknown-choice", "json:Policy", "defines no `Policy`"),
+            ("algorithm: {adv_type: 'no_such:adv'}", "missing-extra", "no_such:adv", "there is no module"),
+            ("algorithm: {loss_type: 'json:loss'}", "unknown-choice", "json:loss", "defines no `loss`"),
+        ],
+    )
+    def test_what_cannot_be_imported(self, findings: Any, text: str, code: str, value: str, said: str) -> None:
+        (found,) = findings(LAPTOP + text + "\n", messages=True)
+        assert (found[0], found[1]) == (code, f"'{value}'")
+        assert said in found[2]
+
+    def test_what_can_be_is_not_imported(self, findings: Any) -> None:
+        assert findings(LAPTOP + "env: {train: {env_type: 'this:d'}}\n") == []  # it would print a poem
+        assert "this" not in sys.modules
+
+    def test_in_another_interpreter_it_cannot_be_checked(self, findings: Any) -> None:
+        text = LAPTOP.replace("cluster:\n", "cluster:\n  python_interpreter_path: /opt/sim/bin/python\n")
+        notes = findings(text + "env: {train: {env_type: 'no_such:Env'}}\n", messages=True)
+        assert ["cannot be checked here" in each[2] for each in notes if each[0] == "missing-extra"] == [True]
+
+    def test_gymnasium_is_asked_for_its_ids(self, findings: Any) -> None:
+        pytest.importorskip("gymnasium")
+        text = "env: {{train: {{env_type: gymnasium, task: {}, options: {}}}}}\n"
+        (found,) = findings(LAPTOP + text.format("CartPol-v1", "{}"), messages=True)
+        assert (found[0], found[1]) == ("unknown-choice", "CartPol-v1")
+        assert "CartPol" in found[2]
+        (found,) = findings(LAPTOP + text.format("CartPole-v1", "{no_such: 1}"), messages=True)
+        assert "no_such" in found[2]
+        assert findings(LAPTOP + text.format("CartPole-v1", "{}")) == []
+
+    @pytest.mark.parametrize(
+        ("env", "where"),
+        [("{env_type: franka_kin}", "franka_kin"), ("{env_type: gymnasium, task: CartPole-v1}", "CartPole-v1")],
+    )
+    def test_a_policy_on_images_needs_images(self, findings: Any, env: str, where: str) -> None:
+        text = f"env: {{train: {env}}}\nactor: {{model: {{model_type: cnn_policy}}}}\n"
+        (found,) = findings(LAPTOP + text, messages=True)
+        assert (found[0], found[1]) == ("conflicting-settings", "cnn_policy")
+        assert found[2] == f"`cnn_policy` needs images, and `{where}` observes none"
+        assert found[3] == "write `model_type: mlp_policy`"
 
 
 class TestEvaluation:
@@ -449,8 +517,8 @@ class TestOptions:
         for options in ("actor.model.options.depth=3", "algorithm.options.x=1"):
             assert [each[0] for each in findings(LAPTOP, options)] == ["not-available"]
 
-    def test_an_owner_that_is_elsewhere_is_a_warning(self, findings: Any) -> None:
+    def test_an_owner_that_is_not_there_is_told_once(self, findings: Any) -> None:
         text = self.text("{a: 1}").replace(self.OWN, "my_lab.elsewhere")
         ((code, _, message, _),) = findings(text, messages=True)
-        assert code == "not-available"
-        assert message.startswith("`options` cannot be checked here: loss_type `my_lab.elsewhere:cispo` cannot be")
+        assert code == "missing-extra"
+        assert message.startswith("`my_lab.elsewhere:cispo` cannot be imported: ")

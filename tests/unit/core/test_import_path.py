@@ -1,0 +1,72 @@
+"""What a name means where the working folder has a module of that name, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_core import import_path
+
+TAKEN = ("random", "types", "json", "logging", "rlinf_core", "rlinf_cli")
+MANAGED = "import sys; sys.path.pop(0); from rlinf_core import import_path; import_path.manage({folder!r})\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working folder with modules and packages of names that are taken."""
+    for name in TAKEN:
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('the user\\'s {name}')")
+    for name in ("recipes", "configs", "tests", "docs", "benchmarks", "yaml_of_mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"WHOSE = 'the user\\'s {name}'")
+        (tmp_path / name / "mine.py").write_text("WHOSE = 'mine'")
+    # Installed, too.
+    (tmp_path / "pydantic.py").write_text("WHOSE = 'mine'")
+    return tmp_path
+
+
+def run(code: str, folder: Path) -> list[str]:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = MANAGED.format(folder=str(folder)) + code
+    root = Path(import_path.OWN_ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**env, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.parametrize("name", ["random", "types", "json", "logging"])
+def test_the_standard_library_is_not_hidden(folder: Path, name: str) -> None:
+    [file] = run(f"import {name}; print({name}.__file__)", folder)
+    assert Path(file).parent != folder
+
+
+@pytest.mark.parametrize("name", ["rlinf_cli.main", "recipes.embodied", "configs"])
+def test_our_packages_are_not_hidden(folder: Path, name: str) -> None:
+    [file] = run(f"from importlib.util import find_spec; print(find_spec({name!r}).origin)", folder)
+    assert file.startswith(import_path.OWN_ROOT + os.sep)
+
+
+def test_modules_of_the_working_folder_are_found(folder: Path) -> None:
+    code = "import yaml_of_mine.mine as a, recipes.mine as b, recipes.embodied, tests.mine as c, pydantic as d\n"
+    assert run(f"{code}print(a.WHOSE, b.WHOSE, c.WHOSE, d.WHOSE)", folder) == ["mine mine mine mine"]
+
+
+def test_a_folder_that_is_added_late_is_searched_too(folder: Path) -> None:
+    code = f"import recipes; import_path.add_user_folders([{str(folder)!r}]); import recipes.mine as a; print(a.WHOSE)"
+    assert run(f"import_path.manage(None); sys.path.remove({str(folder)!r})\n{code}", folder) == ["mine"]
+
+
+def test_the_interpreter_and_installed_packages_are_no_user_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [os.path.dirname(os.__file__), os.path.dirname(pytest.__file__), "", "/srv/mine"])
+    assert import_path.user_folders()[-2:] == (os.path.realpath(os.getcwd()), "/srv/mine")
+    assert os.path.dirname(os.__file__) not in import_path.user_folders()
