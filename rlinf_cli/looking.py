@@ -176,7 +176,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.Report:
     # The record is on the head's machine, where each node was started by itself.
     here = attach.known() if name is None and state.recorded() is None else None
     if here is not None:
-        attach.authenticate(here)
+        attach.prepare(here)
         return _ask_ray(here.address, here.name)
     record = recorded_cluster(name)
 
