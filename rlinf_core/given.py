@@ -1,4 +1,4 @@
-"""Validation of arguments from untyped callers: read as what they have to be, and shown in errors."""
+"""Conversion of arguments from untyped callers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import operator
 
 
 def whole(value: object) -> int | None:
-    """Return what was given as a whole number, as ints and those of NumPy are; None for what is none, as 1.0 and
-    True.
-    """
+    """Return a value as an int if it is a whole number, NumPy's included; None for all else, such as 1.0 and True."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, RuntimeError):
@@ -16,7 +14,7 @@ def whole(value: object) -> int | None:
 
 
 def spelled(value: object) -> str:
-    """Return what was given, on one line that is not long."""
+    """Return a short one-line representation of a value."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - Python spells no number of thousands of digits

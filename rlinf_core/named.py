@@ -1,4 +1,4 @@
-"""Things found by the name that a configuration gives them: ours, those a user registered, those a user imports."""
+"""Registries of objects by the names that configurations use: built-in, registered, or imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing.
+    """A registry of one kind of object.
 
     What we bring is listed as `package.module:name` and imported when it is asked for, so that a registry costs nothing
     to import. A name with a colon is imported too: that is how a configuration names something of the user's own.
@@ -49,7 +49,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Return what `name` stands for: a registered name, or `package.module:name` to import.
+        """Return the object registered as `name`, or import `package.module:name`.
 
         Raises:
             ConfigError: there is nothing of this name, or it cannot be imported.
@@ -66,7 +66,7 @@ class Registry(Generic[T]):
 
 
 def import_target(target: str, what: str) -> object:
-    """Return what `package.module:name` names.
+    """Import and return the object that `package.module:name` names.
 
     Args:
         target: the name to import.

@@ -24,7 +24,7 @@ Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(ConfigModel):
-    """The settings of every model. Recipes add the keys of their kinds of model."""
+    """Settings of every model. Recipes add the keys of their kinds of model."""
 
     other_names: ClassVar[Mapping[str, str]] = {"path": "model_path"}
 
@@ -174,5 +174,5 @@ class ActorConfig(ConfigModel):
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
 
     def micro_batch(self, world_size: int) -> int:
-        """Sample of one forward and backward pass on one of `world_size` ranks."""
+        """Return the number of samples of one forward and backward pass on one of `world_size` ranks."""
         return self.micro_batch_size or max(1, self.global_batch_size // world_size)

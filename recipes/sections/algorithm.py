@@ -41,7 +41,7 @@ KlEstimator = Annotated[
 
 
 class AlgorithmConfig(ConfigModel):
-    """The settings of every policy gradient."""
+    """Settings of every policy gradient."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         "adv_estimator": "adv_type",
@@ -107,7 +107,7 @@ class AlgorithmConfig(ConfigModel):
 
 
 class ActorCriticConfig(AlgorithmConfig):
-    """The settings that a value head and a sequence of rewards add."""
+    """Further settings with a value head and a sequence of rewards."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         **AlgorithmConfig.other_names,

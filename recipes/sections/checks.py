@@ -46,7 +46,7 @@ def is_given(config: BaseModel, path: Path) -> bool:
 
 
 def check_components(cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report) -> None:
-    """Every component of the recipe has a place, and nothing else has one."""
+    """Report components of the recipe without a place, and places of unknown components."""
     at: Path = ("cluster", "component_placement")
     placed = cluster.component_placement
     missing = [component for component in components if component not in placed]
@@ -70,7 +70,7 @@ def check_components(cluster: ClusterConfig, recipe: str, components: tuple[str,
 
 
 def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None, report: Report) -> None:
-    """Check that a batch is the same number of whole micro batches on every rank."""
+    """Report a batch that is not the same number of whole micro batches on every rank."""
     world = world_size or 1
     total, micro = actor.global_batch_size, actor.micro_batch(world)
     if total % (micro * world) == 0:
@@ -92,7 +92,7 @@ def check_batches(config: BaseModel, actor: ActorConfig, world_size: int | None,
 def check_samples(
     config: BaseModel, actor: ActorConfig, samples: int, arithmetic: str, sources: tuple[Path, ...], report: Report
 ) -> None:
-    """Check that the samples of a step fill whole batches. `arithmetic` shows how `samples` comes from `sources`."""
+    """Report samples of a step that do not fill whole batches. `arithmetic` derives `samples` from `sources`."""
     if samples % actor.global_batch_size == 0:
         return
     report(
@@ -105,7 +105,7 @@ def check_samples(
 
 
 def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
-    """`reshard_after_forward` does not contradict the strategy it belongs to."""
+    """Report a `reshard_after_forward` that contradicts the sharding strategy."""
     reshards = fsdp.sharding_strategy == "full_shard"
     if fsdp.reshard_after_forward in (None, reshards):
         return
@@ -120,7 +120,7 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
 
 
 def check_group_names(config: BaseModel, names: Mapping[str, str], report: Report) -> None:
-    """Worker groups are addressed by name: no two share one. `names` is by section."""
+    """Report worker groups with the same name. `names` is by section."""
     first: dict[str, str] = {}
     for section, name in names.items():
         other = first.setdefault(name, section)
@@ -134,7 +134,7 @@ def check_group_names(config: BaseModel, names: Mapping[str, str], report: Repor
 
 
 def check_loggers(runner: RunnerConfig, report: Report) -> None:
-    """Check that this Python, which drives the run, has the packages of the logger backends."""
+    """Report logger backends whose packages this Python, which drives the run, does not have."""
     for index, name in enumerate(runner.logger.logger_backends):
         missing = missing_modules(LOGGER_MODULES[name])
         if missing:

@@ -13,7 +13,7 @@ from rlinf_core.scalars import Bool, Text
 
 
 class RolloutConfig(ConfigModel):
-    """The settings of every rollout. Recipes add `backend` and what their engines know."""
+    """Settings of every rollout. Recipes add `backend` and the settings of their engines."""
 
     other_names: ClassVar[Mapping[str, str]] = {"rollout_backend": "backend", "generation_backend": "backend"}
     not_available: ClassVar[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""Assumptions about undeclared accelerators where no node can be asked: `--assume a800=8`."""
+"""Assumed hardware of nodes that declare none and cannot be asked: `--assume a800=8`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> N
 def accelerator_claims(
     cluster: ClusterConfig, assumptions: Sequence[Assumption]
 ) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
-    """Return who says what about which nodes (None: all), what holds first coming first.
+    """Return the claims on the accelerators of nodes (None: all nodes), in order of precedence.
 
     An assumed number leaves a group the model that it declares: whose accelerators they are follows from that.
     """

@@ -1,4 +1,4 @@
-"""The `cluster` section: which machines there are, what they hold, and which component runs where.
+"""The `cluster` section: machines, their hardware, and the placement of components.
 
 These models judge every value by itself: its type and its syntax. What relates two places of the file (ranks
 within `num_nodes`, overlaps, labels that nobody defines) is judged in `rules/`, which knows where things stand.
@@ -93,7 +93,7 @@ class PlacementEntry(ConfigModel):
 
 
 def _split_keys(entries: dict[str, PlacementEntry]) -> dict[str, PlacementEntry]:
-    """Return one entry a component: `actor,rollout: 0-3` places both. A component given twice is found by the rules."""
+    """Return one entry per component: `actor,rollout: 0-3` places both. Duplicates are found by the rules."""
     single: dict[str, PlacementEntry] = {}
     for names, entry in entries.items():
         for name in split_names(names):
@@ -162,7 +162,7 @@ class HardwareConfig(ConfigModel):
 
 
 class SshConfig(ConfigModel):
-    """The settings of the system's OpenSSH client. What is left out is up to `~/.ssh/config`."""
+    """Settings of the system's OpenSSH client. Whatever is left out is up to `~/.ssh/config`."""
 
     user: SshWord | None = Field(default=None, description="Login name on the nodes. Default: ssh's own choice.")
     port: Annotated[Int, Field(ge=1, le=65535)] | None = Field(
@@ -180,7 +180,7 @@ class SshConfig(ConfigModel):
     )
 
     def over(self, base: SshConfig) -> SshConfig:
-        """Return these settings where they are given, `base`'s elsewhere; options are merged one by one."""
+        """Return these settings where they are given and `base`'s elsewhere; options are merged one by one."""
         given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return base.model_copy(update={**given, "options": {**base.options, **self.options}})
 

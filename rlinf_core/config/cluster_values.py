@@ -1,4 +1,4 @@
-"""The small values of the `cluster` section that have a syntax of their own: names, paths, variables, ports, hosts."""
+"""Values of the `cluster` section with a syntax of their own: names, paths, variables, ports, hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a file, its bases and the command line to one tree without references: the second stage of loading."""
+"""Composition, the second stage of loading: a file, its bases and the overrides become one tree without references."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Composed(NamedTuple):
-    """A configuration in one piece.
+    """A composed configuration.
 
     Attributes:
         tree: the values that hold; their spans tell which source each came from.
@@ -40,7 +40,7 @@ def compose(
     find_base: FindBase | None = None,
     without_recipe: str | None = None,
 ) -> Composed | None:
-    """Lay `main` over its bases, the overrides over that, and resolve the references.
+    """Merge a file with its bases, apply the overrides, and resolve the references.
 
     `environ` is what `${env:NAME}` refers to. `find_base` is asked for a base that does not lie beside the file that
     extends it. `without_recipe` is the only section that anybody reads of a file without the key `recipe`; by default

@@ -1,4 +1,4 @@
-"""Findings about a configuration: what is wrong, where, and what to do.
+"""Diagnostics: findings about a configuration, each with its place and a remedy.
 
 configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
     9 |       placement: 0-64
@@ -57,7 +57,7 @@ class Diagnostics:
             self.add(diagnostic)
 
     def __iter__(self) -> Iterator[Diagnostic]:
-        """By source in the order first met (overrides last), then by position."""
+        """Iterate by source in the order first met (overrides last), then by position."""
         order: dict[int, int] = {}
         for diagnostic in self._found.values():
             source = diagnostic.span.source

@@ -1,4 +1,4 @@
-"""Writing a configuration as YAML that loads back to the same data.
+"""Serialization of a configuration as YAML that loads back to the same data.
 
 Numbers keep the text they were written with. Text is quoted wherever a YAML reader, an old one (YAML 1.1) included,
 could take it for something else. `${` is written `$${`, so that loading does not take it for a reference.

@@ -1,4 +1,4 @@
-"""`extends`: the base files of a file.
+"""Inheritance by `extends`: the base files of a file.
 
 `extends: base.yaml`, or a list of which a later one goes over an earlier one, is looked for beside the file that
 says it; that file itself goes over all its bases. Bases have bases of their own.

@@ -1,4 +1,4 @@
-"""Documentation of a field from the models: its type in words, its default, its meaning, and what it holds.
+"""Documentation of the fields of a file, from the models: type, default, meaning and children.
 
 describe(ClusterFile, "cluster.node_groups.env_configs")
 """
@@ -164,7 +164,7 @@ def _inner(path: str, annotations: Iterable[object]) -> Iterator[tuple[str, obje
 
 
 def _sections(section: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the models that a section may be: a robot is one of the registered ones."""
+    """Return the models that a section may have: for a robot, those of all registered types."""
     if section is not RobotUnit:
         return [section]
     found: list[type[BaseModel]] = []

@@ -1,4 +1,4 @@
-"""Lists of hosts in short: `trainer[00-07],spare3` names nine of them.
+"""Host lists with ranges: `trainer[00-07],spare3` names nine hosts.
 
 HOSTS  := HOST ("," HOST)*
 HOST   := (text | "[" PIECE ("," PIECE)* "]")+

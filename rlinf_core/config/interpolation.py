@@ -1,4 +1,4 @@
-"""Resolving references in the values of a composed tree (`references.py` has their forms).
+"""Resolution of references in a composed tree (`references.py` has their syntax).
 
 A value that is one reference becomes a copy of what it names, whole mappings and lists included; a reference inside a
 text is replaced by the text of a single value. A variable's text is read as a plain YAML scalar where it is the whole
@@ -68,7 +68,7 @@ def interpolate(
 
 
 def _note(found: Diagnostics, section: str) -> Diagnostic:
-    """Return what a file is told of references in sections that nothing reads."""
+    """Return the note on unresolved references in sections that nothing reads."""
     first = next(iter(found))
     texts = list(dict.fromkeys(each.span.text for each in found))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
@@ -99,7 +99,7 @@ class _Use(NamedTuple):
 
 
 class _Resolver:
-    """Resolves nodes on demand, each once. Nodes are told apart by identity: `tree` and `done` keep them alive."""
+    """A resolver that visits each node once. Nodes are keyed by identity; `tree` and `done` keep them alive."""
 
     def __init__(self, tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> None:
         self.tree = tree
@@ -182,7 +182,7 @@ class _Resolver:
         return result
 
     def _target(self, use: _Use, depth: int) -> Node | None:
-        """Return what a reference names, resolved; None after reporting why not."""
+        """Return the resolved target of a reference; None after reporting an error."""
         if depth >= MAX_DEPTH:
             self._too_large(use)
             return None
@@ -230,7 +230,7 @@ class _Resolver:
         return found
 
     def _copy(self, found: Node, use: _Use) -> Node:
-        """Return `found` as it stands at the place of use; what is inside of it keeps its own places."""
+        """Return a copy of `found` with the span of the reference; its children keep their own spans."""
         size, height = self._measure(found)
         if not self._afford(use, size):
             return self._fail(use.scalar)
@@ -249,7 +249,7 @@ class _Resolver:
         return copy
 
     def _measure(self, node: Node) -> tuple[int, int]:
-        """Return how many nodes and characters a resolved node holds, and how deep it is."""
+        """Return the size of a resolved node in nodes and characters, and its depth."""
         if isinstance(node, Scalar):
             return 1 + len(node.raw), 0
         known = self.sizes.get(id(node))
@@ -303,7 +303,7 @@ class _Resolver:
         self._report("unknown-reference", use.span, use.path, f"`{use.text}` refers to nothing: {why}", help)
 
     def _too_large(self, use: _Use) -> None:
-        """Report it once: whatever comes after it is the same mistake."""
+        """Report the excess once: every later one is the same mistake."""
         if self.exploded:
             return
         self.exploded = True
@@ -334,7 +334,7 @@ def _below(node: Node, segment: str | int, path: Path) -> Node | None:
 
 
 def _piece(scalar: Scalar, start: int, end: int) -> Span:
-    """Return the place of a piece of a scalar's text. Where escapes or folding moved it, it is searched for."""
+    """Return the span of a piece of a scalar's text. It is searched for where escapes or folding moved it."""
     exact = part(scalar, start, end)
     if exact is not None:
         return exact

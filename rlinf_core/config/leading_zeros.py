@@ -1,4 +1,4 @@
-"""Integers such as `010`: ten in YAML 1.2 as we read it, eight to the YAML 1.1 loaders that people know."""
+"""Warnings about integers such as `010`: ten in YAML 1.2, eight to YAML 1.1 loaders."""
 
 from __future__ import annotations
 

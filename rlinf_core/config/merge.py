@@ -1,4 +1,4 @@
-"""Laying one tree over another: mappings merge, lists and scalars replace.
+"""Merging of trees: mappings merge, lists and scalars replace.
 
 Under `cluster.component_placement` a key may name several components, `actor,env: 0-3`. What lies over it may name
 one of them, or join them otherwise; then the shared keys are split into one entry a component before they merge.
@@ -18,7 +18,7 @@ COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
 
 def merge(base: Node, over: Node, path: Path = ()) -> Node:
-    """Return `base` with `over` laid on it; `path` is where both stand in their files.
+    """Return `base` overridden by `over`; `path` is the path of both in their files.
 
     Keys keep the order of `base`, new ones follow. The result's spans are those of whoever gave the value last.
     """
@@ -43,9 +43,7 @@ def component_names(key: str) -> tuple[str, ...]:
 
 
 def find_components(placement: Mapping, key: str) -> Entry | None:
-    """Return the entry of exactly the components of `key`, in whatever order; for a single one also an entry it
-    shares.
-    """
+    """Return the entry for exactly the components of `key`, in any order; for a single one also a shared entry."""
     wanted = sorted(component_names(key))
     for entry in placement.entries:
         names = component_names(entry.key.raw)
@@ -55,7 +53,7 @@ def find_components(placement: Mapping, key: str) -> Entry | None:
 
 
 def split_components(placement: Mapping, names: Set[str], keep: Collection[str] = ()) -> Mapping:
-    """Return `placement` with every joined entry that holds one of `names` split into one entry a component.
+    """Return `placement` with every joined entry that has one of `names` split into one entry per component.
 
     An entry whose key is in `keep` stays as written.
     """
@@ -68,7 +66,7 @@ def split_components(placement: Mapping, names: Set[str], keep: Collection[str] 
 
 
 def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
-    """Return both mappings, with the same key wherever they speak of the same component."""
+    """Return both mappings, rewritten to use the same key for the same component."""
     shared = set(_all_names(base)) & set(_all_names(over))
     if not shared:
         return base, over
@@ -88,7 +86,7 @@ def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
 
 
 def _replace_shares(base: Mapping, over: Mapping) -> Mapping:
-    """Return a merge for when one file names a component twice.
+    """Merge two placements of which one names a component twice.
 
     That is an error which the placement rules report, so all that is not replaced is kept as it was written.
     """
@@ -107,7 +105,7 @@ def _names_twice(placement: Mapping) -> bool:
 
 
 def _pieces(entry: Entry) -> list[Entry]:
-    """Return one entry for each component of a joined key, each pointing at its piece of the key."""
+    """Return one entry per component of a joined key, each with the span of its piece of the key."""
     return [
         Entry(Scalar(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
         for name, start, end in name_pieces(entry.key.raw)
@@ -115,9 +113,7 @@ def _pieces(entry: Entry) -> list[Entry]:
 
 
 def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return a mapping's keys are unique; blanks around a component's name mean nothing, so they tell a second one
-    apart.
-    """
+    """Return the entries with unique keys. A duplicate gets leading blanks, which mean nothing in a name."""
     unique: dict[str, Entry] = {}
     for entry in entries:
         name = entry.key.raw

@@ -1,4 +1,4 @@
-"""The base class of all sections, and how a validator of ours reports several findings at once."""
+"""The base class of sections, and errors that hold several findings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Finding: TypeAlias = tuple[tuple[str | int, ...], PydanticCustomError, Any]
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:
-    """Return one error that holds many.
+    """Return one validation error that holds many findings.
 
     Raised by a validator it counts as that many errors of the whole, with the validator's own path before each.
     """

@@ -1,4 +1,4 @@
-"""Look-up in the models: the fields that may stand at a path, and the paths at which a field may stand.
+"""Introspection of the models: the fields allowed at a path, and the paths of a field.
 
 Only a mistake, `rlinf explain` or completion asks this; a file without mistakes never imports it.
 """
@@ -43,7 +43,7 @@ def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def step(annotation: object, segment: str | int) -> Iterator[object]:
-    """Return what may stand under one path segment of a value of this type."""
+    """Return the types allowed under one path segment of a value of this type."""
     for member in alternatives(annotation):
         model = model_of(member)
         if model is not None:
@@ -77,7 +77,7 @@ def value_type(annotation: object) -> object | None:
 
 
 def types_at(model: type[BaseModel], path: Path) -> list[object]:
-    """Return everything that may stand at `path`, unions taken apart; empty when the models know no such place."""
+    """Return all types allowed at `path`, unions flattened; empty when the models have no such path."""
     found: list[object] = [model]
     for segment in path:
         found = [below for annotation in found for below in step(annotation, segment)]
@@ -85,7 +85,7 @@ def types_at(model: type[BaseModel], path: Path) -> list[object]:
 
 
 def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
-    """Return the fields of all models that may stand at `path`."""
+    """Return the fields of all models allowed at `path`."""
     fields: dict[str, FieldInfo] = {}
     for annotation in types_at(model, path):
         below = model_of(annotation)
@@ -95,7 +95,9 @@ def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
 
 
 def places_of(model: type[BaseModel], name: str) -> list[str]:
-    """Return where a field called `name` may stand, shallowest first: `cluster.node_groups[]`; empty for the top."""
+    """Return the paths of sections that have a field `name`, shallowest first: `cluster.node_groups[]`; empty for the
+    top.
+    """
     found: list[str] = []
     # With the models around each place: one within itself is not entered again.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]

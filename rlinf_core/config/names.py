@@ -1,4 +1,4 @@
-"""Names joined by commas: `actor, env` as a key of `component_placement`, `a800,4090` as a `node_group`."""
+"""Comma-separated names: `actor, env` as a key of `component_placement`, `a800,4090` as a `node_group`."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def default_origins(data: Plain) -> Iterator[Origin]:
 
 
 def plain_data(value: object) -> Any:
-    """Return a model as the plain data that a file of it would hold."""
+    """Return a model as plain data, as a file of it would hold."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields.items()
         return {field.alias or name: plain_data(getattr(value, name)) for name, field in fields}
@@ -132,7 +132,7 @@ def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
 
 
 def _as_written(value: object) -> str:
-    """Return what a file would hold for a value of a model that is no plain data."""
+    """Return a value that is not plain data as text for a file."""
     return format_range(value) if isinstance(value, range) else str(value)
 
 

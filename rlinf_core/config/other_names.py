@@ -1,4 +1,4 @@
-"""Keys under a name that a related project gives them: renamed to ours before a tree is judged.
+"""Aliases of keys: names of related projects, replaced by ours before validation.
 
 Imported only when a file holds a key that no model knows.
 """

@@ -1,4 +1,4 @@
-"""Overrides: the arguments `section.key=value` and `~section.key` of the command line.
+"""Command-line overrides: the arguments `section.key=value` and `~section.key`.
 
 The path is one of `paths.py`; the value is YAML, and `key=` sets null. A mapping is laid over the one that is there,
 as a base is overridden by a file; anything else replaces what is there. Missing parents are made.
@@ -25,7 +25,7 @@ _FORM: Final = "write `section.key=value`, or `~section.key` to delete"
 
 
 class Override(NamedTuple):
-    """One argument: `value` set at the path of `steps`, or what is there deleted when `value` is None.
+    """One argument: `value` is set at the path of `steps`; None deletes.
 
     `span` is the whole argument; the steps' offsets are those of its source.
     """
@@ -80,9 +80,7 @@ def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics
 
 
 def _shown(character: str) -> str:
-    """Return what stands for a character in the source of the arguments: line ends and what no terminal shows are
-    replaced.
-    """
+    """Return a printable replacement for a control character of an argument."""
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(character) in ("Cc", "Cs") else character
 
 
@@ -181,7 +179,7 @@ class _RefusedError(Exception):
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
-    """Return `node`, which stands at the first `depth` steps, with the override applied; None when it is deleted.
+    """Return `node`, found after the first `depth` steps, with the override applied; None when it is deleted.
 
     `node` is None where the tree has nothing yet.
     """
@@ -255,7 +253,7 @@ def _change_entry(node: Mapping, name: str, override: Override, depth: int) -> M
 
 
 def _change_components(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
-    """Change each of the components that `name` names, whatever the keys that the file names them in."""
+    """Change each component that `name` names, whatever the file's keys for them are."""
     names = component_names(name)
     entry = find_components(node, name)
     if entry is not None and sorted(component_names(entry.key.raw)) == sorted(names):

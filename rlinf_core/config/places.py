@@ -1,4 +1,4 @@
-"""The span that a finding about a path underlines.
+"""Spans to underline for findings about a path.
 
 A scalar is underlined itself. A mapping or a list is named by its key; a list item that is one by its first line;
 the file as a whole by its start.
@@ -45,7 +45,7 @@ def first_line(node: Node) -> Span:
 
 
 def _without_comment(node: Node) -> Span:
-    """Return the span of a block collection up to the end of its first entry, which knows better where the line ends.
+    """Return the span of a block collection up to the end of its first entry, comments excluded.
 
     (The end mark of a block collection runs past comments.) What was composed may hold parts of other sources, or of
     other places in its own; they say nothing about its line.
@@ -65,8 +65,8 @@ def _within(outer: Span, inner: Span) -> bool:
 
 
 def part(node: Node | None, start: int, end: int) -> Span | None:
-    """Return the piece `start` to `end` of a scalar's raw text, or None when that text does not stand in the source
-    as it is.
+    """Return the span of the piece `start` to `end` of a scalar's raw text, or None when the source spells it
+    otherwise.
 
     (Escapes, line folding and interpolation all make a raw text that no piece of the source equals.)
     """

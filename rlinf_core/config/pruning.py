@@ -1,4 +1,4 @@
-"""Taking what is wrong out of a tree, so that the rest can be judged, and keeping count of what is gone."""
+"""Removal of invalid nodes from a tree, so that the rest can be validated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kept: TypeAlias = dict[Path, list[int]]
 
 @dataclass(frozen=True)
 class Validated(Generic[M]):
-    """The valid part of a tree.
+    """The result of a validation.
 
     Attributes:
         model: the model of what is sound, or None when too little is.
@@ -85,7 +85,7 @@ class _Plan:
 
 
 def cut(tree: Mapping, cuts: Cuts, kept: Kept) -> Mapping:
-    """Return `tree` with the cuts made. A cut swallows those below it. `kept` is brought up to date.
+    """Return `tree` with the cuts made, and update `kept`. A cut includes those below it.
 
     A replacement for a key that is not there adds it.
     """

@@ -1,4 +1,4 @@
-"""Rank expressions as values of the configuration: which nodes, and which resources run which processes."""
+"""Rank expressions as configuration values: node ranks and rank maps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from rlinf_core.scalars import problem, text_of
 
 
 def _schema(part: str) -> dict[str, Any]:
-    """Return how text of comma-separated parts, or a list of them, looks to an editor: such, or with a reference
-    in it.
-    """
+    """Return the JSON schema of text with comma-separated parts, or a list of them, possibly with references."""
     text = {"type": ["string", "integer"], "pattern": rf"^\s*{part}(,\s*{part})*$|\$\{{"}
     return {**text, "type": [*text["type"], "array"], "items": text, "minItems": 1}
 

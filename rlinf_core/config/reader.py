@@ -1,4 +1,4 @@
-"""Bytes to text to a tree with positions: the first stage of loading.
+"""Reading, the first stage of loading: bytes become text, text becomes a tree with positions.
 
 Whatever is wrong becomes a diagnostic at its place; nothing here raises for what a file or a pipe can contain.
 """
@@ -32,7 +32,7 @@ _UTF_16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 def load_source(
     name: str, diagnostics: Diagnostics, *, stdin: bytes | None = None, limits: Limits = _DEFAULT_LIMITS
 ) -> SourceText | None:
-    """Return the text of a file, or of standard input for the name `-`; None when it cannot be had, which is reported.
+    """Return the text of a file, or of standard input for the name `-`; None after reporting why it cannot be read.
 
     `stdin` stands in for the process's standard input.
     """
@@ -60,7 +60,7 @@ def decode(
     *,
     limits: Limits = _DEFAULT_LIMITS,
 ) -> SourceText | None:
-    """Return the bytes of a file as text; None when they are no text, which is reported.
+    """Return the bytes of a file as text; None after reporting why they are not text.
 
     A byte order mark is dropped, and a carriage return without a line feed becomes a line feed.
     """
@@ -82,7 +82,7 @@ def decode(
 
 
 def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> Mapping | None:
-    """Return the tree of a whole file; None when there is none, which is reported.
+    """Return the tree of a whole file; None after reporting why there is none.
 
     A syntax error ends the reading and is reported alone. Everything else (a duplicate key, an unknown tag, an alias
     that names nothing) is reported and the tree made all the same, so that later stages find what they can: a
@@ -114,8 +114,7 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
 def read_value(
     source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
 ) -> Node | None:
-    """Return the YAML value that stands at `start` to `end` of a larger text; None when it is not YAML, which is
-    reported.
+    """Return the YAML value at `start` to `end` of a larger text; None after reporting why it is not YAML.
 
     An empty piece is null.
     """

@@ -1,4 +1,4 @@
-"""References inside a text: `${section.key}`, `${env:NAME}`, `${env:NAME:-default}`, and `$${` for a literal `${`.
+"""Syntax of references: `${section.key}`, `${env:NAME}`, `${env:NAME:-default}`, and `$${` for a literal `${`.
 
 `${oc.env:NAME}` and `${oc.env:NAME,default}`, as OmegaConf writes them, mean the same as the two with `env:`.
 """

@@ -1,4 +1,4 @@
-"""Forms of a finding: a block for people, a record for programs, a GitHub annotation.
+"""Rendering of findings: text for people, records for programs, GitHub annotations.
 
 configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
     9 |       placement: 0-64
@@ -131,7 +131,7 @@ def _masked(source: SourceText) -> list[str] | None:
 
 
 def _cells(text: str) -> list[str]:
-    """Return what is printed for each code point; a tab runs to its stop."""
+    """Return the printed form of each code point; a tab runs to its stop."""
     cells: list[str] = []
     column = 0
     for character in text:
@@ -142,7 +142,7 @@ def _cells(text: str) -> list[str]:
 
 
 def _cell_width(cell: str) -> int:
-    """Return the terminal columns of what `_cells` made of one code point."""
+    """Return the number of terminal columns of a printed code point."""
     if cell.isascii():
         return len(cell)
     return sum(_character_width(character) for character in cell)
@@ -155,7 +155,7 @@ def _character_width(character: str) -> int:
 
 
 def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
-    """Return one finding as the `diagnostics` of `validate --output json` hold it.
+    """Return one finding as a record of `validate --output json`.
 
     Lines and columns count from 1; the end is the place just after the last code point.
     """
@@ -180,7 +180,7 @@ def to_record(diagnostic: Diagnostic) -> dict[str, Any]:
 
 
 def to_json(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
-    """Return the contract `rlinf.validate/1` over the findings of one or several files, ready for `json.dumps`."""
+    """Return the findings of one or several files by the contract `rlinf.validate/1`, ready for `json.dumps`."""
     found = list(diagnostics)
     errors = sum(1 for d in found if d.severity is Severity.ERROR)
     return {

@@ -1,4 +1,4 @@
-"""A composed configuration in one piece, with the values that nobody wrote."""
+"""The resolved configuration as YAML, defaults included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 
 
 def resolved_text(tree: Mapping, model: BaseModel | None = None) -> str:
-    """YAML that loads to the same values, defaults included except those that are null or empty, with a final line end.
+    """Return YAML that loads to the same values, with those defaults that are neither null nor empty, and a final line
+    end.
 
     Args:
         tree: the configuration, secrets masked.
@@ -27,12 +28,12 @@ def resolved_text(tree: Mapping, model: BaseModel | None = None) -> str:
 
 
 def says_something(origin: Origin) -> bool:
-    """Return False for a default that is null or empty: that nothing is there by default is no news."""
+    """Return whether a value is worth printing: a default that is null or empty is not."""
     return origin.kind != "default" or origin.text not in ("null", "[]", "{}")
 
 
 def nested_of(values: Iterable[Origin]) -> Nested:
-    """Return values in the mappings and lists that they stand in."""
+    """Return values nested in the mappings and lists of their paths."""
     top: dict[str | int, Nested] = {}
     for origin in values:
         if not origin.path:
@@ -45,7 +46,7 @@ def nested_of(values: Iterable[Origin]) -> Nested:
 
 
 def lines_of(nested: Nested) -> Iterator[tuple[str, Origin | None]]:
-    """Return the lines of YAML, and whose value each holds."""
+    """Return the lines of YAML, each with the origin of its value."""
     if isinstance(nested, Origin):
         yield nested.text, nested
         return

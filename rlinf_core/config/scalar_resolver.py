@@ -1,4 +1,4 @@
-"""The meaning of a plain (unquoted) scalar: the core schema of YAML 1.2 (chapter 10.3) and nothing else.
+"""Types of plain (unquoted) scalars: the core schema of YAML 1.2 (chapter 10.3) and nothing else.
 
 `on`, `yes`, `1_000`, `0b11`, `1:2` and `2024-01-01` are therefore text, and `010` is the number ten.
 """

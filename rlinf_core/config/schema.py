@@ -1,4 +1,4 @@
-"""The file as a JSON Schema (draft 2020-12), for editors: completion, hints, and mistakes while one types.
+"""JSON Schema (draft 2020-12) of a file, for completion, hints and checks in editors.
 
 It accepts what we accept: numbers where text is meant (`label: 4090`), references where a number is meant
 (`${runner.max_steps}`), files whose base holds what they leave out (`extends`). Relations between values are beyond it;
@@ -177,7 +177,7 @@ def _refuses_references(schema: Schema) -> bool:
 
 
 class _Requirements:
-    """The keys that files must hold, asked only of those without `extends`: elsewhere a base may hold them.
+    """Required keys, asked only of files without `extends`: elsewhere a base may hold them.
 
     Items of lists keep their own requirements: a list of this file replaces the base's.
     """
@@ -187,7 +187,7 @@ class _Requirements:
         self._asked: list[Schema] = []
 
     def unless_extended(self, reference: Schema) -> Schema:
-        """Return `reference`, and what it and the mappings in it require."""
+        """Return `reference`, and the keys that it and the mappings in it require."""
         condition = {"if": {"not": {"required": ["extends"]}}, "then": self._of(reference)}
         return {"allOf": [reference, condition]}
 

@@ -1,4 +1,4 @@
-"""Recognition of secret values, and hiding them wherever something is printed.
+"""Recognition of values that look secret, and their masking wherever something is printed.
 
 Environment variables (names in capitals): `*TOKEN`, `*_KEY`, and whatever holds PASSWORD, PASSWD, PASSPHRASE or SECRET.
 
@@ -32,9 +32,7 @@ _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the value of a variable or a key of this name must not be printed. Of `a.b` the last part
-    counts.
-    """
+    """Return whether the value of a variable or key of this name must not be printed. The last part of `a.b` counts."""
     name = name.rpartition(".")[2]
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
@@ -56,12 +54,12 @@ def mask_value(name: str, value: str) -> str:
 
 
 def mask_environment(environment: MappingABC[str, str]) -> dict[str, str]:
-    """Variables for printing."""
+    """Return variables for printing."""
     return {name: mask_value(name, value) for name, value in environment.items()}
 
 
 def mask(tree: Mapping, secret: Collection[Path] = ()) -> Mapping:
-    """Return `tree` for printing: stars instead of every value under a key that looks secret or at a path of `secret`.
+    """Return `tree` for printing, with stars for values under keys that look secret and at the paths of `secret`.
 
     Null stays null: that a secret is missing is none.
     """
@@ -94,7 +92,7 @@ _BARE_REFERENCE: Final = re.compile(r"""["']?\$\{(env:\w+|[^}:]*)\}["']?\s*(#.*)
 
 
 def mask_text(text: str) -> str:
-    """Mask secret values in configuration text (lines of a file, an argument), star by character.
+    """Return configuration text (lines of a file, an argument) for printing, with stars for secret values.
 
     Every character keeps its place, so offsets and carets still fit. A value that goes on in the next lines is known by
     their indentation. The text need not be valid; when in doubt more is hidden.
@@ -144,9 +142,7 @@ def _mask_line(line: str) -> tuple[str, int | None]:
 
 
 def _value_end(line: str, start: int, *, inside: bool) -> int:
-    """Return where the value that begins at `start` ends: inside of brackets at a comma or a bracket, else with
-    the line.
-    """
+    """Return the end of the value that begins at `start`: within brackets a comma or a bracket, else the line's end."""
     if not inside:
         return len(line)
     while line[start : start + 1].isspace():

@@ -1,4 +1,4 @@
-"""The shape of a file: a tree becomes a model, and everything pydantic finds becomes a finding at its place.
+"""Validation of a tree as a model: everything pydantic finds becomes a finding at its place.
 
 One mistake must not hide the next. What pydantic refuses is taken out of the tree and the rest is validated again,
 so that the rules about relations between places can judge whatever is sound.
@@ -60,7 +60,7 @@ def validate(
 
 
 class _Rounds(Generic[M]):
-    """The state of one `validate`: what is left of the tree, and what has been taken out of it."""
+    """The state of one `validate`: the remaining tree, and the paths taken out of it."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class _Rounds(Generic[M]):
         self.hopeless = False
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
-        """Give keys our names, and take out what is known to be no value.
+        """Replace aliases of keys, and take out values that could not be resolved.
 
         Returns:
             The model, when the tree is sound as it stands.
@@ -179,7 +179,7 @@ class _Rounds(Generic[M]):
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
-        """Return a mistyped required key is unknown, and the one it should be is missing: one mistake, told once."""
+        """Drop the missing key where an unknown one is a misspelling of it: one mistake, told once."""
         from rlinf_core.config.shape_keys import meant_key
 
         meant: set[Path] = set()
@@ -211,7 +211,7 @@ class _Rounds(Generic[M]):
 
 
 def subject_of(path: Path) -> str:
-    """Return what messages call the value at a path: its key, and an index if it is a list item."""
+    """Return the name of the value at a path in messages: its key, and an index if it is a list item."""
     if not path:
         return "the file"
     start = len(path) - 1
@@ -221,7 +221,7 @@ def subject_of(path: Path) -> str:
 
 
 class _Located(NamedTuple):
-    """One error of pydantic's with the path it is about, in the tree that was validated.
+    """An error of pydantic's with its path in the tree that was validated.
 
     `union` is the path at which its `loc` first went through something that is no part of a path, the member of a
     union usually, with the name of that member.
@@ -260,7 +260,7 @@ def _entry(tree: Mapping, path: Path) -> Entry | None:
 
 
 def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
-    """Walk along `loc`, passing over what is no child: members of unions, tags, validators."""
+    """Follow `loc` through the tree, skipping segments that are not children: members of unions, tags, validators."""
     loc = error["loc"]
     steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
     path: Path = ()
@@ -277,7 +277,7 @@ def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
 
 
 def _by_union(found: list[_Located]) -> list[list[_Located]]:
-    """Return the errors of all members of one union at one value form one group; every other error its own.
+    """Group the errors of all members of one union at one value; every other error is a group of its own.
 
     When a member got further into the value than the others (the mapping form of a value that may also be
     a scalar), only its errors tell something.

@@ -1,4 +1,4 @@
-"""Keys that are not there and keys that should not be: what was probably meant."""
+"""Findings about unknown and missing keys, with a guess of the key that was meant."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
 
 
 def _other_places(model: type[BaseModel], path: Path) -> list[str]:
-    """Return where else a key of this name may stand and means the same.
+    """Return other sections that have a key of this name with the same meaning.
 
     One word (`type`, `model`, `seed`) means something else in another section; several words rarely do.
     """

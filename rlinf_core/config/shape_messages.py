@@ -1,4 +1,4 @@
-"""Our words for the errors of pydantic: their types as codes, messages and helps."""
+"""Translation of pydantic's errors into codes, messages and remedies of ours."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OUR_CODE: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The code, message and help of one pydantic error."""
+    """Code, message and remedy of one pydantic error."""
 
     code: str
     message: str
@@ -68,8 +68,7 @@ class Words:
 
 
 def words_for(error: ErrorDetails, subject: str) -> Words:
-    """Return the code and message of one entry of `ValidationError.errors()`; `subject` is the field as it is called
-    here.
+    """Return the words for one entry of `ValidationError.errors()`; `subject` is the field's name in messages.
 
     Unknown and missing keys are told by `shape`, which knows the neighbours.
     """
@@ -106,14 +105,14 @@ def is_our_code(kind: str) -> bool:
 
 
 def wrong_kind(subject: str, expected: list[str], found: object) -> Words:
-    """None of the members of a union fits."""
+    """Return the words for a value that no member of a union accepts."""
     kinds = list(dict.fromkeys(_EXPECTED.get(kind, "") or kind for kind in expected))
     text = kinds[0] if len(kinds) == 1 else ", ".join(kinds[:-1]) + " or " + kinds[-1]
     return _wrong_type(subject, text, found)
 
 
 def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> Words:
-    """Return `kind` is what the value is, where the value itself is not at hand."""
+    """Return the words for a value of the wrong type; `kind` describes it where the value itself is not at hand."""
     if kind == "null" or (found is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
     kind = kind or kind_of(found)
@@ -164,7 +163,7 @@ def _near_address(text: str) -> str | None:
 
 
 def kind_of(value: object) -> str:
-    """Return what a value of the file is, in words."""
+    """Return the kind of a value of the file, in words."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):

@@ -1,4 +1,4 @@
-"""A configuration as a tree that remembers where each of its nodes was written.
+"""A configuration as a tree whose nodes know their place in the source.
 
 Reading (`reader.py`) makes such trees, composing (`compose.py`) makes new ones out of them, and `to_data` turns
 one into the plain data that the models validate. Nodes are immutable; an override or a base file shows in
@@ -100,7 +100,7 @@ def key_span(node: Node, path: Path) -> Span | None:
 
 
 def to_data(node: Node) -> Value:
-    """Plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
+    """Return plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
     if isinstance(node, Scalar):
         value = node.value
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""From the parser's events to a tree with positions.
+"""Construction of a tree with positions from the parser's events.
 
 Nothing is constructed but the nodes of `tree.py`, and nothing recurses, so neither a tag nor a depth can hurt.
 Aliases become the nodes they name (shared, not copied) and are counted as if they were copied, for that is what they
@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Limits(NamedTuple):
-    """Limits of one text; far above any real configuration, and low enough to stay quick.
+    """Limits on the size of a text, far above any real configuration and low enough to stay quick.
 
     Attributes:
         file_bytes: size of the file.
@@ -52,11 +52,11 @@ class Limits(NamedTuple):
 
 
 class LimitError(Exception):
-    """A limit is passed, which has been reported; there is no tree."""
+    """A limit was exceeded, which has been reported; there is no tree."""
 
 
 class TreeBuilder:
-    """Takes events one by one; `root` is the tree once they have ended, None for a text without content."""
+    """A consumer of events; `root` is the tree once they have ended, None for a text without content."""
 
     def __init__(self, layout: Layout, limits: Limits) -> None:
         self.root: Node | None = None
@@ -276,7 +276,7 @@ class TreeBuilder:
         return sources
 
     def _empty_at(self, at: int) -> int:
-        """Return where an empty value is: at the end of the key it belongs to, else where the parser puts it."""
+        """Return the offset of an empty value: the end of its key, else where the parser puts it."""
         frame = self._frames[-1] if self._frames else None
         return frame.key_end if frame and frame.is_mapping and frame.awaits_value else at
 

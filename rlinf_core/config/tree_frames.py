@@ -1,4 +1,4 @@
-"""The open mappings and lists of the tree builder, and the merge of `<<` into a finished mapping."""
+"""State of the tree builder for open mappings and lists, and the merging of `<<`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one place that touches the YAML parser: a text becomes a stream of its events, or a `YamlSyntaxError`.
+"""The interface to the YAML parser: text becomes a stream of events, or a `YamlSyntaxError`.
 
 The parser only recognizes structure here; it constructs no objects and resolves no scalars.
 """
@@ -41,7 +41,7 @@ class YamlSyntaxError(Exception):
 
 
 class _TabTolerantScanner(Scanner):
-    """Takes a tab that YAML allows: after a value or a colon, before a comment, on a blank line.
+    """A scanner that accepts the tabs that YAML allows: after a value or a colon, before a comment, on a blank line.
 
     The base class refuses every tab between two tokens. One that indents is still refused, and so is one after `-` and
     `?`, where a nested collection may start and the tab would count as its indentation.
@@ -73,7 +73,7 @@ def version_directives(text: str) -> list[re.Match[str]]:
 
 
 def _stand_ins(text: str) -> dict[str, str]:
-    """Characters to replace former line ends by, which occur in `text` neither as such nor as an escape."""
+    """Return replacements for former line ends that occur in `text` neither literally nor as an escape."""
     present = [character for character in _FORMER_LINE_ENDS if character in text]
     if not present:
         return {}

@@ -1,4 +1,4 @@
-"""The parser's complaint, said so that the person who made the slip knows what to change.
+"""Explanations of the parser's errors, with what to change.
 
 A parser tells where it gave up, which for well-known slips (a second colon, an open quote) is not where the
 mistake is. Each rule below knows one family of complaints and returns None for the rest.
@@ -132,7 +132,7 @@ _BRACKETS = re.compile(r"""[\[\]{}]|"(?:\\.|[^"\\])*"|'[^']*'|#.*""")
 
 
 def _ends_within_brackets(text: str, problem: YamlSyntaxError) -> _Explanation | None:
-    """Return the text ends where a value of an open list or mapping should stand."""
+    """Return the slip of a text that ends within an open list or mapping."""
     if problem.problem != "expected the node content, but found '<stream end>'":
         return None
     open_brackets: list[int] = []
@@ -214,7 +214,7 @@ def _no_colon(text: str, problem: YamlSyntaxError) -> _Explanation | None:
 
 
 def _after_the_end(text: str, problem: YamlSyntaxError) -> _Explanation | None:
-    """Return something that cannot follow the list or mapping that is open."""
+    """Return the slip of a token that cannot follow the open list or mapping."""
     match = re.fullmatch(r"expected <block end>, but found '(.+)'", problem.problem, re.DOTALL)
     if match is None:
         return None

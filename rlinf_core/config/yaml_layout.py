@@ -1,4 +1,4 @@
-"""The text that the YAML parser sees, and the way back from its offsets to what the person wrote.
+"""The text given to the YAML parser, and the mapping of its offsets back to the source.
 
 A file pasted from a document often carries the same blanks or the same tab before every line. The parser gets it
 without them; positions are always those of the original.

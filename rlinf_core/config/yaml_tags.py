@@ -1,4 +1,4 @@
-"""Tags: the few of the YAML core schema, and the refusal of all others. Nothing is ever built from a tag."""
+"""YAML tags: those of the core schema are accepted, all others refused. Nothing is built from a tag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELP = {
 def find_properties(
     text: str, start: int, end: int, *, has_anchor: bool, has_tag: bool
 ) -> tuple[tuple[int, int] | None, int]:
-    """Return where the tag of a node is, if it has one, and where its content starts, `end` at most.
+    """Return the position of a node's tag, if any, and of its content, `end` at most.
 
     `start` is where the parser starts the node: at its first property, or at its anchor even when a tag precedes that.
     Nothing beyond the node's own properties is skipped, for the first key of a mapping may have some too.
@@ -62,9 +62,7 @@ def _tag_before(text: str, at: int) -> tuple[int, int] | None:
 
 
 def tagged_scalar(tag: str, raw: str) -> tuple[Verdict, Resolved, bool]:
-    """Return what a scalar with a tag means: the verdict, the value, and whether it was resolved rather than taken
-    as text.
-    """
+    """Return the meaning of a tagged scalar: verdict, value, and whether it was resolved rather than taken as text."""
     name = _core_name(tag)
     if name == "str":
         return "ok", raw, False
@@ -95,7 +93,7 @@ def collection_tag(tag: str, *, is_mapping: bool) -> Verdict:
 
 
 def tag_help(tag: str) -> str:
-    """Return what to write instead of an unknown tag, given as written."""
+    """Return the replacement for an unknown tag, given as written."""
     return _HELP.get(tag.lower(), "remove the tag, or quote the value if the `!` belongs to it")
 
 

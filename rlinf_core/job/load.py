@@ -1,4 +1,4 @@
-"""From the name of a file to a job: the one pipeline that the commands and the runtime share.
+"""Loading of a job from a file's name: the pipeline that commands and the runtime share.
 
     file -> compose (bases, overrides, references) -> shape -> cluster rules -> placement -> the recipe's rules
 
@@ -68,7 +68,7 @@ class ClusterFile(BaseModel):
 
 
 class Job(NamedTuple):
-    """A file as far as it could be understood.
+    """A loaded file, as far as it could be understood.
 
     Attributes:
         name: the file's name, as it is shown.
@@ -167,13 +167,13 @@ def _load_source(name: str, stdin: bytes | None, diagnostics: Diagnostics) -> So
 
 
 def _find_base(name: str, _extending: str) -> str | None:
-    """Return where `extends` names a shipped configuration."""
+    """Return the path of a shipped configuration that `extends` names."""
     shipped = shipped_config(name.removesuffix(".yaml"))
     return str(shipped) if shipped else None
 
 
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None) -> Job:
-    """Return the stages after composing."""
+    """Run the stages after composing."""
     diagnostics = job.diagnostics
     selected = _select_recipe(composed, diagnostics)
     model = selected.model if selected else ClusterFile
@@ -269,7 +269,7 @@ def _meant_recipe(name: str) -> _Selected | None:
 
 
 def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
-    """Without a recipe nobody knows the other sections."""
+    """Note the sections that are unknown without a recipe."""
     others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
     if others:
         from rlinf_core.suggest import quoted
@@ -292,7 +292,7 @@ def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
-    """Return the topology under those assumptions that can be made."""
+    """Return the topology under the valid assumptions."""
     arguments = SourceText("--assume", "\n".join(assume), "overrides")
     sound: list[str] = []
     start = 0
@@ -310,9 +310,7 @@ def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagno
 def _probed(
     cluster: ClusterConfig, nodes: Sequence[NodeInfo], tree: Mapping, diagnostics: Diagnostics
 ) -> ClusterTopology | None:
-    """Return the topology that the nodes turn out to have; None where they are not what is declared, which is
-    reported.
-    """
+    """Return the topology of the probed nodes; None after reporting differences from the declaration."""
     mismatches = accelerator_mismatches(cluster, nodes)
     if not mismatches:
         return ClusterTopology.from_nodes(nodes, cluster)
@@ -350,7 +348,7 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
 def _world_sizes(
     cluster: ClusterConfig, resolutions: MappingABC[str, Resolution], view: Validated[Any]
 ) -> dict[str, int | None]:
-    """Return how many processes each component has, None where that cannot be told."""
+    """Return the number of processes of each component, None where it is unknown."""
     sizes: dict[str, int | None] = {}
     doubtful = view.damaged(("cluster", "num_nodes")) or view.damaged(("cluster", "node_groups"))
     for name, entry in cluster.component_placement.items():

@@ -1,4 +1,4 @@
-"""The declaration of a recipe: names only, so that listing and validating import nothing heavy."""
+"""The description of a recipe: import paths only, so that listing and validating import nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Recipe(NamedTuple):
-    """Something that can be trained.
+    """A kind of job that can be trained.
 
     A package offers one through the entry point group `rlinf.recipes`.
 

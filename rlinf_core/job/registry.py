@@ -1,4 +1,4 @@
-"""The recipes that are installed, found by name through the entry point group `rlinf.recipes`."""
+"""Discovery of installed recipes through the entry point group `rlinf.recipes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The destination of findings of a recipe's own rules."""
+"""Reporting of findings by a recipe's own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_core.config.tree import Mapping, Path, find
 
 
 class Place(NamedTuple):
-    """Where a finding stands.
+    """The place of a finding.
 
     Attributes:
         path: the key that is underlined.

@@ -1,4 +1,4 @@
-"""The relations between places of the `cluster` section: ranks within bounds, overlaps, names that must be unique.
+"""Rules that relate places of the `cluster` section: ranks within bounds, overlaps, unique names.
 
 The models judge each value by itself; these rules judge values against each other, and point at both.
 """

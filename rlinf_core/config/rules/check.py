@@ -12,7 +12,7 @@ from rlinf_core.config.rules.site import Site
 
 
 def check_cluster(cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics) -> None:
-    """Report every contradiction within the section. `view` is what `cluster` was validated in, a whole file."""
+    """Report every contradiction within the section. `view` is the validated file that holds it."""
     site = Site(cluster, view, diagnostics)
     groups.check(site)
     environment.check(site)

@@ -111,7 +111,7 @@ def ranges_of(ranks: NodeRanks) -> tuple[range, ...]:
 
 
 def _accelerators(site: Site) -> None:
-    """Check that a node in two groups has the same accelerators in both."""
+    """Report nodes whose groups declare different accelerators."""
     claims: list[Claim[tuple[str | None, int], Path]] = []
     for path, group in site.groups():
         declared = (*path, "accelerators")
@@ -136,7 +136,7 @@ def _accelerator_text(value: tuple[str | None, int]) -> str:
 
 
 def group_ranges(site: Site, ranks: NodeRanks) -> tuple[range, ...]:
-    """Return the node ranges of a group, ascending and joined; `all` is every node, however many there are."""
+    """Return the node ranges of a group, ascending and joined; `all` is every node."""
     if ranks.ranges is None:
         return (range(site.num_nodes or MAX_NODES),)
     return merge_ranges(ranks.ranges)

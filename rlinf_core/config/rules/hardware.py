@@ -1,4 +1,4 @@
-"""`hardware`: the robots that the groups declare."""
+"""Rules for `hardware`: the robots that groups declare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(site: Site) -> None:
 
 
 def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, str], Path]) -> None:
-    """Check where the units are: within the cluster, within the group, and declared by one group only."""
+    """Report units outside the cluster or the group, and nodes whose units two groups declare."""
     if group.hardware is None:
         return
     nodes = None if site.damaged((*path, "node_ranks")) else group_ranges(site, group.node_ranks)
@@ -119,7 +119,7 @@ def _folded(text: str) -> str:
 
 
 def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    """Units that nothing tells apart. (Those with exclusive values are told apart by them.)"""
+    """Report identical units. Units with exclusive values are told apart by those."""
     seen: dict[tuple[type[RobotUnit], str], int] = {}
     for index, unit in enumerate(units):
         if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):

@@ -1,4 +1,4 @@
-"""Claims on ranges of nodes, and which of them contradict each other.
+"""Contradictions between claims on ranges of nodes.
 
 They are found by sorting: 10,000 claims are no burden.
 """
@@ -22,7 +22,7 @@ class Claim(NamedTuple, Generic[V, P]):
 
 
 def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Claim[V, P]]]:
-    """Pairs of claims with different values for a common node: the one that stands later in the file, then the earlier.
+    """Return pairs of claims with different values for a common node: the later one in the file, then the earlier.
 
     `claims` come in the order of the file. Every claim that contradicts one starting at a lower or the same node is
     met, with one such; not every pair is.

@@ -1,4 +1,4 @@
-"""Rules about machines: hosts, the head's address, the ports."""
+"""Rules for the machines: hosts, the head's address, the ports."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> Non
 
 
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]]) -> None:
-    """Check that a node has one host, and a host is one node."""
+    """Report a node with two hosts, and a host of two nodes."""
     places = _Places(site)
     host_of: dict[int, tuple[str, Path, int]] = {}
     node_of: dict[str, tuple[int, Path, int]] = {}
@@ -105,7 +105,7 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[ra
 
 
 class _Places:
-    """The place of host number N in a value: in a list the item that names it, which may name several."""
+    """The span of host number N of a value: in a list the item that names it, which may name several."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -122,7 +122,7 @@ class _Places:
 
 
 def _without_host(site: Site, covered: list[range]) -> None:
-    """Report nodes without a host where others have one: `rlinf up` cannot start those."""
+    """Warn of nodes without a host where others have one: `rlinf up` cannot start those."""
     count = site.num_nodes
     if count is None:
         return

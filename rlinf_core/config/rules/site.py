@@ -1,4 +1,4 @@
-"""The context of every rule: the cluster, its places in the file, and where findings go."""
+"""The context of the rules: the cluster, its places in the file, and the findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Site(NamedTuple):
         return ((("cluster", "node_groups", index), group) for index, group in enumerate(self.cluster.node_groups))
 
     def damaged(self, path: Path) -> bool:
-        """Return whether what the file holds at `path` was not sound, so that the model's value may be a stand-in."""
+        """Return whether the value at `path` was invalid, so that the model's value may be a stand-in."""
         return self.view.damaged(self.view.original(path))
 
     def report(

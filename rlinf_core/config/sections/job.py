@@ -1,4 +1,4 @@
-"""The part of a file that every recipe has."""
+"""The keys that the file of every recipe has."""
 
 from __future__ import annotations
 

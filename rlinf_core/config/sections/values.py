@@ -1,4 +1,4 @@
-"""The small types that the sections share."""
+"""Types of values that several sections share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robots whose description is checked here and whose controller a package of the user's brings."""
+"""Robots with a checked description and a controller from a user's package."""
 
 from __future__ import annotations
 

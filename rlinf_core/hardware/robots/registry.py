@@ -1,4 +1,4 @@
-"""Robots by the name that `hardware.type` gives.
+"""Registry of robots by the name that `hardware.type` gives.
 
 A package of your own adds one with a subclass of `RobotUnit`, the decorator, and an entry point of the same name:
 

@@ -1,4 +1,4 @@
-"""The common part of every robot that a node group can declare."""
+"""The base class of robots that a node group can declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small values that robots are described by."""
+"""Types of values in the descriptions of robots."""
 
 from __future__ import annotations
 
