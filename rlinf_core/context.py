@@ -38,7 +38,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Everything that one worker is told.
+    """The values that one worker is started with.
 
     Attributes:
         address: its name among all workers of the job.

@@ -251,7 +251,7 @@ class ClusterTopology:
 
     @cached_property
     def _unknown(self) -> UnitNumbers:
-        """Counts the nodes whose accelerators are unknown."""
+        """The numbering of the nodes whose accelerators are unknown."""
         return UnitNumbers(node.num_accelerators is None for node in self.nodes)
 
     @property

@@ -1,4 +1,4 @@
-"""From placements to what a picture and a tree show of them."""
+"""The picture of a placement, built from its processes."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class _Canvas:
     def band(
         self, x: float, y: float, width: float, height: float, component: str, corners: tuple[float, float]
     ) -> str:
-        """Return an area in a component's colour, with the radii of its upper and lower corners; returns the colour."""
+        """Draw an area in a component's colour, with the radii of its upper and lower corners; return the colour."""
         index = self.colors[component]
         color = _PALETTE[index % len(_PALETTE)]
         upper, lower = corners
@@ -246,7 +246,7 @@ def _cell_rows(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
 
 
 def _cells(canvas: _Canvas, card: Card, row: Sequence[Cell], geometry: _Geometry, x: float, y: float) -> None:
-    """One line of units; neighbours that the same processes hold together are drawn as one."""
+    """Draw one line of units; neighbours that the same processes hold together are drawn as one."""
     # A robot or two have the whole line, accelerators always an eighth, so that unlike nodes stay comparable.
     accelerators = all(cell.kind == ACCELERATOR for cell in row)
     slots = _CELLS_A_ROW if accelerators else max(len(row), 1)
@@ -293,14 +293,14 @@ def _tooltip(card: Card, cells: Sequence[Cell]) -> str:
 
 
 def _on(color: str) -> str:
-    """Black or white, whichever is read better on `color` (relative luminance as WCAG defines it)."""
+    """Return black or white, whichever is read better on `color` (relative luminance as WCAG defines it)."""
     channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return _INK if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.25 else "#FFFFFF"
 
 
 def _text_width(text: str, size: float) -> float:
-    """About how wide a text is drawn; the exact font is the reader's."""
+    """Return the approximate width of a text; the exact font is the reader's."""
     return size * sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.3 if c in _NARROW else 0.58 for c in text)
 
 

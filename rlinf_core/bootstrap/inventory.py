@@ -1,4 +1,4 @@
-"""From the `cluster` section to the machines it means: who each node is, how it is reached, what is started there.
+"""The machines that the `cluster` section means: how each is reached, and what is started there.
 
 Pure: nothing here touches a machine.
 """

@@ -13,8 +13,8 @@ from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
+from rlinf_core.placement.positions import GROUPS, PLACEMENT, Placed, group_paths, problem_span
 from rlinf_core.placement.resolve import Resolution, resolve
-from rlinf_core.placement.written import GROUPS, PLACEMENT, Placed, group_paths, problem_span
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
 
 
@@ -72,9 +72,9 @@ class _Check:
         self._note_unknown(placed)
         if len(placed) == len(written) and not any(each.resolution.problems for each in placed):
             # Imported here: a file with mistakes has more urgent news than these.
-            from rlinf_core.placement.suspicious import suspicious
+            from rlinf_core.placement.lint import lint
 
-            self.diagnostics.extend(suspicious(self.tree, self.cluster, self.topology, placed))
+            self.diagnostics.extend(lint(self.tree, self.cluster, self.topology, placed))
         return {each.name: each.resolution for each in placed}
 
     def _damaged(self, path: Path) -> bool:
@@ -136,7 +136,7 @@ class _Check:
         yield from (group.label for group in self.cluster.node_groups)
 
     def _note_unknown(self, placed: list[Placed]) -> None:
-        """One note for each group whose accelerators nobody has declared."""
+        """Report each group whose accelerators are not declared, once."""
         users: dict[str, list[Placed]] = {}
         for each in placed:
             for label in each.resolution.unknown:

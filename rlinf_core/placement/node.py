@@ -9,9 +9,9 @@ from rlinf_core.errors import PlacementError
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import (
     ClusterLike,
-    Held,
     PlacementStrategy,
-    count_up,
+    ProcessUnits,
+    number_processes,
     numbers,
     split_labels,
     topology_of,
@@ -54,7 +54,7 @@ class NodePlacementStrategy(PlacementStrategy):
         groups = [topology.group(label) for label in self.node_group_labels]
         _check_apart(groups)
         nodes = [(node, group.label) for group in groups for node in group.node_ranks]
-        held: list[Held] = []
+        held: list[ProcessUnits] = []
         for rank, index in enumerate(self.node_ranks):
             if not 0 <= index < len(nodes):
                 have = f"{quoted(self.node_group_labels)} {'have' if len(groups) > 1 else 'has'}"
@@ -66,7 +66,7 @@ class NodePlacementStrategy(PlacementStrategy):
                     else "ranks count the nodes of the groups, from 0",
                 )
             held.append((*nodes[index], ()))
-        return count_up(topology, NODES, held, isolate_accelerator)
+        return number_processes(topology, NODES, held, isolate_accelerator)
 
 
 def _check_apart(groups: Sequence[NodeGroupInfo]) -> None:

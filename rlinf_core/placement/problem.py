@@ -26,7 +26,7 @@ class Problem(NamedTuple):
     label: int | None = None
 
     def error(self, where: str) -> PlacementError:
-        """As an error at `where`, to which the offending part is added."""
+        """Return the mistake as an error at `where`, to which the offending part is added."""
         if self.part is not None and str(self.part) not in where.split("`"):
             where = f"{where}, part `{self.part}`"
         return PlacementError(self.message, where=where, help=self.help)

@@ -88,7 +88,7 @@ def resolve(component: str, rank_map: RankMap, labels: Sequence[str], topology: 
 
 
 class _Parts:
-    """Reads a rank map part by part; a mistake in one part doesn't spoil the judgement of the next."""
+    """The parser of a rank map's parts; a mistake in one doesn't spoil the judgement of the next."""
 
     def __init__(self, component: str, selection: Selection | None, groups: tuple[NodeGroupInfo, ...]) -> None:
         self.component = component

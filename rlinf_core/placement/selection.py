@@ -69,7 +69,7 @@ class Selection:
         return f"resources 0-{self.count - 1}" if self.count > 1 else "only resource 0"
 
     def locate(self, rank: int) -> Location:
-        """Return where resource `rank`, which must be below `count`, is."""
+        """Return the place of resource `rank`, which must be below `count`."""
         segment = self.segments[bisect_right(self._firsts, rank) - 1]
         unit = segment.units.start + rank - segment.first
         node = self._numbers.node_of(unit)

@@ -24,7 +24,7 @@ class HasTopology(Protocol):
 
 
 # The node of a process, the group that selected it, and which of the node's units it holds.
-Held: TypeAlias = tuple[int, str, tuple[int, ...]]
+ProcessUnits: TypeAlias = tuple[int, str, tuple[int, ...]]
 ClusterLike: TypeAlias = "ClusterTopology | HasTopology"
 
 
@@ -131,12 +131,12 @@ def unknown_accelerators(labels: Sequence[str], where: str) -> PlacementError:
 def place(
     selection: Selection, processes: Iterable[Sequence[int]], isolate_accelerator: bool, where: str
 ) -> list[Placement]:
-    """Placements of processes that hold the resource ranks given for each.
+    """Return the placements of processes that hold these resource ranks.
 
     Raises:
         PlacementError: a resource doesn't exist, is given twice to one process, or lies on another node than the rest.
     """
-    held: list[Held] = []
+    held: list[ProcessUnits] = []
     for rank, resources in enumerate(processes):
         locations = [_locate(selection, resource, rank, where) for resource in resources]
         if len(locations) > 1:
@@ -144,7 +144,7 @@ def place(
         first = locations[0]
         units = () if selection.ignores_hardware else tuple(location.local_rank for location in locations)
         held.append((first.node, first.label, units))
-    return count_up(selection.topology, selection.unit, held, isolate_accelerator)
+    return number_processes(selection.topology, selection.unit, held, isolate_accelerator)
 
 
 def _locate(selection: Selection, resource: int, rank: int, where: str) -> Location:
@@ -175,8 +175,10 @@ def _check_together(
         raise PlacementError(f"process {rank} is given resource {twice} twice", where=where, help="name it once")
 
 
-def count_up(topology: ClusterTopology, unit: Unit, held: Sequence[Held], isolate_accelerator: bool) -> list[Placement]:
-    """Placements of processes whose node and units are known: counts them by node and by component."""
+def number_processes(
+    topology: ClusterTopology, unit: Unit, held: Sequence[ProcessUnits], isolate_accelerator: bool
+) -> list[Placement]:
+    """Return the placements of processes whose nodes and units are known, with their ranks counted."""
     nodes = topology.nodes
     node_ranks: dict[int, int] = {}
     local_sizes: Counter[int] = Counter()

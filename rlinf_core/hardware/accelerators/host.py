@@ -1,4 +1,4 @@
-"""The machine whose accelerators are looked for; tests give one with a file system and tools of their own."""
+"""The machine whose accelerators are searched for; tests replace its file system and its tools."""
 
 from __future__ import annotations
 

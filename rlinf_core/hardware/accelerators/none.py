@@ -7,7 +7,7 @@ from rlinf_core.hardware.accelerators.host import Host
 
 
 class NoAccelerator(Accelerator):
-    """The absence of accelerators, so that nobody has to ask for None."""
+    """The absence of accelerators, as a null object."""
 
     name = "none"
     visibility_variable = None

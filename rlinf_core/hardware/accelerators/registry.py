@@ -1,4 +1,4 @@
-"""Accelerators by vendor, and the one question that a probe asks: what does this node have?"""
+"""The registry of accelerators by vendor, and the search for those of this machine."""
 
 from __future__ import annotations
 

@@ -287,8 +287,10 @@ class TestRobots:
     def test_no_arm_where_env_is_placed(self, findings: Any) -> None:
         moved = ARMS.replace("{node_group: arms, placement: 0-1}", "{node_group: node, placement: '0:0-1'}")
         found = findings(moved, messages=True)
-        assert [(code, text) for code, text, *_ in found] == [("conflicting-settings", "franka_robot")]
-        assert "`env` is placed on `node`, which declares none" in found[0][2]
+        told = {code: (text, message) for code, text, message, *_ in found}
+        assert told.keys() == {"conflicting-settings", "idle-robots"}
+        assert told["conflicting-settings"][0] == "franka_robot"
+        assert "`env` is placed on `node`, which declares none" in told["conflicting-settings"][1]
 
     def test_more_environments_than_arms(self, findings: Any) -> None:
         found = findings(ARMS.replace("total_num_envs: 2", "total_num_envs: 4"), messages=True)
@@ -464,6 +466,8 @@ class TestManyActorsAndFewArms:
     """README's file and `hetero18` are trained as they stand."""
 
     ROBOT = ("env.train.env_type=franka_robot",)
+    # Of the agents, which share the nodes of the actor.
+    NOTES = frozenset(("unused-component", "accelerators-not-reserved", "env-configs-unused"))
 
     @pytest.fixture(params=["README.md", "hetero18"])
     def text(self, request: pytest.FixtureRequest) -> str:
@@ -475,11 +479,11 @@ class TestManyActorsAndFewArms:
     def test_with_the_arms(self, findings: Any, text: str) -> None:
         arms = 2 if "agent" in text else 1
         robot = (*self.ROBOT, f"env.train.total_num_envs={arms}")
-        assert {each[0] for each in findings(f"recipe: embodied\n{text}", *robot)} <= {"unused-component"}
+        assert {each[0] for each in findings(f"recipe: embodied\n{text}", *robot)} <= self.NOTES
 
     def test_robots_that_nothing_uses_are_a_warning(self, findings: Any, text: str) -> None:
         found = findings(f"recipe: embodied\n{text}", messages=True)
-        (warned,) = [each for each in found if each[0] != "unused-component"]
+        (warned,) = [each for each in found if each[0] not in self.NOTES]
         assert warned[0] == "unused-robots"
         assert warned[2] == "`env` is placed on the robots of `franka`, and `env_type: franka_kin` uses none"
         assert "env_type: franka_robot" in warned[3]

@@ -12,7 +12,7 @@ from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Mapping, Path
 from rlinf_core.placement.coverage import Coverage, coverage, intersect, overlapping, subtract
-from rlinf_core.placement.written import Placed, group_path, group_paths, map_path
+from rlinf_core.placement.positions import Placed, group_path, group_paths, map_path
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, UnitKind
 
@@ -20,24 +20,24 @@ from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, 
 _LISTED = 3
 
 
-def suspicious(
+def lint(
     tree: Mapping, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
 ) -> Iterator[Diagnostic]:
-    """Warnings about placements that are sound (but may count accelerators that are unknown)."""
+    """Return warnings and notes about sound placements, which may count accelerators that are unknown."""
     if not placed:
         return
-    look = _Look(tree, cluster, topology, placed)
-    yield from look.missing_accelerators()
-    yield from look.idle_accelerators()
-    yield from look.idle_robots()
-    yield from look.denser_placements()
-    yield from look.partial_sharing()
-    yield from look.unused_interpreters()
-    yield from look.unused_env_configs()
-    yield from look.accelerators_not_reserved()
+    linter = _Linter(tree, cluster, topology, placed)
+    yield from linter.missing_accelerators()
+    yield from linter.idle_accelerators()
+    yield from linter.idle_robots()
+    yield from linter.denser_placements()
+    yield from linter.partial_sharing()
+    yield from linter.unused_interpreters()
+    yield from linter.unused_env_configs()
+    yield from linter.accelerators_not_reserved()
 
 
-class _Look:
+class _Linter:
     def __init__(
         self, tree: Mapping, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
     ) -> None:
@@ -79,7 +79,7 @@ class _Look:
                 )
 
     def idle_accelerators(self) -> Iterator[Diagnostic]:
-        """Accelerators that no component holds, by the group that counts them."""
+        """Return accelerators that no component holds, by the group that counts them."""
         numbers = self.topology.numbers(ACCELERATORS)
         held = [piece for _, covered in self.coverages if covered.unit == ACCELERATORS for piece in covered.ranges]
         taken = merge_ranges([*held, *(numbers.on(nodes) for nodes in self.uncertain)])
@@ -143,7 +143,7 @@ class _Look:
         return ", ".join(shown) + (" and others" if len(alike) > _LISTED else "")
 
     def denser_placements(self) -> Iterator[Diagnostic]:
-        """Components with at least two processes an accelerator where no other has more than half as many."""
+        """Return components with at least two processes an accelerator where no other has more than half as many."""
         densities = [
             (each, each.resolution.world_size / len(covered))
             for each, covered in self.coverages
@@ -163,7 +163,7 @@ class _Look:
             )
 
     def partial_sharing(self) -> Iterator[Diagnostic]:
-        """Pairs of components that share some hardware while each has some to itself."""
+        """Return pairs of components that share some hardware while each has some to itself."""
         distinct: dict[Coverage, Placed] = {}
         for each, covered in self.coverages:
             if covered.unit.kind is not UnitKind.NODE:
