@@ -11,7 +11,7 @@ from recipes.sections.checks import Report
 from rlinf_core.algorithms.options import options_for, unknown_options
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
-from rlinf_core.named import import_target
+from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from rlinf_core.named import Registry
+from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories

@@ -8,9 +8,9 @@ from ast import literal_eval
 from typing import Final, TypeAlias, cast
 
 from rlinf_core.address import check_name
+from rlinf_core.arguments import short_repr
 from rlinf_core.collective.work import plain_seconds
 from rlinf_core.errors import InvalidNameError
-from rlinf_core.given import spelled
 
 Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"
 """What names a queue within a channel: any hashable plain value."""
@@ -46,7 +46,7 @@ def checked_weight(weight: float) -> float:
     """
     number = amount(weight)
     if number is None:
-        raise ValueError(f"`weight` is {spelled(weight)}, expected a finite number from 0")
+        raise ValueError(f"`weight` is {short_repr(weight)}, expected a finite number from 0")
     return number
 
 
@@ -58,7 +58,7 @@ def checked_batch_weight(weight: float) -> float:
     """
     number = amount(weight)
     if not number:
-        raise ValueError(f"`batch_weight` is {spelled(weight)}, expected a finite number above 0")
+        raise ValueError(f"`batch_weight` is {short_repr(weight)}, expected a finite number above 0")
     return number
 
 
@@ -79,7 +79,7 @@ def checked_bound(maxsize: int) -> int:
     """
     number = amount(maxsize)
     if number is None or number != int(number):
-        raise ValueError(f"`maxsize` is {spelled(maxsize)}, expected a whole number from 0 (0 means no bound)")
+        raise ValueError(f"`maxsize` is {short_repr(maxsize)}, expected a whole number from 0 (0 means no bound)")
     return int(number)
 
 
@@ -95,7 +95,7 @@ def checked_key(key: Key) -> str:
     if key.startswith(_NO_TEXT):
         raise ValueError(f"a key must not begin with the invisible character {_NO_TEXT!r}")
     if not key.isascii() and not _travels(key):
-        raise ValueError(f"a key is text, and {spelled(key)} holds half a character")
+        raise ValueError(f"a key is text, and {short_repr(key)} holds half a character")
     return key
 
 
@@ -116,7 +116,7 @@ def _canonical(key: object) -> object:
         pass
     if isinstance(key, float) and math.isfinite(key):
         return int(key) if key.is_integer() else float(key)
-    raise TypeError(f"a key is text, a number, None, bytes or a tuple of such, not {spelled(key)}")
+    raise TypeError(f"a key is text, a number, None, bytes or a tuple of such, not {short_repr(key)}")
 
 
 def _travels(text: str) -> bool:
@@ -136,5 +136,5 @@ def check_channel_name(name: str) -> None:
     check_name(name, "channel")
     if not name.isprintable():
         raise InvalidNameError(
-            f"{spelled(name)} cannot be the name of a channel", help="each character of a name can be seen in print"
+            f"{short_repr(name)} cannot be the name of a channel", help="each character of a name can be seen in print"
         )

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import Key
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.load_balancing import Balancer, check_balancer
 from rlinf_core.channel.wire import DEFAULT_KEY
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed
-from rlinf_core.given import spelled, whole
 
 B = TypeVar("B", bound=Balancer)
 # Puts that may be under way: a rank whose queue is full holds the others back only after so many.
@@ -32,9 +32,9 @@ def rank_key(rank: int) -> str:
     Raises:
         ValueError: there is no such rank.
     """
-    number = whole(rank)
+    number = as_index(rank)
     if number is None or number < 0:
-        raise ValueError(f"{spelled(rank)} is not a rank: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(rank)} is not a rank: ranks are whole numbers from 0")
     return f"rank-{number}"
 
 
@@ -67,10 +67,10 @@ def distribute(
     """
     for what, channel in (("source", source), ("target", target)):
         if not isinstance(channel, Channel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-            raise TypeError(f"`{what}` is {spelled(channel)}, expected a channel")
+            raise TypeError(f"`{what}` is {short_repr(channel)}, expected a channel")
     check_balancer(balancer)
     if not callable(weight):
-        raise TypeError(f"`weight` is {spelled(weight)}, expected a function of an item, as `len`")
+        raise TypeError(f"`weight` is {short_repr(weight)}, expected a function of an item, as `len`")
     _check_count(count)
     under_way: list[Work[None]] = []
     handed_out = 0
@@ -91,6 +91,6 @@ def distribute(
 
 
 def _check_count(count: int | None) -> None:
-    number = 0 if count is None else whole(count)
+    number = 0 if count is None else as_index(count)
     if number is None or number < 0:
-        raise ValueError(f"`count` is {spelled(count)}, expected a whole number from 0, or None for all")
+        raise ValueError(f"`count` is {short_repr(count)}, expected a whole number from 0, or None for all")

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.client import ChannelClient
 from rlinf_core.channel.clients import ChannelClients
@@ -19,7 +20,6 @@ from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.resolver import Resolver
 from rlinf_core.context import current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
-from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
 from rlinf_core.waiting import Deadline
@@ -174,9 +174,9 @@ def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
 
 
 def _node_of_rank(given: int) -> Node:
-    rank = whole(given)
+    rank = as_index(given)
     if rank is None:
-        raise ValueError(f"{spelled(given)} is not the rank of a node: ranks are whole numbers from 0")
+        raise ValueError(f"{short_repr(given)} is not the rank of a node: ranks are whole numbers from 0")
     cluster = Cluster()
     ip = cluster.get_node_ip(rank)
     return Node(next(ray_id for ray_id, one in cluster.node_ranks.items() if one == rank), ip, rank)

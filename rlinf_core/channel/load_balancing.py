@@ -15,8 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import checked_weight
-from rlinf_core.given import spelled, whole
 
 T = TypeVar("T")
 
@@ -110,9 +110,9 @@ class LeastLoaded(Balancer):
 
 
 def _checked_ranks(num_ranks: int) -> int:
-    number = whole(num_ranks)
+    number = as_index(num_ranks)
     if number is None or number < 1:
-        raise ValueError(f"`num_ranks` is {spelled(num_ranks)}, expected a whole number from 1")
+        raise ValueError(f"`num_ranks` is {short_repr(num_ranks)}, expected a whole number from 1")
     return number
 
 
@@ -123,7 +123,7 @@ def check_balancer(balancer: Balancer) -> None:
         TypeError: it is none.
     """
     if not isinstance(balancer, Balancer):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise TypeError(f"`balancer` is {spelled(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
+        raise TypeError(f"`balancer` is {short_repr(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
 
 
 def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[tuple[int, T]]:

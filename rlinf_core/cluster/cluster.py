@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlinf_core import env_vars, spans
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
@@ -25,7 +26,6 @@ from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
-from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import Declare
 from rlinf_core.placement.environment import process_environment
@@ -58,8 +58,10 @@ class Cluster:
     def __init__(self, num_nodes: int | None = None, *, cluster_cfg: Any = None, address: str | None = None) -> None:
         self.config = _cluster_config(cluster_cfg)
         wanted = num_nodes if num_nodes is not None else (self.config.num_nodes if self.config else None)
-        if wanted is not None and (whole(wanted) or 0) < 1:
-            raise ClusterError(f"a cluster of {spelled(wanted)} nodes was asked for", help="give a whole number from 1")
+        if wanted is not None and (as_index(wanted) or 0) < 1:
+            raise ClusterError(
+                f"a cluster of {short_repr(wanted)} nodes was asked for", help="give a whole number from 1"
+            )
         if self.config and num_nodes is not None and num_nodes != self.config.num_nodes:
             raise ClusterError(
                 f"`num_nodes` is {num_nodes}, the configuration says {self.config.num_nodes}",
@@ -218,10 +220,10 @@ class Cluster:
         Raises:
             ClusterError: there is no such node.
         """
-        rank = whole(node_rank)
+        rank = as_index(node_rank)
         if rank is None or not 0 <= rank < self.num_nodes:
             raise ClusterError(
-                f"there is no node {spelled(node_rank)}", help=f"the nodes are 0 to {self.num_nodes - 1}"
+                f"there is no node {short_repr(node_rank)}", help=f"the nodes are 0 to {self.num_nodes - 1}"
             )
         return self.topology.nodes[node_rank]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rlinf_core.arguments import short_repr
 from rlinf_core.errors import PlacementError
-from rlinf_core.given import spelled
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.strategy import (
     ClusterLike,
@@ -41,7 +41,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         lists = items(hardware_ranks_list)
         if lists is None:
             raise PlacementError(
-                f"`hardware_ranks_list` is {spelled(hardware_ranks_list)}",
+                f"`hardware_ranks_list` is {short_repr(hardware_ranks_list)}",
                 where=self._where,
                 help="give one list of ranks a process",
             )

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias, cast
 
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
-from rlinf_core.given import spelled, whole
 from rlinf_core.placement.placement import Placement
 from rlinf_core.placement.selection import Location, Selection, select
 from rlinf_core.suggest import quoted
@@ -36,7 +36,7 @@ def topology_of(cluster: ClusterLike) -> ClusterTopology:
     """
     topology = cluster if isinstance(cluster, ClusterTopology) else getattr(cluster, "topology", None)
     if not isinstance(topology, ClusterTopology):
-        raise PlacementError(f"{spelled(cluster)} is no cluster", help="give a `Cluster`, or a `ClusterTopology`")
+        raise PlacementError(f"{short_repr(cluster)} is no cluster", help="give a `Cluster`, or a `ClusterTopology`")
     return topology
 
 
@@ -46,9 +46,9 @@ def number(value: object, name: str, where: str) -> int:
     Raises:
         PlacementError: it is no whole number.
     """
-    found = whole(value)
+    found = as_index(value)
     if found is None:
-        raise PlacementError(f"`{name}` is {spelled(value)}", where=where, help="give a whole number")
+        raise PlacementError(f"`{name}` is {short_repr(value)}", where=where, help="give a whole number")
     return found
 
 
@@ -64,10 +64,10 @@ def numbers(values: object, name: str, where: str) -> tuple[int, ...]:
         PlacementError: it is none.
     """
     listed = items(values)
-    found = None if listed is None else [whole(value) for value in listed]
+    found = None if listed is None else [as_index(value) for value in listed]
     if found is None or None in found:
         raise PlacementError(
-            f"{name} are {spelled(values)}", where=where, help="give a list of ranks, which are whole numbers"
+            f"{name} are {short_repr(values)}", where=where, help="give a list of ranks, which are whole numbers"
         )
     return tuple(each for each in found if each is not None)
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
+from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
@@ -18,7 +19,6 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
 from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, raise_unseen
-from rlinf_core.given import spelled, whole
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
@@ -77,7 +77,9 @@ class GroupMethod:
         for share in (*per_rank, *per_rank_named.values()):
             items = _items(share)
             if items is None:
-                raise ValueError(f"{spelled(share)} is no sequence for {len(members)} workers: give an item for each")
+                raise ValueError(
+                    f"{short_repr(share)} is no sequence for {len(members)} workers: give an item for each"
+                )
             if items != len(members):
                 raise ValueError(f"{items} items for {len(members)} workers: give one for each")
         references: list[Any] = []
@@ -161,8 +163,8 @@ class WorkerGroup(Generic[W]):
             ValueError: `max_concurrency` is no whole number from 1.
             PayloadError: the class or an argument does not pickle.
         """
-        if max_concurrency is not None and (whole(max_concurrency) or 0) < 1:
-            raise ValueError(f"`max_concurrency` is {spelled(max_concurrency)}, expected a whole number from 1")
+        if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
+            raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected a whole number from 1")
         if self._members:
             raise RuntimeFailure(
                 f"group `{self._name}` is running already", help="shut it down first, or create another"
@@ -294,10 +296,10 @@ class WorkerGroup(Generic[W]):
         """
         members = self._running
         for rank in ranks:
-            number = whole(rank)
+            number = as_index(rank)
             if number is None or not 0 <= number < len(members):
                 valid = format_ranks(range(len(members)))
-                raise ValueError(f"`{self._name}` has no rank {spelled(rank)}, only {valid}")
+                raise ValueError(f"`{self._name}` has no rank {short_repr(rank)}, only {valid}")
         return GroupView(self, [members[rank] for rank in ranks])
 
     def take_spans(self) -> WorkerGroupHandle[Taken]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, no_adapter
 from rlinf_core.errors import ConfigError
-from rlinf_core.named import Registry
+from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.named import Registry
+from rlinf_core.registry import Registry
 
 
 def registry() -> Registry[object]:

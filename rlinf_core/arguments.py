@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 
 
-def whole(value: object) -> int | None:
+def as_index(value: object) -> int | None:
     """Return a value as an int if it is a whole number, NumPy's included; None for all else, such as 1.0 and True."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
@@ -13,7 +13,7 @@ def whole(value: object) -> int | None:
         return None
 
 
-def spelled(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a short one-line representation of a value."""
     try:
         text = " ".join(repr(value).split())
