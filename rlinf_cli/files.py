@@ -36,7 +36,7 @@ def load(
     if live:
         if assume:
             raise typer.BadParameter("`--assume` says what `--live` asks the nodes; give one of them")
-        from rlinf_cli.looking import prober
+        from rlinf_cli.probing import prober
 
         probe = prober(name)
 

@@ -34,7 +34,7 @@ def doctor(
     Interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the job
     will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
-    from rlinf_cli.looking import examine
+    from rlinf_cli.probing import examine
     from rlinf_cli.render.doctor import doctor_record, doctor_text
 
     report = examine(file, overrides, name, link_seconds=link_seconds, parallel=parallel)

@@ -23,7 +23,7 @@ def status(
     Each node is asked over ssh; where RLINF_ADDRESS names a Ray that was started by other means, that Ray is. The exit
     status is 3 while a node is missing.
     """
-    from rlinf_cli.looking import ask_status
+    from rlinf_cli.probing import ask_status
     from rlinf_cli.render.status import status_record, status_text
 
     report = ask_status(name, parallel=parallel)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rlinf_cli import console
-from rlinf_cli.live import words
+from rlinf_cli.live import labels
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.live.view import ENDING, View, line_of, step_line
 from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
@@ -87,8 +87,8 @@ def still_line(progress: Progress) -> str:
     """Return what a run is at that has said nothing for long."""
     if progress.waiting is not None:
         limit = progress.waiting.seconds
-        of = f" of at most {words.duration(limit)}" if limit is not None else ""
-        return f"still waiting for {progress.waiting.what}: {words.duration(progress.waiting_seconds)}{of}"
-    doing = words.phase_words(progress.phase) if progress.phase else "running"
+        of = f" of at most {labels.duration(limit)}" if limit is not None else ""
+        return f"still waiting for {progress.waiting.what}: {labels.duration(progress.waiting_seconds)}{of}"
+    doing = labels.phase_words(progress.phase) if progress.phase else "running"
     step = f"after step {progress.step}, " if progress.started is not None else ""
-    return f"{step}{doing} for {words.duration(progress.phase_seconds)}"
+    return f"{step}{doing} for {labels.duration(progress.phase_seconds)}"

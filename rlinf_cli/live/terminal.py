@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rlinf_cli.live import words
+from rlinf_cli.live import labels
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
 from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
@@ -76,21 +76,21 @@ def _line(label: str, style: str, width: int, text: Text) -> Text:
 
 def _rows(progress: Progress) -> list[tuple[str, Text]]:
     rows = [("step", _step(progress))]
-    headlines = words.headlines(progress.metrics, "env", "rollout")
+    headlines = labels.headlines(progress.metrics, "env", "rollout")
     if headlines:
         rows.append(("train", _figures(headlines, "bold")))
-    losses = words.losses(progress.metrics)
+    losses = labels.losses(progress.metrics)
     if losses:
         rows.append(("learn", _figures(losses)))
     whole, shares = progress.shares()
     if whole is not None:
-        spent = [(words.short_phase(name), f"{share:.0%}") for name, share in shares]
-        rows.append(("time", Text(f"{words.duration(whole)} a step: ", style="dim") + _figures(spent)))
+        spent = [(labels.short_phase(name), f"{share:.0%}") for name, share in shares]
+        rows.append(("time", Text(f"{labels.duration(whole)} a step: ", style="dim") + _figures(spent)))
     work = progress.shares_of_components()
     if work:
         rows.append(("work", _work(work)))
     if progress.evaluation is not None:
-        found = words.headlines(progress.evaluation.metrics, "eval")
+        found = labels.headlines(progress.evaluation.metrics, "eval")
         rows.append(("eval", _figures(found, "green") + Text(f"  at step {progress.evaluation.step}", style="dim")))
     if progress.checkpoint is not None:
         rows.append(("saved", Text(progress.checkpoint.path.name)))
@@ -113,7 +113,7 @@ def _step(progress: Progress) -> Text:
         text.append("─" * (_BAR - filled), style="bright_black")
         text.append(f" {share:.0%}")
     if progress.steps_per_second is not None:
-        text.append(f"  {words.speed(progress.steps_per_second)}")
+        text.append(f"  {labels.speed(progress.steps_per_second)}")
     return text.append(f"  {times(progress)}", style="dim")
 
 
@@ -140,8 +140,8 @@ def _now(progress: Progress) -> Text:
         return Text(ENDING, style="yellow")
     waiting: Any = progress.waiting
     if waiting is not None:
-        limit = f", at most {words.duration(waiting.seconds)}" if waiting.seconds is not None else ""
-        return Text(f"waiting for {waiting.what}, {words.clock(progress.waiting_seconds)}{limit}")
+        limit = f", at most {labels.duration(waiting.seconds)}" if waiting.seconds is not None else ""
+        return Text(f"waiting for {waiting.what}, {labels.clock(progress.waiting_seconds)}{limit}")
     if not progress.phase:
         return Text("running")
-    return Text(f"{words.phase_words(progress.phase)}, {words.clock(progress.phase_seconds)}")
+    return Text(f"{labels.phase_words(progress.phase)}, {labels.clock(progress.phase_seconds)}")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from rlinf_cli.live import words
+from rlinf_cli.live import labels
 from rlinf_cli.live.progress import Progress
 from rlinf_cli.render.run_summary import shown
 from rlinf_core.runners.events import (
@@ -56,12 +56,12 @@ def line_of(event: Event, progress: Progress) -> str | None:
         case RunStarted():
             return _start_line(event, progress)
         case Waiting():
-            limit = f", at most {words.duration(event.seconds)}" if event.seconds is not None else ""
+            limit = f", at most {labels.duration(event.seconds)}" if event.seconds is not None else ""
             return f"waiting for {event.what}{limit}"
         case StepFinished():
             return step_line(progress)
         case Evaluated():
-            return f"evaluated at step {event.step}: {words.spelled(words.headlines(event.metrics, 'eval'))}"
+            return f"evaluated at step {event.step}: {labels.spelled(labels.headlines(event.metrics, 'eval'))}"
         case CheckpointSaved():
             return f"saved {event.path.name}"
         case RunRestarted():
@@ -75,11 +75,11 @@ def step_line(progress: Progress) -> str:
     """Return `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
     total = f"/{progress.total}" if progress.total is not None else ""
     parts = [f"step {progress.step}{total}"]
-    headlines = words.headlines(progress.metrics, "env", "rollout")
+    headlines = labels.headlines(progress.metrics, "env", "rollout")
     if headlines:
-        parts.append(words.spelled(headlines))
+        parts.append(labels.spelled(headlines))
     if progress.steps_per_second is not None:
-        parts.append(words.speed(progress.steps_per_second))
+        parts.append(labels.speed(progress.steps_per_second))
     parts.append(times(progress))
     return "  ".join(parts)
 
@@ -87,8 +87,8 @@ def step_line(progress: Progress) -> str:
 def times(progress: Progress) -> str:
     """Return `0:02, 0:41 left`."""
     left = progress.seconds_left
-    gone = words.clock(progress.train_seconds)
-    return gone if left is None else f"{gone}, {words.clock(left)} left"
+    gone = labels.clock(progress.train_seconds)
+    return gone if left is None else f"{gone}, {labels.clock(left)} left"
 
 
 def processes(started: RunStarted) -> str:
@@ -97,7 +97,7 @@ def processes(started: RunStarted) -> str:
 
 
 def _start_line(event: RunStarted, progress: Progress) -> str:
-    text = f"started in {words.duration(progress.launch_seconds)}"
+    text = f"started in {labels.duration(progress.launch_seconds)}"
     if event.components:
         text += f": {processes(event)}"
     text += f"; {_steps(event)}"

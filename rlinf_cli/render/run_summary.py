@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_cli.live import words
+from rlinf_cli.live import labels
 from rlinf_cli.live.progress import Progress
 
 SCHEMA = "rlinf.train/1"
@@ -18,11 +18,11 @@ def summary_text(progress: Progress, folder: Path) -> str:
     """Return the summary of a run that is finished."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
-        found = words.spelled(words.headlines(progress.evaluation.metrics, "eval"))
+        found = labels.spelled(labels.headlines(progress.evaluation.metrics, "eval"))
         rows.append(("evaluation", f"{found} (step {progress.evaluation.step})"))
-    training = words.headlines(progress.metrics, "env", "rollout")
+    training = labels.headlines(progress.metrics, "env", "rollout")
     if training:
-        rows.append(("training", words.spelled(training)))
+        rows.append(("training", labels.spelled(training)))
     if progress.restart is not None:
         rows.append(("restarts", f"{progress.restart.restart}, the last because {progress.restart.reason}"))
     if progress.checkpoint is not None:
@@ -79,9 +79,9 @@ def _steps(progress: Progress) -> str:
     done = progress.step - first + 1
     seconds = progress.train_seconds
     if done < 1:
-        return f"none, {words.clock(seconds)}"
+        return f"none, {labels.clock(seconds)}"
     again = f", {done} of them now" if first > 1 else ""
-    return f"{progress.step}{again}, in {words.clock(seconds)} ({words.speed(done / max(seconds, 1e-9))})"
+    return f"{progress.step}{again}, in {labels.clock(seconds)} ({labels.speed(done / max(seconds, 1e-9))})"
 
 
 def _numbers(metrics: Any) -> dict[str, float | None]:

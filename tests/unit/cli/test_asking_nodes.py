@@ -44,7 +44,7 @@ def test_what_is_declared_must_be_found(cli: Cli, contract: Contract, file: Call
     assert ended.code == 2
     (finding,) = contract("validate", ended.out)["diagnostics"]
     assert (finding["code"], finding["line"], finding["column"]) == ("accelerators-differ", 4, 35)
-    assert finding["message"] == "group `gpu` declares 8 accelerators, found 0 accelerators on node 0"
+    assert finding["message"] == "group `gpu` declares 8 accelerators, found no accelerator on node 0"
     assert "asking 1 node" in ended.err
     assert cli("validate", file(DECLARED % (0, "gpu")), "--live").code == 0
 

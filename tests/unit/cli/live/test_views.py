@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.live import words
+from rlinf_cli.live import labels
 from rlinf_cli.live.plain import PlainView
 from rlinf_cli.live.progress import Progress
 from rlinf_core.runners import events
@@ -64,24 +64,24 @@ def lines() -> Lines:
     ],
 )
 def test_figures(value: float, text: str) -> None:
-    assert words.figure(value) == text
+    assert labels.figure(value) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (62, "1:02"), (3599, "59:59"), (3600, "1:00:00"), (90061, "25:01:01")]
 )
 def test_clocks(seconds: float, text: str) -> None:
-    assert words.clock(seconds) == text
+    assert labels.clock(seconds) == text
 
 
 def test_a_slow_run_is_told_by_the_seconds_of_a_step() -> None:
-    assert words.speed(7.123) == "7.12 steps/s"
-    assert words.speed(0.05) == "20 s/step"
+    assert labels.speed(7.123) == "7.12 steps/s"
+    assert labels.speed(0.05) == "20 s/step"
 
 
 def test_success_at_the_end_is_what_success_means() -> None:
-    assert words.spelled(words.headlines(METRICS, "env")) == "success 0.723, return 12.3, length 41.2"
-    assert words.headlines(METRICS, "eval") == []
+    assert labels.spelled(labels.headlines(METRICS, "env")) == "success 0.723, return 12.3, length 41.2"
+    assert labels.headlines(METRICS, "eval") == []
 
 
 def test_plain_lines_of_steps_come_at_a_rate_that_can_be_read(lines: Lines) -> None:
@@ -116,8 +116,8 @@ def test_the_step_of_an_evaluation_comes_before_it(lines: Lines) -> None:
 
 
 def test_the_reward_is_told_where_there_is_no_return() -> None:
-    assert words.headlines({"rollout/reward": 0.5}, "env", "rollout") == [("reward", "0.5")]
-    assert words.headlines({"rollout/reward": 0.5, "env/return": 2.0}, "env", "rollout") == [("return", "2")]
+    assert labels.headlines({"rollout/reward": 0.5}, "env", "rollout") == [("reward", "0.5")]
+    assert labels.headlines({"rollout/reward": 0.5, "env/return": 2.0}, "env", "rollout") == [("return", "2")]
 
 
 def test_what_happens_is_a_line_each(lines: Lines) -> None:

@@ -1,4 +1,4 @@
-"""From what `doctor`, `status` and `inspect hardware` were asked to the nodes that they ask."""
+"""Probing of the nodes that `doctor`, `status` and `inspect hardware` are asked about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures and phases of a run in words, the same in the live view, in plain lines and in the summary."""
+"""Labels of figures and phases, the same in the live view, in plain lines and in the summary."""
 
 from __future__ import annotations
 
