@@ -401,7 +401,7 @@ def _check_shares(
 
 
 def _check_imports(config: EmbodiedConfig, report: Report) -> None:
-    """What the file names of the user's own can be imported; environments are judged with their sections."""
+    """Check that the user's classes in the file can be imported; environments are judged with their sections."""
     algorithm, model = config.algorithm, config.actor.model
     named: tuple[tuple[Path, str], ...] = (
         (("actor", "model", "model_type"), model.model_type),
@@ -414,7 +414,7 @@ def _check_imports(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """The policy is one for what the environment observes."""
+    """Check that the policy is one for the environment's observations."""
     kind, facts = config.actor.model.model_type, facts_of(config, environments)
     needs = {"cnn_policy": ("images", facts.has_images), "mlp_policy": ("states", facts.has_states)}
     what, has = needs.get(kind, ("", None))

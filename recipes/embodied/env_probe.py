@@ -1,4 +1,4 @@
-"""What can be known of environments before a run: their observations and limits, and whether they can be made at all.
+"""Facts about environments before a run: their observations and limits, and whether they can be made at all.
 
 Environments of Gymnasium are made once, in this process. Classes of a user's own are only looked for, not imported.
 """
