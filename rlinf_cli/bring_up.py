@@ -86,8 +86,8 @@ def watch(request: up.Request, *, parallel: int) -> up.Report:
         raise
 
 
-def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int) -> down.Report:
-    """Take down, and shows how it goes."""
+def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[down.RunningJob] = ()) -> down.Report:
+    """End the jobs and take the cluster down, and show how it goes."""
     from rlinf_core.bootstrap.down import take_down
     from rlinf_core.bootstrap.loop import run
     from rlinf_core.bootstrap.routes import Routes
@@ -95,7 +95,7 @@ def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int) -> down.Report
     table = PhaseTable(nodes, Phase.STOP)
 
     async def work() -> down.Report:
-        return await _reminded(take_down(name, nodes, Routes(parallel=parallel), table.tell), table)
+        return await _reminded(take_down(name, nodes, Routes(parallel=parallel), table.tell, jobs=jobs), table)
 
     with table.shown():
         return run(work())

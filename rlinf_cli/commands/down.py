@@ -50,10 +50,13 @@ def down(
     if cluster is None or not nodes:
         _nothing_recorded(cluster, output)
         return
-    jobs = [] if force else jobs_of(cluster, nodes)
-    if jobs and not _agreed(cluster, [f"pid {job.pid} on {job.address}: {_first_line(job.command)}" for job in jobs]):
+    jobs = jobs_of(cluster, nodes)
+    listed = [f"pid {job.pid} on {job.address}: {_first_line(job.command)}" for job in jobs]
+    if jobs and not force and not _agreed(cluster, listed):
         raise typer.Exit(ExitCode.FAILED)
-    report = end(cluster, nodes, parallel=parallel)
+    for job in listed:
+        console.message(f"ending {job}")
+    report = end(cluster, nodes, parallel=parallel, jobs=jobs)
     show_failures(report.failures)
     if output is Output.JSON:
         console.result_json(down_record(report))

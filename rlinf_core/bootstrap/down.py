@@ -19,6 +19,8 @@ from rlinf_core.bootstrap.transport import Transport
 GRACE_SECONDS: Final = 8.0
 STOP_SECONDS: Final = 45.0
 _JOBS_SECONDS: Final = 10.0
+# Seconds that the drivers of running jobs get to save and end.
+JOB_SECONDS: Final = 8.0
 # What the way to a node may take beyond what happens on it.
 _MARGIN_SECONDS: Final = 5.0
 _NOT_FOUND: Final = 127
@@ -86,11 +88,18 @@ async def running_jobs(cluster: str, nodes: Sequence[NodeTarget], transport: Tra
 
 
 async def take_down(
-    name: str, nodes: Sequence[NodeTarget], transport: Transport, tell: Tell, *, grace: float = GRACE_SECONDS
+    name: str,
+    nodes: Sequence[NodeTarget],
+    transport: Transport,
+    tell: Tell,
+    *,
+    grace: float = GRACE_SECONDS,
+    jobs: Sequence[RunningJob] = (),
 ) -> Report:
     """End the cluster `name` on `nodes`: those that joined all at once, then the head.
 
-    Nodes that cannot be reached stay recorded, for the next try.
+    Nodes that cannot be reached stay recorded, for the next try. The drivers of `jobs` are told to end before: a driver
+    whose Ray is taken away notices late, and can save nothing any more.
 
     Raises:
         RLinfError: another command is at work on the cluster.
@@ -108,12 +117,21 @@ async def take_down(
             if failure is not None:
                 failures.append(failure)
 
+        if jobs:
+            await asyncio.gather(*(_end_jobs(cluster, node, transport, jobs) for node in nodes))
         await asyncio.gather(*(end(node) for node in nodes if not node.is_head))
         await asyncio.gather(*(end(node) for node in nodes if node.is_head))
         if not alone:
             _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
     return Report(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
+
+
+async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:
+    """End the drivers that run on a node. One that is still there afterwards loses its Ray all the same."""
+    listed = [{"address": job.address, "pid": job.pid, "command": job.command} for job in jobs]
+    request: dict[str, Any] = {"verb": "end_jobs", "cluster": cluster, "jobs": listed, "deadline": JOB_SECONDS}
+    await ask(transport, node, request, deadline=JOB_SECONDS + _MARGIN_SECONDS + node.connect_seconds)
 
 
 async def _end(

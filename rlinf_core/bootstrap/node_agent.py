@@ -22,6 +22,7 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "sync": node_sync.sync,
     "start": node_ray.start,
     "members": node_members.members,
+    "end_jobs": node_members.end_jobs,
     "stop": node_ray.stop,
 }
 

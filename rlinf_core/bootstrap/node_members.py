@@ -1,4 +1,4 @@
-"""Asking the head which nodes and jobs it knows.
+"""Asking the head which nodes and jobs it knows, and ending jobs.
 
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 from rlinf_core.bootstrap import node_facts as facts
 from rlinf_core.bootstrap import node_processes as processes
 from rlinf_core.bootstrap.node_ray import NodeError
 
+_PAUSE = 0.1
 # Run on the head: asks its GCS until as many nodes live as are expected, or the time is over.
 _MEMBERS = r"""
 import json, sys, time
@@ -81,3 +84,23 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
         raise NodeError("the head does not answer", why=f"no answer within {seconds + 20:.0f} s") from None
     except (OSError, ValueError, IndexError) as error:
         raise NodeError("the head cannot be asked", why=str(error)) from None
+
+
+def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
+    """Tell the drivers on this node to end, and wait for them until the deadline; return how many are left.
+
+    A number alone may mean another process here, as in a container: the command has to be that of the driver, too.
+    """
+    end = time.monotonic() + float(request["deadline"])
+    record = facts.read_record(facts.folder_of(request["cluster"])) or {}
+    drivers = {
+        job["pid"]: processes.identity(job["pid"])
+        for job in request["jobs"]
+        if job["address"] == record.get("address") and processes.command_of(job["pid"]) == job["command"]
+    }
+    processes.send(list(drivers), signal.SIGTERM)
+    left = [each for each in drivers.values() if processes.alive(each)]
+    while left and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        left = [each for each in left if processes.alive(each)]
+    return {"told": len(drivers), "left": len(left)}

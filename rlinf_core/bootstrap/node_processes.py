@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from typing import NamedTuple
@@ -71,6 +72,15 @@ def marked(cluster: str, session: int = 0) -> list[int]:
         if ours and identity(pid) is not None:
             found.append(pid)
     return found
+
+
+def command_of(pid: int) -> str | None:
+    """Return the command of a process as Ray writes that of a driver, or None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return subprocess.list2cmdline(file.read().split("\0")[:-1])
+    except OSError:
+        return None
 
 
 def send(pids: list[int], number: int) -> None:

@@ -125,6 +125,9 @@ class FakeCluster(Transport):
         ]
         return {"event": "result", "nodes": nodes, "jobs": self.jobs, "fault": None}
 
+    def _end_jobs(self, node: NodeTarget, fake: FakeNode, request: dict[str, Any]) -> dict[str, Any]:
+        return {"event": "result", "told": len(request["jobs"]), "left": 0}
+
     def _stop(self, node: NodeTarget, fake: FakeNode, request: dict[str, Any]) -> dict[str, Any]:
         found, fake.record = fake.record is not None, None
         rest = {"processes": fake.left, "ports": [], "files": [], "shared": []}

@@ -131,7 +131,7 @@ def test_a_wrong_file_and_wrong_options_are_status_2(cli: Cli, site: FakeCluster
     ):
         ended = cli(*arguments)
         assert ended.code == 2, (arguments, ended.err)
-        assert ended.err.startswith(("error", "none.yaml")), arguments
+        assert ended.err.startswith(("error", "none.yaml", "<overrides>")), arguments
         assert ended.out == ""
     assert site.log == []
 
@@ -174,8 +174,13 @@ def test_down_asks_about_jobs(cli: Cli, site: FakeCluster) -> None:
     assert "1 job running on cluster lab" in ended.err
     assert "pid 7 on 10.0.0.1: python train.py ..." in ended.err
     assert site.nodes[0].record is not None
-    assert cli("down", "--force").code == 0
+    ended = cli("down", "--force")
+    assert ended.code == 0
+    assert "ending pid 7 on 10.0.0.1: python train.py ..." in ended.err
     assert site.nodes[0].record is None
+    # Drivers are told before any Ray is taken away.
+    verbs = [verb for _, verb in site.log]
+    assert verbs[-6:] == ["end_jobs"] * 3 + ["stop"] * 3
 
 
 def test_of_several_clusters_one_is_named(cli: Cli, site: FakeCluster) -> None:
