@@ -159,7 +159,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
 
 def _running_here() -> Iterator[Known]:
     """Return the clusters of this user whose Ray runs on this machine."""
-    base = Path(node_facts.folder_of("x")).parent
+    base = Path(node_facts.private_base())
     if not base.is_dir():
         return
     for folder in sorted(base.glob("up-*")):

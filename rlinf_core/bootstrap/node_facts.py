@@ -66,17 +66,22 @@ print(json.dumps({
 }))
 """
 _SOFTWARE_SECONDS = 30.0
-# The kernel's limit of a unix socket's path is 107 characters, and Ray's take 63 below its folder.
-_LONGEST_BASE = 40
+# The kernel's limit of a unix socket's path is 107 characters. Ray's take 63 below its folder, whose name has up to 12.
+_LONGEST_BASE = 28
+
+
+def private_base() -> str:
+    """Return the folder of this user on this machine, in TMPDIR, or in /tmp where TMPDIR is too long for Ray's sockets.
+
+    It need not exist yet.
+    """
+    private = os.path.join(tempfile.gettempdir(), f"rlinf-{os.getuid()}")
+    return private if len(private) <= _LONGEST_BASE else os.path.join("/tmp", f"rlinf-{os.getuid()}")
 
 
 def folder_of(cluster: str) -> str:
-    """Return the folder of a cluster on this node: short, because Ray puts unix sockets below it."""
-    base = tempfile.gettempdir()
-    private = f"rlinf-{os.getuid()}"
-    if len(base) + len(private) + len(cluster) + 5 > _LONGEST_BASE:
-        base = "/tmp"
-    return os.path.join(base, private, f"up-{cluster}")
+    """Return the folder of a cluster on this node."""
+    return os.path.join(private_base(), f"up-{cluster}")
 
 
 def code_folder(cluster: str) -> str:

@@ -18,7 +18,16 @@ from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
-from rlinf_core.cluster.membership import Member, members, missing_ranks, node_info, rank_members
+from rlinf_core.cluster.membership import (
+    Member,
+    cannot_run,
+    departed,
+    does_not_answer,
+    members,
+    missing_ranks,
+    node_info,
+    rank_members,
+)
 from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.collective.network import advertised_address
@@ -141,7 +150,8 @@ class Cluster:
         ray = ray_api()
 
         deadline = time.monotonic() + env_vars.CONNECT_TIMEOUT.get()
-        joined = members(ray.nodes())
+        nodes = ray.nodes()
+        joined = members(nodes)
         while wanted is not None and len(joined) < wanted:
             if self._engine.embedded:
                 raise ClusterError(
@@ -152,11 +162,13 @@ class Cluster:
                 raise ClusterError(
                     f"{len(joined)} of {wanted} nodes joined within {env_vars.CONNECT_TIMEOUT.get():g} s",
                     where=self._engine.address,
-                    why=missing_ranks(joined, wanted),
-                    help=f"start the missing ones, or allow more time by `{env_vars.CONNECT_TIMEOUT.name}`",
+                    why="; ".join([missing_ranks(joined, wanted), *departed(nodes)]),
+                    help="start the missing ones, as `rlinf up FILE` does without touching the others, or allow more"
+                    f" time by `{env_vars.CONNECT_TIMEOUT.name}`",
                 )
             time.sleep(_JOIN_POLL_SECONDS)
-            joined = members(ray.nodes())
+            nodes = ray.nodes()
+            joined = members(nodes)
         if wanted is not None and len(joined) > wanted:
             raise ClusterError(
                 f"{wanted} nodes are asked for, and the cluster has {len(joined)}",
@@ -171,24 +183,37 @@ class Cluster:
         """Ask every node once: one whose Ray this process started, or that started this process, here; the others
         each by a task on it, for the environment that counts is that of their Ray."""
         here = driver_id if self._engine.embedded or self.session.member is not None else None
+        asked = time.time()
         pending = {member.ray_id: self.run_on(member, probe) for member in joined if member.ray_id != here}
         return [
-            replace(member, facts=self._answer(pending[member.ray_id], member) if member.ray_id in pending else probe())
+            replace(
+                member,
+                facts=self._answer(pending[member.ray_id], member, asked) if member.ray_id in pending else probe(),
+            )
             for member in joined
         ]
 
-    def _answer(self, reference: Any, member: Member) -> Any:
+    def _answer(self, reference: Any, member: Member, asked: float) -> Any:
+        """Return what a task on a node returns.
+
+        Args:
+            reference: to its result.
+            member: the node.
+            asked: when it was asked, in seconds since 1970.
+
+        Raises:
+            ClusterError: the node does not answer, or cannot run the task.
+        """
         ray = ray_api()
 
         try:
             return ray.get(reference, timeout=env_vars.CONNECT_TIMEOUT.get())
         except (ray.exceptions.RayError, TimeoutError) as error:
+            errors = ray.exceptions
             cause = getattr(error, "cause", None) or error
-            raise ClusterError(
-                f"the node at {member.ip} joined, but cannot run rlinf",
-                why=(str(cause).strip().splitlines() or [type(cause).__name__])[-1],
-                help="install the same rlinf in the interpreter that Ray was started with there",
-            ) from None
+            if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
+                raise cannot_run(member, cause) from None
+            raise does_not_answer(member, cause, asked) from None
 
     def run_on(self, member: Member, function: Any, *args: Any) -> Any:
         """Return a reference to what `function(*args)` returns on a node, in the environment of its Ray."""
@@ -303,6 +328,7 @@ class Cluster:
         self._prepare((rank, command) for rank, command in wanted if command is not None)
 
     def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
+        asked = time.time()
         waiting: dict[tuple[int, ProcessCommand], Any] = {}
         for rank, command in commands:
             if (rank, command) not in self._prepared:
@@ -310,7 +336,7 @@ class Cluster:
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
             member = self._members[rank]
-            prepared = prepare(command) if reference is None else self._answer(reference, member)
+            prepared = prepare(command) if reference is None else self._answer(reference, member, asked)
             if prepared.fault:
                 raise ClusterError(
                     f"the interpreter `{command.interpreter}` cannot run workers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -92,6 +93,48 @@ def missing_ranks(joined: Sequence[Member], num_nodes: int) -> str:
     if len(present) == len(joined):
         return f"missing: rank {format_ranks(rank for rank in range(num_nodes) if rank not in present)}"
     return "joined: " + (", ".join(member.ip for member in joined) or "none")
+
+
+def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which ranks were there and are gone, with the reason that Ray gives, for a message."""
+    alive = {member.label_rank for member in members(nodes)}
+    found: dict[int, str] = {}
+    for node in nodes:
+        rank = str(node.get("Labels", {}).get(RANK_LABEL, ""))
+        if not node["Alive"] and rank.isdigit() and int(rank) not in alive:
+            reason = str(node.get("DeathReasonMessage") or "").strip().partition("\n")[0]
+            gone = f"node {rank} ({node['NodeManagerAddress']}) was there and is gone"
+            found[int(rank)] = f"{gone}: {reason}" if reason else gone
+    return [found[rank] for rank in sorted(found)]
+
+
+def does_not_answer(member: Member, cause: BaseException, asked: float) -> ClusterError:
+    """Return the error for a node that has joined and is not heard from any more.
+
+    Args:
+        member: the node.
+        cause: what Ray says of the task that asked it.
+        asked: since when it has not answered, in seconds since 1970.
+    """
+    return ClusterError(
+        f"the node at {member.ip} does not answer since {time.strftime('%H:%M:%S', time.localtime(asked))}",
+        why=_last_line(cause),
+        help="see that the machine runs and its network reaches the head (`rlinf status` asks every node); where its"
+        " Ray has ended, `rlinf up FILE` starts it again",
+    )
+
+
+def cannot_run(member: Member, cause: BaseException) -> ClusterError:
+    """Return the error for a node whose Ray runs, but not rlinf."""
+    return ClusterError(
+        f"the node at {member.ip} joined, but cannot run rlinf",
+        why=_last_line(cause),
+        help="install the same rlinf in the interpreter that Ray was started with there",
+    )
+
+
+def _last_line(cause: BaseException) -> str:
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
 
 
 def node_info(rank: int, member: Member) -> NodeInfo:

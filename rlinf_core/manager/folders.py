@@ -6,10 +6,14 @@ import os
 import tempfile
 from pathlib import Path
 
+from rlinf_core.bootstrap.node_facts import private_base
+from rlinf_core.bootstrap.node_processes import alive, identity
 from rlinf_core.errors import ClusterError
 from rlinf_core.manager.sweep import sweep
 
 _OWNER_FILE = "owner"
+# A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
+_LONGEST_TMPDIR = 16
 
 
 def new_folder() -> Path:
@@ -30,12 +34,18 @@ def base_folder() -> Path:
     """Return the folder that they are in.
 
     Raises:
-        ClusterError: it is not this user's alone.
+        ClusterError: it cannot be made, or is not this user's alone.
     """
-    # Short, because Ray puts unix sockets below it, whose paths may have 107 characters.
-    base = Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    info = base.stat()
+    base = Path(private_base())
+    try:
+        base.mkdir(mode=0o700, exist_ok=True)
+        info = base.stat()
+    except OSError as error:
+        raise ClusterError(
+            f"`{base}` cannot be used",
+            why=error.strerror,
+            help=f"set TMPDIR to a folder of your own with at most {_LONGEST_TMPDIR} characters, for Ray's sockets",
+        ) from None
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise ClusterError(
             f"`{base}` is not a private folder of yours", help="remove it, or set TMPDIR to a folder of your own"
@@ -49,18 +59,4 @@ def is_owned(folder: Path) -> bool:
         owner = (folder / _OWNER_FILE).read_text(encoding="ascii")
     except OSError:
         return False
-    pid = owner.split(":")[0]
-    return pid.isdigit() and identity(int(pid)) == owner
-
-
-def identity(pid: int) -> str | None:
-    """Return `PID:START` of a process, which no later one with the same pid shares; None when there is no such
-    process.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    # One that was killed may wait for its parent to take note of it.
-    return None if fields[0] in "ZX" else f"{pid}:{fields[19]}"
+    return alive(owner)

@@ -1,0 +1,54 @@
+"""Nodes that are gone, do not answer or cannot run rlinf: each has its own cause and remedy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf_core.cluster import cluster as module
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.membership import Member, departed
+from rlinf_core.errors import ClusterError
+
+NODE = Member("id", "10.0.0.3", 2)
+
+
+def entry(rank: int, alive: bool, reason: str = "") -> dict[str, Any]:
+    labels = {"rlinf.io/rank": str(rank)}
+    return {
+        "NodeID": f"{rank}{alive}",
+        "NodeManagerAddress": f"10.0.0.{rank + 1}",
+        "Alive": alive,
+        "Labels": labels,
+        "DeathReasonMessage": reason,
+    }
+
+
+def test_ranks_that_are_gone_are_told_with_the_reason() -> None:
+    nodes = [entry(0, True), entry(1, False), entry(1, True), entry(2, False, "missed heartbeats\nand more")]
+    assert departed(nodes) == ["node 2 (10.0.0.3) was there and is gone: missed heartbeats"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "help"),
+    [
+        ("GetTimeoutError", "the node at 10.0.0.3 does not answer since ", "rlinf status"),
+        ("NodeDiedError", "the node at 10.0.0.3 does not answer since ", "rlinf status"),
+        ("RayTaskError", "the node at 10.0.0.3 joined, but cannot run rlinf", "install the same rlinf"),
+    ],
+)
+def test_the_remedy_fits_the_cause(monkeypatch: pytest.MonkeyPatch, error: str, message: str, help: str) -> None:
+    base = type("RayError", (Exception,), {})
+    names = ("RayTaskError", "RuntimeEnvSetupError", "WorkerCrashedError", "GetTimeoutError", "NodeDiedError")
+    types = {name: type(name, (base,), {}) for name in names}
+
+    def get(reference: Any, timeout: float) -> None:
+        raise types[error]("No module named 'rlinf_core'")
+
+    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=base, **types))
+    monkeypatch.setattr(module, "ray_api", lambda: ray)
+    with pytest.raises(ClusterError, match=message) as caught:
+        object.__new__(Cluster)._answer(None, NODE, 1.8e9)
+    assert help in (caught.value.help or "")
