@@ -114,7 +114,7 @@ def logged_components(ctx: typer.Context, incomplete: str) -> list[str]:
     from rlinf_cli.log_files import log_files
     from rlinf_cli.runs import DEFAULT_LOG_PATH, find_run
 
-    folder = find_run(ctx.params.get("run"), ctx.params.get("log_path") or DEFAULT_LOG_PATH)
+    folder = find_run(ctx.params.get("run"), ctx.params.get("log_path") or DEFAULT_LOG_PATH, ask=False)
     return _starting({file.component for file in log_files(folder.logs)}, incomplete)
 
 

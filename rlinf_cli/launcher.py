@@ -21,6 +21,7 @@ def launch() -> int:
     _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end_at_once)
+    _order_imports()
     from rlinf_cli.main import main
 
     code = main()
@@ -36,6 +37,17 @@ def launch() -> int:
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C while nothing is done yet; an exception might be lost in an import."""
     os._exit(_INTERRUPTED)
+
+
+def _order_imports() -> None:
+    """Find the modules of the working folder, but never in the place of rlinf's or the standard library's."""
+    from rlinf_core.import_path import manage
+
+    try:
+        folder = os.getcwd()
+    except OSError:  # it was removed
+        folder = None
+    manage(folder)
 
 
 def _open_closed_streams() -> None:

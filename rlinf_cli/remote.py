@@ -56,7 +56,8 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),
     ]
-    arguments = ["-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
+    # Without what the login's home holds: a `random.py` there is not the standard library's.
+    arguments = ["-P", "-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
     return run_on_head(record, arguments, stdin=to_yaml(job.tree).encode())
 
 

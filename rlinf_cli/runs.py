@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf_cli import completion
+from rlinf_cli import completion, console
 
 if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
@@ -26,15 +28,17 @@ LogPath = Annotated[
 ]
 
 
-def find_run(run: str | None, log_path: Path) -> RunFolder:
+def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
     """Return the folder of a run.
 
     Args:
-        run: its path, or its name in `log_path`; None for the one that started last of those that are running, or of
-            all where none is.
+        run: its path, or its name in `log_path`; None for the one that is running, or the last where none is. Where
+            several are running the person is asked.
+        ask: whether that may be done; otherwise it is the youngest.
 
     Raises:
         RunError: there is none.
+        typer.BadParameter: several are running, and there is no terminal to ask at.
     """
     from rlinf_core.errors import RunError
 
@@ -48,7 +52,14 @@ def find_run(run: str | None, log_path: Path) -> RunFolder:
             where=str(log_path),
             help="name the run folder, or where run folders are with `--log-path`; `rlinf train` makes them",
         )
-    return max(running or folders, key=lambda folder: (folder.state.created, folder.path.name))
+    running.sort(key=_age)
+    if len(running) > 1 and ask:
+        return _asked(running)
+    return max(running or folders, key=_age)
+
+
+def _age(folder: RunFolder) -> tuple[float, str]:
+    return folder.state.created, folder.path.name
 
 
 def all_runs(log_path: Path) -> list[RunFolder]:
@@ -63,6 +74,26 @@ def all_runs(log_path: Path) -> list[RunFolder]:
         except RunError:
             continue
     return found
+
+
+def _asked(running: list[RunFolder]) -> RunFolder:
+    """Return the one of several live runs that the person chooses."""
+    from rlinf_cli.render.run_summary import shown
+
+    names = [shown(folder.path) for folder in running]
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise typer.BadParameter(
+            f"{len(running)} runs are going on: name one of {', '.join(names)}", param_hint="'RUN'"
+        )
+    for number, (name, folder) in enumerate(zip(names, running, strict=True), start=1):
+        state = folder.state
+        started = time.strftime("%H:%M:%S", time.localtime(state.created))
+        console.error(f"  {number}  {name}  started {started}, step {state.step}, process {state.pid}")
+    while True:
+        choice: int = typer.prompt("which run", type=int, err=True)
+        if 1 <= choice <= len(running):
+            return running[choice - 1]
+        console.error(f"a number from 1 to {len(running)}")
 
 
 def _named(run: str, log_path: Path) -> RunFolder:

@@ -46,7 +46,8 @@ def logs(
 ) -> None:
     """Show what the processes of a run log, in the order of time.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one.
+    RUN is a run folder or its name in the folder of runs; by default the run that is going on (of several you are
+    asked which), else the last one.
     """
     from rlinf_cli.runs import find_run
 

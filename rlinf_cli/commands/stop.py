@@ -43,8 +43,9 @@ def stop(
 ) -> None:
     """End a run that is going on, and wait until it has ended.
 
-    RUN is a run folder or its name in the folder of runs; by default the run that is going on. What it has saved
-    stays, and the command that started it goes on from there with `runner.resume_dir=auto`.
+    RUN is a run folder or its name in the folder of runs; by default the run that is going on; of several you are
+    asked which. What it has saved stays, and the command that started it goes on from there with
+    `runner.resume_dir=auto`.
     """
     from rlinf_cli.render.run_summary import shown
     from rlinf_cli.runs import find_run
@@ -56,7 +57,7 @@ def stop(
         status, _ = outcome(folder.state)
         if run is None:
             raise RunError("no run is going on", where=str(log_path), why=f"the last, {folder.path.name}, is {status}")
-        console.message(f"{shown(folder.path)} is {status} already")
+        console.result(f"{shown(folder.path)} is {status} already")
         return
     pid = folder.state.pid
     if not folder.state.here:

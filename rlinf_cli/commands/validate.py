@@ -72,8 +72,12 @@ def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
         from rlinf_cli.render.findings import finding_blocks
 
         console.results(finding_blocks(found, sys.stdout), gap=True)
-    for file, diagnostics in reports:
-        console.message(f"{_shown(file)}: {_summary(diagnostics)}")
+    verdicts = [f"{_shown(file)}: {_summary(diagnostics)}" for file, diagnostics in reports]
+    if form is ReportForm.GITHUB:
+        # Every line of standard output is an annotation.
+        console.message("\n".join(verdicts))
+    elif not console.verbosity.quiet:
+        console.results(["", *verdicts] if found else verdicts)
 
 
 def _shown(file: str) -> str:

@@ -139,7 +139,7 @@ def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) ->
             f"  interpreter  {node.interpreter}" + ("" if node.declared_interpreter else "  (as here)"),
             f"  labels       {', '.join(f'{key}={value}' for key, value in node.labels.items())}",
             f"  ports        {min(fixed.values())}-{max(fixed.values())},"
-            f" workers {node.ports.first_worker}-{node.ports.last_worker}",
+            f" workers {node.ports.first_worker}-{node.ports.last_worker}, rlinf's own {node.ports.data}",
             *(f"  variable     {key}={value}" for key, value in mask_environment(node.env).items()),
         ]
         blocks.append("\n".join(lines))
@@ -163,6 +163,7 @@ def plan_record(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) 
                 "labels": node.labels,
                 "ports": node.ports.fixed(head=node.is_head),
                 "worker_ports": [node.ports.first_worker, node.ports.last_worker],
+                "data_ports": [node.ports.first_data, node.ports.last_data],
                 "env": mask_environment(node.env),
             }
             for node in nodes
