@@ -212,7 +212,7 @@ def _compares(config: EmbodiedConfig) -> str | None:
 
 
 def _check_available(config: EmbodiedConfig, report: Report) -> None:
-    """No key is left without effect in silence."""
+    """Report keys that have no effect yet."""
     actor = config.actor
     # A model of the user's own is told these two, and does with them what it likes.
     ours = actor.model.model_type in MODEL_TYPES
@@ -296,7 +296,7 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """There are shards where they are to be kept in the host's memory."""
+    """Require shards where they are to be kept in the host's memory."""
     fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
     if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
         why = "a single actor" if alone else "`sharding_strategy: no_shard`"
@@ -332,7 +332,7 @@ def _check_schedule(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
-    """Robots that the file declares for its environments are used by one of them."""
+    """Warn of robots that `env` is placed on and that no environment uses."""
     kinds = {config.env.train.env_type, config.env.eval.env_type}
     place = config.cluster.component_placement.get("env")
     used = {ROBOTS[kind] for kind in kinds if kind in ROBOTS}
@@ -372,7 +372,7 @@ def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
 def _check_shares(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, world_size: int | None, report: Report
 ) -> None:
-    """Environments go evenly to workers and pipeline stages, and groups stay together."""
+    """Require environments to divide by workers and pipeline stages, in whole groups."""
     total, stages, workers = environments.total_num_envs, config.rollout.pipeline_stage_num, world_size or 1
     size, shares = group_size(config, environments), workers * stages
     name = f"env.{section}.total_num_envs"
@@ -467,7 +467,7 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """Chunks of actions fill a pass."""
+    """Require whole chunks of actions in a pass."""
     chunks, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
     if steps % chunks:
         name = f"env.{section}.max_steps_per_rollout_epoch"

@@ -41,7 +41,7 @@ def train(config: EmbodiedConfig, record: RunRecord) -> None:
 
 
 def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> EmbodiedRunner:
-    """Places and starts the workers, ready to `run`."""
+    """Place and start the workers, ready to `run`."""
     placement = HybridComponentPlacement(config, cluster)
 
     def next_group(component: str) -> PlacementStrategy:

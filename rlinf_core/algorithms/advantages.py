@@ -1,4 +1,4 @@
-"""Advantages: how much better an action was than what was expected.
+"""Advantages: how much better an action was than expected.
 
 The functions named in `algorithm.adv_type` take `Trajectories` and `AdvantageSettings`; beneath them are plain
 functions of tensors. Time comes first, as in `returns.py`.
@@ -66,7 +66,7 @@ class AdvantageSettings:
 
     @classmethod
     def of(cls, config: object, reduce_sum: Callable[[Tensor], Tensor] = _identity) -> AdvantageSettings:
-        """From a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        """Return the settings of a section `algorithm`; a key that the recipe's section lacks has its default here."""
         names = [field.name for field in fields(cls) if hasattr(config, field.name)]
         return cls(**{name: getattr(config, name) for name in names}, reduce_sum=reduce_sum)
 
@@ -80,7 +80,7 @@ class Advantages:
 
 
 def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Generalized advantage estimation; returns are advantages + values, before advantages are normalized.
+    """Compute GAE advantages; returns are advantages + values, before advantages are normalized.
 
     Raises:
         ValueError: there are no values.
@@ -97,7 +97,7 @@ def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
 
 
 def grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """Group-relative advantages of the total rewards of trajectories, the same for every step that counts, else 0."""
+    """Compute group-relative advantages of total rewards, the same for every step that counts, else 0."""
     rewards = trajectories.rewards
     mask = expand_mask(trajectories.mask, rewards)
     relative = group_advantages(total_rewards(rewards, mask), settings.group_size).to(rewards.dtype)
@@ -105,12 +105,12 @@ def grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
 
 
 def reinpp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """REINFORCE++ (arXiv 2501.03262): discounted returns, less the divergence, normalized over the whole step."""
+    """Compute REINFORCE++ (arXiv 2501.03262): discounted returns, less the divergence, normalized over the step."""
     return _reinforce(trajectories, settings, trajectories.rewards)
 
 
 def reinpp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
-    """REINFORCE++ with the mean total reward of the group as baseline, instead of none.
+    """Compute REINFORCE++ with the mean total reward of the group as baseline.
 
     The baseline is taken off once, with the last step of a trajectory that counts, so that every step's return lacks
     it (discounted like the rewards of that step).
@@ -163,9 +163,7 @@ def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float,
 
 
 def total_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Return the score of each trajectory, float64 [B]: the sum of those rewards [T, B] that count, with little
-    rounding.
-    """
+    """Return the score of each trajectory, float64 [B]: the sum of those rewards [T, B] that count."""
     return torch.where(mask, rewards, 0).sum(dim=0, dtype=torch.float64)
 
 

@@ -44,7 +44,7 @@ def expand_trailing(values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean of the values that count, a scalar; 0 when none does."""
+    """Return the mean of the values that count, a scalar; 0 when none does."""
     if mask is None:
         return values.mean()
     counted = expand_trailing(mask.bool(), values.shape)
@@ -52,8 +52,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation) -> Tensor:
-    """Return what `aggregate` divides by: the number of tokens, or of sequences, that count. At least 1; float32, a
-    scalar.
+    """Return the denominator of `aggregate`: how many tokens, or sequences, count. At least 1; a float32 scalar.
 
     To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
     `aggregate` of each part: the losses of the parts then add up to the loss of the whole.

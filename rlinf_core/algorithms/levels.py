@@ -1,4 +1,4 @@
-"""Tokens, actions and chunks: what a probability ratio, an entropy or a reward is taken of.
+"""Levels of a probability ratio, an entropy or a reward: tokens, actions and chunks.
 
 A policy answers one observation with a chunk of C actions of D tokens each (the dimensions of a continuous action, or
 the tokens that a language model spells it with). Probabilities of independent tokens multiply, so their logarithms add.
@@ -13,7 +13,7 @@ from rlinf_core.config.sections.values import Level
 
 
 def sum_to_level(values: Tensor, level: Level) -> Tensor:
-    """Log-probabilities or entropies by token, summed to a level.
+    """Return log-probabilities or entropies of tokens, summed to a level.
 
     Args:
         values: float [..., C, D].
@@ -25,7 +25,7 @@ def sum_to_level(values: Tensor, level: Level) -> Tensor:
 
 
 def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """Rewards and ends of episodes by action, [T, B, C], as the steps of the level.
+    """Return rewards and ends of episodes by action, [T, B, C], as the steps of a level.
 
     Args:
         rewards: float [T, B, C].
@@ -39,13 +39,13 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
 
 
 def unfold_chunks(values: Tensor) -> Tensor:
-    """Return [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
+    """Reshape [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
     steps, batch, chunk = values.shape
     return values.transpose(1, 2).reshape(steps * chunk, batch)
 
 
 def fold_chunks(values: Tensor, chunk: int) -> Tensor:
-    """Return [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
+    """Reshape [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
     steps, batch = values.shape
     return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Returns, and what the end of an episode does to them.
+"""Returns, and bootstrapping at the ends of episodes.
 
 Time comes first: [T, ...] is T steps of any number of trajectories. `dones[t]` tells that the episode ended with step t
 (the d_{t+1} of the formulas), so that what follows belongs to another episode.
@@ -22,7 +22,7 @@ def bootstrap_rewards(
     gamma: float,
     bootstrap_type: BootstrapType = "standard",
 ) -> Tensor:
-    """Rewards with the value of what an episode would still have brought, where it was cut off.
+    """Return rewards with the value of the rest of an episode added where it was cut off.
 
     An episode that reaches its limit of steps is not over for the value function: r_t + gamma V(final observation)
     stands for the rest (Pardo et al., "Time limits in reinforcement learning", arXiv 1712.00378).

@@ -204,7 +204,7 @@ class CheckpointStore:
         return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _folders(self) -> list[Path]:
-        """Whatever has a checkpoint's name, complete or not; the highest step first."""
+        """Return the folders with a checkpoint's name, complete or not; the highest step first."""
         found = [(int(match[1]), path) for path in self._entries() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found, reverse=True)]
 

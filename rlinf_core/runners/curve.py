@@ -184,7 +184,7 @@ def _draw(axes: Any, line: Line) -> None:
 
 
 def _thinned(steps: Sequence[int], values: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """About `_MOST_POINTS` points: of each stretch the least and the greatest value, so that no peak is lost."""
+    """Return about `_MOST_POINTS` points: of each stretch the least and the greatest value, so that no peak is lost."""
     stretch = max(1, math.ceil(2 * len(steps) / _MOST_POINTS))
     if stretch <= 2:
         yield from zip(steps, values, strict=True)

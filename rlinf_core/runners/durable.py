@@ -38,10 +38,10 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Generator[bool, None, None]:
-    """Within the block no other process is in such a block for the file `path`; False: one is, and this one is not.
+    """Hold an exclusive lock on the file `path` within the block; yield False where another process holds it.
 
-    Whoever writes the file in the block by `write_whole` makes it another file for those who come after, so what it
-    says is to be read within the block. A file system without locks claims for everybody.
+    `write_whole` replaces the file, so its content has to be read within the block. On a file system without locks
+    every process gets the lock.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:

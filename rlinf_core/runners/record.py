@@ -244,6 +244,6 @@ class RunRecord:
             self.tell(events.CurveDrawn(drawn[0]))
 
     def _worked(self) -> None:
-        """Something was done at this moment."""
+        """Note the time of the last work done."""
         if self._began is not None:
             self._seconds = time.monotonic() - self._began

@@ -1,4 +1,4 @@
-"""The folder of a run: where everything that it keeps lies, and what it says about itself.
+"""The folder of a run: its files and its state.
 
     runs/embodied-20260314-101502/
       run.json        what runs or ran here, and how it ended

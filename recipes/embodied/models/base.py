@@ -70,7 +70,7 @@ class BasePolicy(nn.Module, ABC):
     """
 
     def prepare(self, observations: Observation) -> Inputs:
-        """Observations of n environments as tensors where the weights are; by default the arrays that are numbers."""
+        """Return observations of n environments as tensors on the weights' device; by default the numeric arrays."""
         device = next(self.parameters()).device
         return {
             name: torch.from_numpy(np.ascontiguousarray(array)).to(device)  # pyright: ignore[reportUnknownMemberType]
@@ -94,12 +94,12 @@ class BasePolicy(nn.Module, ABC):
 
     @abstractmethod
     def values(self, inputs: Inputs) -> Tensor:
-        """float32 [n, V], without gradients.
+        """Return values, float32 [n, V], without gradients.
 
         Raises:
             ValueError: the policy has no value head.
         """
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
-        """Actions [n, C, A] as environments take them; by default as they were drawn."""
+        """Return actions [n, C, A] as environments take them; by default as they were drawn."""
         return actions.cpu().numpy()

@@ -36,12 +36,12 @@ class CnnPolicy(FeaturePolicy):
         super().__init__(config, spec, next(networks), next(networks), config.hidden_dim)
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
-        """From `images` uint8 [n, H, W, channels] and `states`; the head of values comes after its encoder."""
+        """Return features of `images` uint8 [n, H, W, channels] and `states`."""
         return network((inputs["images"], inputs.get("states")))
 
 
 class ImageEncoder(nn.Module):
-    """From an image and a state to features."""
+    """A network from an image and a state to features."""
 
     def __init__(self, image_shape: tuple[int, int, int], state_size: int, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ImageEncoder(nn.Module):
         self.mix = nn.Sequential(linear(flat + state_size, width), nn.ReLU())
 
     def forward(self, observed: tuple[Tensor, Tensor | None]) -> Tensor:
-        """Images uint8 [n, H, W, channels] and states float32 [n, S] or None, to [n, F]."""
+        """Return features [n, F] of images uint8 [n, H, W, channels] and states float32 [n, S] or None."""
         images, states = observed
         dtype = next(self.parameters()).dtype
         features = self.convolutions(images.permute(0, 3, 1, 2).to(dtype) / 255)

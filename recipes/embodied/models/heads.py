@@ -23,20 +23,20 @@ def linear(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
 
 
 def hidden_layers(inputs: int, width: int) -> nn.Sequential:
-    """Two layers of tanh, as PPO is usually run with on states."""
+    """Return two layers of tanh, as is usual for PPO on states."""
     return nn.Sequential(linear(inputs, width), nn.Tanh(), linear(width, width), nn.Tanh())
 
 
 class ActionHead(nn.Module, ABC):
-    """From features [n, F] to a distribution over chunks of C actions of D tokens."""
+    """A network from features [n, F] to a distribution over chunks of C actions of D tokens."""
 
     @abstractmethod
     def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Actions and their log-probabilities, both [n, C, D]."""
+        """Draw actions; return them and their log-probabilities, both [n, C, D]."""
 
     @abstractmethod
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of actions, and entropies; both [n, C, D]."""
+        """Return log-probabilities of actions, and entropies; both [n, C, D]."""
 
 
 class GaussianHead(ActionHead):

@@ -68,7 +68,7 @@ class LossSettings:
 
     @classmethod
     def of(cls, config: object) -> LossSettings:
-        """From a section `algorithm`; a key that the recipe's section lacks has its default here."""
+        """Return the settings of a section `algorithm`; a key that the recipe's section lacks has its default here."""
         names = [field.name for field in fields(cls) if hasattr(config, field.name)]
         return cls(**{name: getattr(config, name) for name in names})
 

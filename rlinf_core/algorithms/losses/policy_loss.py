@@ -41,7 +41,7 @@ def clipped_policy_losses(
 
 
 def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
-    """Policy loss - entropy_bonus * entropy + kl_beta * divergence from the reference.
+    """Return policy loss - entropy_bonus * entropy + kl_beta * divergence from the reference.
 
     `approx_kl` is the k3 estimate of the divergence of the policy from the one that acted, `clip_fraction` the share of
     samples whose gradient the clip stopped.
