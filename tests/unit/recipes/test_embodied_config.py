@@ -526,3 +526,25 @@ class TestOptions:
         ((code, _, message, _),) = findings(text, messages=True)
         assert code == "missing-extra"
         assert message.startswith("`my_lab.elsewhere:cispo` cannot be imported: ")
+
+
+class TestLearningRates:
+    def test_one_that_falls_needs_an_end(self, findings: Any) -> None:
+        falling = ("actor.optim.lr_scheduler=cosine", "runner.max_steps=-1")
+        ((code, _, message, help_text),) = findings(LAPTOP, *falling, messages=True)
+        assert (code, message) == (
+            "conflicting-settings",
+            "`lr_scheduler: cosine` falls until the last step, and this run has none",
+        )
+        assert "actor.optim.total_training_steps" in help_text
+        assert findings(LAPTOP, *falling, "actor.optim.total_training_steps=40") == []
+
+    def test_a_warmup_is_over_before_the_end(self, findings: Any) -> None:
+        assert findings(LAPTOP, "actor.optim.lr_warmup_steps=20") == []
+        ((code, _, message, _),) = findings(
+            LAPTOP, "actor.optim.lr_warmup_steps=20", "runner.max_steps=20", messages=True
+        )
+        assert (code, message) == (
+            "conflicting-settings",
+            "`lr_warmup_steps: 20` is not over before the last of 20 steps",
+        )

@@ -80,6 +80,18 @@ def test_a_batch_in_parts_teaches_and_tells_what_it_does_in_one(masked: bool) ->
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
+    (one, whole), (parted, other) = (made("algorithm.entropy_bonus=0.01") for _ in range(2))
+    told, figures = Figures(), Figures()
+    one.update(batch(masked=masked), SAMPLES, 1, told)
+    parted.update(batch(masked=masked), 7, 1, figures)
+    assert len(figures.parts) == 4
+    assert figures.means()["actor/policy_loss"] == pytest.approx(told.means()["actor/policy_loss"], rel=1e-5, abs=1e-6)
+    for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
 class TestValuesThatAreNotFinite:
     @pytest.fixture
     def poisoned(self) -> Samples:

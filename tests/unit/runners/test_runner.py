@@ -1,0 +1,92 @@
+"""The base of training loops: which steps are trained, evaluated and kept, without workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.runners import events
+from rlinf_core.runners.events import Event
+from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.runner import Runner
+
+
+class Counting(Runner):
+    """A loop that counts its steps."""
+
+    def train_step(self, step: int) -> dict[str, float]:
+        with self.phase(step, events.ACTOR_TRAINING):
+            self.weight_version += 1
+        return {"train/loss": 1 / step}
+
+    def evaluate_policy(self, step: int) -> dict[str, float]:
+        return {"eval/return": float(step)}
+
+    def write_checkpoint(self, folder: Path) -> None:
+        (folder / "count").write_text(str(self.weight_version))
+
+    def read_checkpoint(self, folder: Path) -> None:
+        self.weight_version = int((folder / "count").read_text())
+
+
+class Told(list[Event]):
+    def of(self, kind: type[Any]) -> list[int]:
+        return [event.step for event in self if isinstance(event, kind)]
+
+
+def made(tmp_path: Path, told: Told, **keys: Any) -> tuple[Counting, RunFolder]:
+    """Return a loop with a record in a run folder."""
+    runner = RunnerConfig(**keys, logger=LoggerConfig(log_path=str(tmp_path)))
+    folder = RunFolder.create(runner, "counting")
+    record = RunRecord(folder, MetricsWriter(folder.metrics_file), told.append)
+    return Counting(cast("Any", SimpleNamespace(runner=runner, recipe="counting")), {}, record), folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "evaluated", "saved"),
+    [
+        ({}, [0, 2, 4, 5], [3, 5]),
+        ({"val_before_train": False}, [2, 4, 5], [3, 5]),
+        ({"val_check_interval": -1}, [], [3, 5]),
+        ({"save_interval": -1}, [0, 2, 4, 5], []),
+        ({"only_eval": True}, [0], []),
+    ],
+)
+def test_what_is_evaluated_and_kept(
+    tmp_path: Path, keys: dict[str, Any], evaluated: list[int], saved: list[int]
+) -> None:
+    told = Told()
+    loop, _ = made(tmp_path, told, **{"max_steps": 5, "val_check_interval": 2, "save_interval": 3, **keys})
+    loop.init_workers()
+    loop.run()
+    assert told.of(events.Evaluated) == evaluated
+    assert told.of(events.CheckpointSaved) == saved
+    assert told.of(events.StepFinished) == ([] if keys.get("only_eval") else [1, 2, 3, 4, 5])
+
+
+def test_a_step_has_the_times_of_its_phases(tmp_path: Path) -> None:
+    loop, folder = made(tmp_path, Told(), max_steps=1)
+    loop.init_workers()
+    loop.run()
+    (line,) = [each for each in read_metrics(folder.metrics_file) if each.step]
+    assert {"train/loss", "eval/return", "time/step", "time/actor_training", "time/evaluate"} <= line.metrics.keys()
+
+
+def test_a_resumed_loop_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
+    loop, folder = made(tmp_path, Told(), max_steps=3, save_interval=3)
+    loop.init_workers()
+    loop.run()
+    folder.end("finished")
+    told = Told()
+    again, same = made(tmp_path, told, max_steps=5, resume_dir="auto")
+    again.init_workers()
+    assert (same.path, again.weight_version, again.next_step) == (folder.path, 3, 4)
+    again.run()
+    assert told.of(events.StepFinished) == [4, 5]
+    assert 0 not in told.of(events.Evaluated)
