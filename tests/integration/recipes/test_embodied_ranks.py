@@ -64,7 +64,7 @@ def test_the_file_of_the_readme_trains_with_processes_in_the_place_of_its_gpus(t
     described = yaml.YAML(typ="safe").load(readme.split("```yaml\n")[1].split("```")[0])
     assert list(described["cluster"]["component_placement"]) == ["actor", "rollout", "env"]
     # 8 GPUs that train, 4 processes that act, one arm.
-    run = train(*place(actor=8, rollout=4, env=1), "env.train.total_num_envs=1", "~actor.global_batch_size")
+    run = train(*place(actor=8, rollout=4, env=1), "env.train.total_num_envs=1", "actor.global_batch_size=null")
     assert run.of(RunStarted)[-1].components == {"actor": 8, "rollout": 4, "env": 1}
     assert [each.step for each in run.metrics][-1] == 3
     assert run.metrics[-1].metrics["train/actor/grad_norm"] > 0

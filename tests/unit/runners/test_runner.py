@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_core.config.fragments.runner import LoggerConfig, RunnerConfig
+from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
