@@ -11,12 +11,12 @@ import sys
 from typing import BinaryIO, Literal
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.scalar_resolver import resolve_plain
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import Mapping, Node, Scalar, Sequence
 from rlinf_core.config.tree_builder import LimitError, Limits, TreeBuilder
 from rlinf_core.config.yaml_events import YamlSyntaxError, parse_events, version_directives
 from rlinf_core.config.yaml_layout import Layout
+from rlinf_core.config.yaml_types import resolve_plain
 
 __all__ = ["Limits", "decode", "load_source", "read", "read_value", "resolve_plain"]
 

@@ -21,13 +21,19 @@ from ruamel.yaml.events import (
 )
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.scalar_resolver import resolve_plain
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
 from rlinf_core.config.tree_frames import Anchored, Frame, with_merged
 from rlinf_core.config.yaml_hints import shown
 from rlinf_core.config.yaml_layout import Layout
-from rlinf_core.config.yaml_tags import Verdict, collection_tag, find_properties, tag_help, tagged_scalar
+from rlinf_core.config.yaml_types import (
+    Verdict,
+    collection_tag,
+    find_properties,
+    resolve_plain,
+    tag_help,
+    tagged_scalar,
+)
 from rlinf_core.suggest import did_you_mean
 
 _MERGE = "<<"

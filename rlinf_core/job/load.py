@@ -1,6 +1,6 @@
 """Loading of a job from a file's name: the pipeline that commands and the runtime share.
 
-    file -> compose (bases, overrides, references) -> shape -> cluster rules -> placement -> the recipe's rules
+    file -> compose (bases, overrides, references) -> validation -> cluster rules -> placement -> the recipe's rules
 
 Every stage reports what it finds and passes on what is sound, so that one run tells all.
 """
@@ -22,10 +22,10 @@ from rlinf_core.config.leading_zeros import warn_of_leading_zeros
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import load_source
 from rlinf_core.config.rules.check import check_cluster
-from rlinf_core.config.shape import ANY_ITEM, StandIns, validate
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Mapping, Path, Scalar
+from rlinf_core.config.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.placement.check import check_placement

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
-from rlinf_core.config.resolved import resolved_text
+from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RESUME_NEWEST, RunnerConfig
 from rlinf_core.errors import CheckpointError, RunError

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
-from rlinf_core.config.origins import default_origins, plain_data
-from rlinf_core.config.resolved import lines_of, nested_of, says_something
+from rlinf_core.config.origins import default_origins, lines_of, nested_of, plain_data, says_something
 from rlinf_core.config.secrets import MASK, is_secret
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RLinfError

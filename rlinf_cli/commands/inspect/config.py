@@ -27,8 +27,7 @@ def config(
     """
     from rlinf_cli.files import load_sound
     from rlinf_cli.render.config_view import config_record, config_text
-    from rlinf_core.config.origins import origins
-    from rlinf_core.config.resolved import says_something
+    from rlinf_core.config.origins import origins, says_something
     from rlinf_core.config.secrets import mask
 
     job = load_sound(file, overrides)

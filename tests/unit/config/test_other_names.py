@@ -13,8 +13,8 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, item_type, model_of, value_type
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.schema import json_schema
-from rlinf_core.config.shape import validate
 from rlinf_core.config.tree import Mapping, Path, to_data
+from rlinf_core.config.validation import validate
 from rlinf_core.job.load import ClusterFile, load_job
 from rlinf_core.job.registry import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text

@@ -15,7 +15,7 @@ from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.rules.check import check_cluster
 from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
-from rlinf_core.config.shape import validate
+from rlinf_core.config.validation import validate
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.job.load import STAND_INS, ClusterFile

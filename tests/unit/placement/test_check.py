@@ -11,7 +11,7 @@ from rlinf_core.config.codes import CLOSE, OPEN, Code, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reader import decode, read
-from rlinf_core.config.shape import validate
+from rlinf_core.config.validation import validate
 from rlinf_core.placement.check import check_placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 

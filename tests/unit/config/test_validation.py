@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.shape import validate
 from rlinf_core.config.tree import Mapping, Path
+from rlinf_core.config.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
 
 TreeOf = Callable[[str], Mapping]

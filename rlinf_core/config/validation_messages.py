@@ -70,7 +70,7 @@ class Words:
 def words_for(error: ErrorDetails, subject: str) -> Words:
     """Return the words for one entry of `ValidationError.errors()`; `subject` is the field's name in messages.
 
-    Unknown and missing keys are told by `shape`, which knows the neighbours.
+    Unknown and missing keys are told by `key_findings`, which knows the neighbours.
     """
     kind = error["type"]
     context = error.get("ctx") or {}

@@ -105,10 +105,10 @@ class _Rounds(Generic[M]):
         return None
 
     def _leave_out(self, unresolved: Collection[Path], unknown: Collection[Path]) -> None:
-        from rlinf_core.config import shape_keys
+        from rlinf_core.config import key_findings
 
         for path in unknown:
-            self.diagnostics.add(shape_keys.unknown_key(self.model_type, self.whole, path))
+            self.diagnostics.add(key_findings.unknown_key(self.model_type, self.whole, path))
         cuts: Cuts = {path: self._stand_in(path) for path in unresolved}
         self.pruned.update(cuts)
         self.hopeless = () in cuts
@@ -168,19 +168,19 @@ class _Rounds(Generic[M]):
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
         # Imported here and below: a file without mistakes, the common case, needs no words for them.
-        from rlinf_core.config import shape_keys
+        from rlinf_core.config import key_findings
 
         located = group[0]
         path = original(located.path, self.kept)
         if located.kind == "missing":
-            return [shape_keys.missing_key(self.model_type, self.whole, path)]
+            return [key_findings.missing_key(self.model_type, self.whole, path)]
         if located.kind == "extra_forbidden":
-            return [shape_keys.unknown_key(self.model_type, self.whole, path)]
+            return [key_findings.unknown_key(self.model_type, self.whole, path)]
         return [self._union_report(group, path) if len(group) > 1 else self._value_report(located, path)]
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
         """Drop the missing key where an unknown one is a misspelling of it: one mistake, told once."""
-        from rlinf_core.config.shape_keys import meant_key
+        from rlinf_core.config.key_findings import meant_key
 
         meant: set[Path] = set()
         for report in reports:
@@ -190,7 +190,7 @@ class _Rounds(Generic[M]):
         return [report for report in reports if report.code != "missing-key" or report.path not in meant]
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
-        from rlinf_core.config.shape_messages import words_for
+        from rlinf_core.config.validation_messages import words_for
 
         words = words_for(located.error, subject_of(path))
         if path in self.secret or is_secret(str(path[-1] if path else "")):
@@ -200,7 +200,7 @@ class _Rounds(Generic[M]):
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
         """Return one finding for the errors of all members of a union at one value."""
-        from rlinf_core.config.shape_messages import is_our_code, wrong_kind
+        from rlinf_core.config.validation_messages import is_our_code, wrong_kind
 
         for located in group:
             if is_our_code(located.kind) and located.kind != "wrong-type":
