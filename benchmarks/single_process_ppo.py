@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
+from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
 from recipes.embodied.envs.base import EnvSettings, VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
-from recipes.sections.env import EVAL_SEED_OFFSET, EnvironmentConfig
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings

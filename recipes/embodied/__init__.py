@@ -10,6 +10,6 @@ recipe = Recipe(
     config="recipes.embodied.config:EmbodiedConfig",
     default_config="laptop",
     program="recipes.embodied.program:program",
-    check="recipes.embodied.config:check",
+    check="recipes.embodied.rules:check",
     facts="recipes.embodied.config:facts",
 )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
+from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepResult, VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.state import State, pack, unpack
@@ -16,7 +17,6 @@ from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes
 from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
-from recipes.sections.env import EnvironmentConfig
 from rlinf_core import Worker
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.embodied_runner import Layout

@@ -22,7 +22,7 @@ from recipes.embodied.envs.state import State, observation_digest
 from recipes.embodied.finite import NonFiniteError, OnNonFinite, nonfinite_rows
 
 if TYPE_CHECKING:
-    from recipes.sections.env import EnvironmentConfig
+    from recipes.embodied.env_config import EnvironmentConfig
     from rlinf_core.hardware.robots.unit import RobotUnit
 
 LOGGER: Final = logging.getLogger("rlinf")

@@ -1,10 +1,10 @@
-"""Environments by `env_type`. A kind is imported when it is asked for, and says what to install where that fails."""
+"""Constructors of environments by `env_type`, each imported when it is asked for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, no_adapter
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, no_adapter
 from rlinf_core.errors import ConfigError
 from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
@@ -12,17 +12,7 @@ from rlinf_core.requirements import install_command, missing_modules
 if TYPE_CHECKING:
     from recipes.embodied.envs.base import EnvSettings, VectorEnv
 
-_FOLDER = "recipes.embodied.envs"
-_ENVS: Registry[type[VectorEnv]] = Registry(
-    "env_type",
-    {
-        "franka_kin": f"{_FOLDER}.franka_kin:FrankaKinEnv",
-        "franka_mujoco": f"{_FOLDER}.franka_mujoco:FrankaMujocoEnv",
-        "franka_robot": f"{_FOLDER}.franka_robot:FrankaRobotEnv",
-        "gymnasium": f"{_FOLDER}.gymnasium_env:GymnasiumEnv",
-        "panda_gym": f"{_FOLDER}.panda_gym_env:PandaGymEnv",
-    },
-)
+_ENVS: Registry[type[VectorEnv]] = Registry("env_type", {name: known.target for name, known in ENV_TYPES.items()})
 register_env = _ENVS.register
 
 
@@ -59,11 +49,11 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
 
 
 def check_package(env_type: str) -> None:
-    """Check that the package of a kind can be imported, without importing it.
+    """Check that the package that an environment needs is installed, without importing it.
 
     Raises:
-        MissingPackageError: it cannot.
+        MissingPackageError: it is not.
     """
-    module = MODULES.get(env_type)
-    if module is not None and missing_modules([module]):
-        raise MissingPackageError(env_type, module)
+    known = ENV_TYPES.get(env_type)
+    if known is not None and known.module is not None and missing_modules([known.module]):
+        raise MissingPackageError(env_type, known.module)

@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
 from recipes.math.config import MathConfig
 from recipes.sections.actor import ActorConfig, OptimConfig
 from recipes.sections.checks import near_divisors, near_multiples
 from recipes.sections.data import DataConfig
-from recipes.sections.env import EVAL_SEED_OFFSET, EnvironmentConfig, EnvSection
 from recipes.sections.reward import RewardConfig
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, step

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.embodied.env_kinds import TASKS
+from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.embodied.envs.base import (
     EnvSettings,
     EnvSpec,
@@ -25,7 +25,7 @@ from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 
-OURS = [(kind, task) for kind, tasks in TASKS.items() if kind != "franka_robot" for task in tasks]
+OURS = [(name, task) for name, known in ENV_TYPES.items() if not is_robot(name) for task in known.tasks]
 OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]
 
 

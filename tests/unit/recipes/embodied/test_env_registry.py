@@ -7,11 +7,10 @@ import sys
 
 import pytest
 
-from recipes.embodied.env_kinds import MODULES, NO_ADAPTER, TASKS
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.registry import _ENVS, MissingPackageError, make_env
-from recipes.sections.env import ENV_TYPES
+from recipes.embodied.envs.registry import MissingPackageError, make_env
 from rlinf_core.errors import ConfigError
 from rlinf_core.requirements import install_command
 
@@ -23,9 +22,10 @@ def test_ours_and_a_users_own() -> None:
         assert isinstance(make_env(name, SETTINGS), FrankaKinEnv)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
+@pytest.mark.parametrize("name", sorted(name for name, known in ENV_TYPES.items() if known.module))
 def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = MODULES[name]
+    package = ENV_TYPES[name].module
+    assert package is not None
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingPackageError, match=package) as caught:
         make_env(name, SETTINGS)
@@ -39,11 +39,6 @@ def test_what_has_no_adapter_says_so_and_what_to_do(name: str) -> None:
         make_env(name, SETTINGS)
     assert "pip install" in str(caught.value.help)
     assert "docs/environments.md" in str(caught.value.help)
-
-
-def test_every_kind_that_a_file_may_name_is_known() -> None:
-    assert set(ENV_TYPES) == set(_ENVS.names()) | set(NO_ADAPTER)
-    assert set(TASKS) | set(MODULES) == set(_ENVS.names())
 
 
 def test_unknown_names_are_refused() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.envs.base import EnvSettings, StepResult, VectorEnv
 from recipes.embodied.envs.state import pack, unpack
 from recipes.embodied.finite import NonFiniteError
-from recipes.sections.env import EnvironmentConfig
 
 Make = Callable[..., VectorEnv]
 

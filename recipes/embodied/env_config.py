@@ -7,12 +7,14 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, NO_ADAPTER, has_ids
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.values import Count, KnownOrOwn, OptionalPath, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
-ENV_TYPES = ("franka_kin", "franka_mujoco", "franka_robot", "gymnasium", "panda_gym", "maniskill", "libero")
-EnvType = Annotated[Text, KnownOrOwn("env_type", ENV_TYPES)]
+EnvTypeName = Annotated[Text, KnownOrOwn("env_type", (*ENV_TYPES, *NO_ADAPTER))]
+_TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
+_WITH_IDS = ", ".join(name for name in ENV_TYPES if has_ids(name))
 # Evaluation must not see the starts that training saw.
 EVAL_SEED_OFFSET = 1_000_000
 
@@ -39,15 +41,14 @@ class EnvironmentConfig(ConfigModel):
         "is_eval": "remove it: what stands in `env.eval` is for evaluation",
     }
 
-    env_type: EnvType = Field(
-        default="franka_kin",
-        description="Kind of environment: franka_kin, franka_mujoco, franka_robot, gymnasium, panda_gym,"
-        " or `package.module:Class` for one of your own.",
+    env_type: EnvTypeName = Field(
+        default=DEFAULT_ENV_TYPE,
+        description=f"Kind of environment: {', '.join(ENV_TYPES)}, or `package.module:Class` for one of your own.",
     )
     task: Text | None = Field(
         default=None,
-        description="What there is to do: pick or reach (franka_kin), reach or push (franka_mujoco), reach"
-        " (franka_robot), an id such as `CartPole-v1` (gymnasium, panda_gym). Default: the first of these.",
+        description=f"What there is to do: {_TASKS}, an id such as `CartPole-v1` ({_WITH_IDS}). Default: the first of"
+        " these.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
@@ -56,7 +57,7 @@ class EnvironmentConfig(ConfigModel):
     max_episode_steps: Count | None = Field(
         default=None,
         description="Steps after which an episode is cut off. Default: the environment's own limit, which is 50 for the"
-        " arms, and what the id brings for gymnasium and panda_gym.",
+        f" arms, and what the id brings for {' and '.join(_WITH_IDS.split(', '))}.",
     )
     max_steps_per_rollout_epoch: Count = Field(
         default=50, description="Steps that every environment takes in one pass of a rollout."

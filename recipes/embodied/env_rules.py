@@ -1,39 +1,17 @@
-"""The kinds of environments: what each can do, what it needs, and what a file may therefore not say."""
+"""Rules of `env.train` and `env.eval`: tasks, packages, classes and robots that an environment needs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts, missing_module, missing_name
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, no_adapter
 from recipes.sections.checks import Report, blame, is_given
-from recipes.sections.env import EnvironmentConfig
 from rlinf_core.config.cluster import CLUSTER_LABEL
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.requirements import install_command, missing_modules
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedConfig
-
-# The tasks of the kinds that we bring ourselves; the others take ids of their own.
-TASKS = {"franka_kin": ("pick", "reach"), "franka_mujoco": ("reach", "push"), "franka_robot": ("reach",)}
-ARM_EPISODE_STEPS = 50
-# The module that has to be installed for a kind of environment.
-MODULES = {"franka_mujoco": "mujoco", "gymnasium": "gymnasium", "panda_gym": "panda_gym"}
-# Names that users of this field know and for which there is no adapter: nobody could try one here.
-NO_ADAPTER = {"maniskill": "pip install mani_skill", "libero": "pip install libero"}
-# The type of robot that each env worker owns one of.
-ROBOTS = {"franka_robot": "Franka"}
-
-
-def no_adapter(kind: str) -> tuple[str, str]:
-    """Return what to say of a kind in `NO_ADAPTER`: the message and the help."""
-    return (
-        f"`env_type: {kind}` has no adapter in this version",
-        f"`{NO_ADAPTER[kind]}` and wrap it in a subclass of `VectorEnv` (docs/environments.md shows how), then write"
-        " `env_type: package.module:Class`",
-    )
 
 
 def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> int | None:
@@ -46,14 +24,14 @@ def episode_limit(config: EmbodiedConfig, environments: EnvironmentConfig) -> in
 def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFacts:
     """Return what can be known here of environments; nothing where their package or their interpreter is elsewhere."""
     kind, task = environments.env_type, environments.task
-    if kind in TASKS:
-        return EnvFacts(has_states=True, has_images=False, max_episode_steps=ARM_EPISODE_STEPS)
-    if kind not in MODULES or task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
-        return EnvFacts()
-    return env_facts(kind, task, environments.options)
+    known = ENV_TYPES.get(kind)
+    if known is not None and known.observes is not None:
+        return EnvFacts("states" in known.observes, "images" in known.observes, known.max_episode_steps)
+    here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
+    return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
 
 
-def check_kind(
+def check_environments(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
@@ -81,11 +59,11 @@ def check_kind(
             f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
             f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
         )
-    elif kind in MODULES and kind not in TASKS and environments.task is not None:
+    elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
         check_import(config, at, kind, "env", report)
-    if kind in ROBOTS:
+    if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
 
 
@@ -123,14 +101,14 @@ def check_import(config: EmbodiedConfig, at: Path, target: str, component: str, 
 
 def _missing_package(kind: str) -> str | None:
     """Return the module that a kind needs and this Python lacks."""
-    module = MODULES.get(kind)
-    return module if module and missing_modules([module]) else None
+    known = ENV_TYPES.get(kind)
+    return known.module if known and known.module and missing_modules([known.module]) else None
 
 
 def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
     at: Path = ("env", section, "env_type")
     kind, task = environments.env_type, environments.task
-    known = TASKS.get(kind)
+    known = ENV_TYPES[kind].tasks if kind in ENV_TYPES else ()
     if known and task is not None and task not in known:
         from rlinf_core.suggest import did_you_mean
 
@@ -140,7 +118,7 @@ def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentC
             f"`env_type: {kind}` has no task `{task}`",
             did_you_mean(task, known) or "known: " + ", ".join(f"`{name}`" for name in known),
         )
-    if known is None and task is None and kind in MODULES:
+    if has_ids(kind) and task is None:
         example = "CartPole-v1" if kind == "gymnasium" else "ID"
         report(
             at,
@@ -155,7 +133,7 @@ def _check_robots(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
     """Every env worker owns one robot, and has one environment on it."""
-    kind, robot = environments.env_type, ROBOTS[environments.env_type]
+    kind, robot = environments.env_type, ENV_TYPES[environments.env_type].robot
     place = config.cluster.component_placement.get("env")
     if place is None:
         return  # reported as a missing component
