@@ -16,7 +16,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from rlinf_core.config.model_fields import alternatives, item_type, model_of, places_of, value_type, written_fields
+from rlinf_core.config.model_fields import (
+    ITEM,
+    alternatives,
+    item_type,
+    join,
+    model_of,
+    parts,
+    places_of,
+    value_type,
+)
 from rlinf_core.config.other_names import other_names_of, unavailable_keys
 from rlinf_core.config.paths import PathSyntaxError, parse_path
 from rlinf_core.config.rank_values import NodeRanks, RankMap
@@ -142,25 +151,23 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, asked: str) -> _Spot:
 def _children(spot: _Spot) -> list[_Spot]:
     """Return the fields of the sections that may stand here or in the items of a list here."""
     children: dict[str, _Spot] = {}
-    for path, annotation in _inner(spot.path, spot.annotations):
-        section = model_of(annotation)
-        if section is not None:
-            for each in _sections(section):
-                for key, field in written_fields(each).items():
-                    below = f"{path}.{key}" if path else key
-                    children.setdefault(key, _Spot(below, tuple(alternatives(field.annotation)), field))
-        elif (value := value_type(annotation)) is not None:
-            children.setdefault("NAME", _Spot(f"{path}.NAME", tuple(alternatives(value)), None))
+    pending = [(spot.path, annotation) for annotation in spot.annotations]
+    while pending:
+        path, annotation = pending.pop(0)
+        for part in (part for member in _members(annotation) for part in parts(member)):
+            below = join(path, part.key)
+            if part.key == ITEM:
+                pending.append((below, part.annotation))
+            else:
+                children.setdefault(part.key, _Spot(below, tuple(alternatives(part.annotation)), part.field))
     return list(children.values())
 
 
-def _inner(path: str, annotations: Iterable[object]) -> Iterator[tuple[str, object]]:
-    for annotation in annotations:
-        item = item_type(annotation)
-        if item is None:
-            yield path, annotation
-        else:
-            yield from _inner(f"{path}[]", alternatives(item))
+def _members(annotation: object) -> Iterator[object]:
+    """Return the members of a type; a robot is one of the registered ones."""
+    for member in alternatives(annotation):
+        section = model_of(member)
+        yield from [member] if section is None else _sections(section)
 
 
 def _sections(section: type[BaseModel]) -> list[type[BaseModel]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from collections.abc import Mapping as MappingABC
-from typing import Annotated, Union, cast, get_args, get_origin
+from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -42,21 +42,49 @@ def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
+class Part(NamedTuple):
+    """A type inside another one.
+
+    Attributes:
+        key: the key of a field as a file writes it, `ITEM` for the items of a list, `NAME` for the values of a mapping
+            whose keys the user chooses.
+        annotation: the type.
+        field: the field of that key; None for items and values.
+        section: the model that has the field; None for items and values.
+    """
+
+    key: str
+    annotation: object
+    field: FieldInfo | None = None
+    section: type[BaseModel] | None = None
+
+
+ITEM: Final = "[]"
+NAME: Final = "NAME"
+
+
+def parts(annotation: object) -> Iterator[Part]:
+    """Return the types directly inside a type, those of all members of a union."""
+    for member in alternatives(annotation):
+        section = model_of(member)
+        if section is not None:
+            for key, field in written_fields(section).items():
+                yield Part(key, field.annotation, field, section)
+        elif (item := item_type(member)) is not None:
+            yield Part(ITEM, item)
+        elif (value := value_type(member)) is not None:
+            yield Part(NAME, value)
+
+
 def step(annotation: object, segment: str | int) -> Iterator[object]:
     """Return the types allowed under one path segment of a value of this type."""
-    for member in alternatives(annotation):
-        model = model_of(member)
-        if model is not None:
-            field = written_fields(model).get(str(segment))
-            if field is not None:
-                yield field.annotation
+    for part in parts(annotation):
+        if part.field is not None:
+            matches = part.key == str(segment)
         else:
-            item = item_type(member)
-            if item is not None and isinstance(segment, int):
-                yield item
-            value = value_type(member)
-            if value is not None:
-                yield value
+            matches = part.key == NAME or isinstance(segment, int)
+        if matches:
+            yield part.annotation
 
 
 def item_type(annotation: object) -> object | None:
@@ -104,17 +132,17 @@ def places_of(model: type[BaseModel], name: str) -> list[str]:
     while level:
         below: list[tuple[str, object, frozenset[object]]] = []
         for place, annotation, around in level:
-            for member in alternatives(annotation):
-                section = model_of(member)
-                if section is not None and section not in around:
-                    fields = written_fields(section)
-                    if name in fields:
-                        found.append(place)
-                    prefix, within = f"{place}." if place else "", around | {section}
-                    below += [(f"{prefix}{key}", field.annotation, within) for key, field in fields.items()]
-                elif (item := item_type(member)) is not None:
-                    below.append((f"{place}[]", item, around))
-                elif (value := value_type(member)) is not None:
-                    below.append((f"{place}.NAME", value, around))
+            for part in parts(annotation):
+                if part.section in around:
+                    continue
+                if part.section is not None and part.key == name:
+                    found.append(place)
+                within = around if part.section is None else around | {part.section}
+                below.append((join(place, part.key), part.annotation, within))
         level = below
     return found
+
+
+def join(place: str, key: str) -> str:
+    """Return the path of a part of the value at `place`."""
+    return f"{place}{key}" if key == ITEM else f"{place}.{key}" if place else key
