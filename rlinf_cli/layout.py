@@ -18,7 +18,7 @@ from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """The node and the units of every process.
 
     Attributes:
@@ -32,7 +32,9 @@ class Layout:
     mode: str
 
 
-def lay_out(job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()) -> Layout:
+def lay_out(
+    job: SoundJob, command: str, file: str, component: str | None = None, said: Sequence[str] = ()
+) -> JobLayout:
     """Return the layout of all components, or of one where the others do not matter.
 
     Args:
@@ -49,7 +51,7 @@ def lay_out(job: SoundJob, command: str, file: str, component: str | None = None
     resources = {
         name: _resources(found.get_hardware_ranks(name), cluster, name, job.topology) for name in found.components
     }
-    return Layout(placements, resources, str(found.placement_mode))
+    return JobLayout(placements, resources, str(found.placement_mode))
 
 
 def secret_texts(job: SoundJob) -> list[str]:

@@ -23,7 +23,7 @@ class LogFile(NamedTuple):
     path: Path
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One message: the line that began it, and those that belong to it."""
 
     moment: str
@@ -83,25 +83,25 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r")
 
 
-def entries(lines: Sequence[str], fallback: str = "") -> list[Entry]:
+def entries(lines: Sequence[str], fallback: str = "") -> list[LogEntry]:
     """Lines as messages: one without a moment belongs to the message before it.
 
     Args:
         fallback: the moment of lines before which there is none.
     """
-    found: list[Entry] = []
+    found: list[LogEntry] = []
     moment, part = fallback, list[str]()
     for line in lines:
         match = _MOMENT.match(line)
         if match and part:
-            found.append(Entry(moment, tuple(part)))
+            found.append(LogEntry(moment, tuple(part)))
             part = []
         moment = match[0] if match else moment
         part.append(line)
-    return [*found, Entry(moment, tuple(part))] if part else found
+    return [*found, LogEntry(moment, tuple(part))] if part else found
 
 
-def merged(parts: Iterable[Sequence[Entry]]) -> list[str]:
+def merged(parts: Iterable[Sequence[LogEntry]]) -> list[str]:
     """Return the lines of several logs in the order of their moments; within a log they stay as they are."""
     together = sorted((entry for part in parts for entry in part), key=lambda entry: entry.moment)
     return [line for entry in together for line in entry.lines]

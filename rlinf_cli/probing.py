@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rlinf_core.topology import NodeInfo
 
 
-class _File(NamedTuple):
+class _CheckedFile(NamedTuple):
     cluster: ClusterConfig
     name: str
     nodes: tuple[NodeTarget, ...]
     recipe: str | None
 
 
-def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
+def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedFile:
     """Return the machines of a file.
 
     Raises:
@@ -35,7 +35,7 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _File:
     job = load_sound(file, overrides)
     nodes = _targets(job.cluster)
     recipe = getattr(job.model, "recipe", None)
-    return _File(job.cluster, state.cluster_name(file, name), nodes, str(recipe) if recipe else None)
+    return _CheckedFile(job.cluster, state.cluster_name(file, name), nodes, str(recipe) if recipe else None)
 
 
 def _targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:

@@ -146,10 +146,10 @@ class Training:
     """
 
     def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
-        from rlinf_cli.live.progress import Progress
+        from rlinf_cli.live.progress import RunProgress
 
         self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._interrupts = Interrupts(
             within=Training._run_program.__code__,
             on_first=self._progress.end,

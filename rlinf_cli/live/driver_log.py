@@ -26,7 +26,7 @@ class _Screen(logging.Handler):
         console.message(f"{console.style(record.levelname.lower(), style)}: {record.getMessage()}")
 
 
-class _File(logging.FileHandler):
+class _LogFileHandler(logging.FileHandler):
     """The file. That it cannot be written is told once, where logging would print a traceback for every line."""
 
     _told = False
@@ -45,7 +45,7 @@ def driver_log(file: Path, *, on_screen: bool) -> Generator[logging.Logger, None
         on_screen: whether warnings and errors are shown, too.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    writer = _File(file, encoding="utf-8")
+    writer = _LogFileHandler(file, encoding="utf-8")
     writer.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [{DRIVER}] %(message)s"))
     handlers: list[logging.Handler] = [writer]
     if on_screen:

@@ -9,7 +9,7 @@ from typing import Self
 
 from rlinf_cli import console
 from rlinf_cli.live import labels
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, step_line
 from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
 
@@ -22,7 +22,7 @@ _SILENCE = 30.0
 class PlainView(View):
     """A line for what happens, and for steps as often as anyone reads them; every step under `--verbose`."""
 
-    def __init__(self, progress: Progress, write: Callable[[str], None] = console.message) -> None:
+    def __init__(self, progress: RunProgress, write: Callable[[str], None] = console.message) -> None:
         super().__init__(progress)
         self._write = write
         self._clock = progress.clock
@@ -83,7 +83,7 @@ class PlainView(View):
         self._write(text)
 
 
-def still_line(progress: Progress) -> str:
+def still_line(progress: RunProgress) -> str:
     """Return what a run is at that has said nothing for long."""
     if progress.waiting is not None:
         limit = progress.waiting.seconds

@@ -28,7 +28,7 @@ _TIME = "time/"
 _WHOLE_STEP = "time/step"
 
 
-class Progress:
+class RunProgress:
     """The state of a run; `take` brings it up to date.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View
 from rlinf_core.runners.events import CheckpointSaved, Event, RunFinished, RunRestarted, RunStarted, StepFinished
 
@@ -20,7 +20,7 @@ _SELDOM = 2.0
 class StateWriter(View):
     """Keeps the step in the run's state up to date: as often as that costs nothing, and whenever something lasts."""
 
-    def __init__(self, progress: Progress, folder: RunFolder) -> None:
+    def __init__(self, progress: RunProgress, folder: RunFolder) -> None:
         super().__init__(progress)
         self._folder = folder
         self._next = progress.clock()

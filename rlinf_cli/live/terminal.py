@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rlinf_cli.live import labels
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, times
 from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunRestarted, RunStarted
 
@@ -29,7 +29,7 @@ class TerminalView(View):
         place: its folder, as it is shown.
     """
 
-    def __init__(self, progress: Progress, title: str, place: str) -> None:
+    def __init__(self, progress: RunProgress, title: str, place: str) -> None:
         super().__init__(progress)
         self._title, self._place = title, place
         screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False, legacy_windows=False)
@@ -60,7 +60,7 @@ class TerminalView(View):
             return block(self.progress, self._title, self._place)
 
 
-def block(progress: Progress, title: str, place: str) -> Group:
+def block(progress: RunProgress, title: str, place: str) -> Group:
     """Return the lines of the live view: what is shown at this moment. Of one that is too long the end is cut."""
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     head = Text(place)
@@ -74,7 +74,7 @@ def _line(label: str, style: str, width: int, text: Text) -> Text:
     return Text.assemble((label.ljust(width), style), "  ", text, no_wrap=True, overflow="ellipsis")
 
 
-def _rows(progress: Progress) -> list[tuple[str, Text]]:
+def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     rows = [("step", _step(progress))]
     headlines = labels.headlines(progress.metrics, "env", "rollout")
     if headlines:
@@ -102,7 +102,7 @@ def _rows(progress: Progress) -> list[tuple[str, Text]]:
     return rows
 
 
-def _step(progress: Progress) -> Text:
+def _step(progress: RunProgress) -> Text:
     total = progress.total
     text = Text.assemble((f"{progress.step}" if total is None else f"{progress.step}/{total}", "bold"))
     if total:
@@ -135,7 +135,7 @@ def _work(components: dict[str, list[tuple[str, float]]]) -> Text:
     return text
 
 
-def _now(progress: Progress) -> Text:
+def _now(progress: RunProgress) -> Text:
     if progress.ending:
         return Text(ENDING, style="yellow")
     waiting: Any = progress.waiting

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from rlinf_cli.live import labels
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.render.run_summary import shown
 from rlinf_core.runners.events import (
     CheckpointSaved,
@@ -29,7 +29,7 @@ class View(ABC):
         progress: of the run; whoever calls `show` has given it the event before.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
 
     @abstractmethod
@@ -46,7 +46,7 @@ class View(ABC):
         return
 
 
-def line_of(event: Event, progress: Progress) -> str | None:
+def line_of(event: Event, progress: RunProgress) -> str | None:
     """Return an event as one line that can stand alone; None where it is no news.
 
     Args:
@@ -71,7 +71,7 @@ def line_of(event: Event, progress: Progress) -> str | None:
             return None
 
 
-def step_line(progress: Progress) -> str:
+def step_line(progress: RunProgress) -> str:
     """Return `step 12/300  success 0.02, return 1.23  7.1 steps/s  0:02, 0:41 left`."""
     total = f"/{progress.total}" if progress.total is not None else ""
     parts = [f"step {progress.step}{total}"]
@@ -84,7 +84,7 @@ def step_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def times(progress: Progress) -> str:
+def times(progress: RunProgress) -> str:
     """Return `0:02, 0:41 left`."""
     left = progress.seconds_left
     gone = labels.clock(progress.train_seconds)
@@ -96,7 +96,7 @@ def processes(started: RunStarted) -> str:
     return ", ".join(f"{name} {count}" for name, count in started.components.items())
 
 
-def _start_line(event: RunStarted, progress: Progress) -> str:
+def _start_line(event: RunStarted, progress: RunProgress) -> str:
     text = f"started in {labels.duration(progress.launch_seconds)}"
     if event.components:
         text += f": {processes(event)}"

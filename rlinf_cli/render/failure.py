@@ -43,7 +43,7 @@ class Failure(NamedTuple):
         return "the driver" if self.group is None else f"{self.group}:{self.rank}"
 
 
-class Block(NamedTuple):
+class FailureReport(NamedTuple):
     """A failed job in the parts of an error block."""
 
     what: str
@@ -59,7 +59,7 @@ def failures_of(error: BaseException) -> list[Failure]:
 
 def failure_block(
     error: BaseException, logs: Path | None, run: str | None, components: Mapping[str, str] | None = None
-) -> Block:
+) -> FailureReport:
     """Return what a person wants to know first.
 
     Args:
@@ -82,7 +82,7 @@ def failure_block(
         why.extend(["its log ends with", *(f"  {line}" for line in tail)])
     if others:
         why.append(_folded(others))
-    return Block(
+    return FailureReport(
         _headline(first), "; ".join(where) or None, "\n".join(why) or None, _advice(first, component, log, run)
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_cli.files import SoundJob
-from rlinf_cli.layout import Layout, masked, secret_texts
+from rlinf_cli.layout import JobLayout, masked, secret_texts
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.explain import process_variables, unit_uses
 from rlinf_core.placement.placement import Placement
@@ -14,7 +14,7 @@ from rlinf_core.placement.placement import Placement
 SCHEMA = "rlinf.placement/1"
 
 
-def placement_record(job: SoundJob, layout: Layout) -> dict[str, Any]:
+def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
     """Return every process and every unit. A part of a variable in `<...>` is known only on the node or at launch."""
     return {
         "schema": SCHEMA,

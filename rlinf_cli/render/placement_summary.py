@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rlinf_cli import console
 from rlinf_cli.files import SoundJob
-from rlinf_cli.layout import Layout, masked, secret_texts
+from rlinf_cli.layout import JobLayout, masked, secret_texts
 from rlinf_cli.render.picture import NODE, Card, Picture
 from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
@@ -18,7 +18,7 @@ from rlinf_core.topology import ClusterTopology
 _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")
 
 
-def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
+def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
     """Return the whole summary."""
     rows = [
         (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
@@ -30,7 +30,7 @@ def summary_text(job: SoundJob, layout: Layout, picture: Picture) -> str:
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
-def processes_table(job: SoundJob, layout: Layout) -> str:
+def processes_table(job: SoundJob, layout: JobLayout) -> str:
     """Return a row per process."""
     interpreters = {
         place: process_interpreter(job.cluster, each).path for place, each in _one_for_each_environment(layout).items()
@@ -56,7 +56,7 @@ def processes_table(job: SoundJob, layout: Layout) -> str:
     return console.table(("process", "node", "unit", "on its node", "python"), rows)
 
 
-def _environment_lines(job: SoundJob, layout: Layout) -> list[str]:
+def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
     """Return the interpreters, and the variables that are not the runtime's, each with its nodes and what sets it."""
     interpreters: dict[tuple[str, str], dict[int, None]] = {}
     variables: dict[tuple[str, str], dict[int, None]] = {}
@@ -75,7 +75,7 @@ def _environment_lines(job: SoundJob, layout: Layout) -> list[str]:
     return lines + [f"{setting} on {_nodes(list(nodes))} ({layer})" for (setting, layer), nodes in variables.items()]
 
 
-def _one_for_each_environment(layout: Layout) -> dict[tuple[int, str], Placement]:
+def _one_for_each_environment(layout: JobLayout) -> dict[tuple[int, str], Placement]:
     """Return a process for each node and group that has one: what a file gives depends on nothing else."""
     found = {
         (each.cluster_node_rank, each.node_group_label): each

@@ -9,12 +9,12 @@ from typing import Any
 
 from rlinf_cli import console
 from rlinf_cli.live import labels
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 
 SCHEMA = "rlinf.train/1"
 
 
-def summary_text(progress: Progress, folder: Path) -> str:
+def summary_text(progress: RunProgress, folder: Path) -> str:
     """Return the summary of a run that is finished."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
@@ -39,7 +39,7 @@ def summary_record(
     status: str,
     recipe: str,
     folder: Path,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     *,
     reason: str = "",
     pid: int | None = None,
@@ -74,7 +74,7 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def _steps(progress: Progress) -> str:
+def _steps(progress: RunProgress) -> str:
     first = progress.started.first_step if progress.started else 1
     done = progress.step - first + 1
     seconds = progress.train_seconds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_core.runners import events
 from tests.clock import Clock
 
@@ -17,8 +17,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def progress(clock: Clock) -> Progress:
-    return Progress(clock)
+def progress(clock: Clock) -> RunProgress:
+    return RunProgress(clock)
 
 
 def started(first: int = 1, last: int | None = 10) -> events.RunStarted:
@@ -29,7 +29,7 @@ def step(number: int, **times: float) -> events.StepFinished:
     return events.StepFinished(number, {"env/return": float(number), **{f"time/{k}": v for k, v in times.items()}})
 
 
-def test_before_the_workers_are_there(progress: Progress, clock: Clock) -> None:
+def test_before_the_workers_are_there(progress: RunProgress, clock: Clock) -> None:
     clock.now += 3
     progress.take(events.Waiting("Ray", 30.0))
     clock.now += 2
@@ -39,7 +39,7 @@ def test_before_the_workers_are_there(progress: Progress, clock: Clock) -> None:
     assert progress.seconds_left is None
 
 
-def test_speed_and_what_is_left(progress: Progress, clock: Clock) -> None:
+def test_speed_and_what_is_left(progress: RunProgress, clock: Clock) -> None:
     progress.take(started())
     assert (progress.step, progress.total, progress.waiting) == (0, 10, None)
     for number in range(1, 5):
@@ -51,7 +51,7 @@ def test_speed_and_what_is_left(progress: Progress, clock: Clock) -> None:
     assert progress.metrics["env/return"] == 4.0
 
 
-def test_speed_follows_the_last_steps(progress: Progress, clock: Clock) -> None:
+def test_speed_follows_the_last_steps(progress: RunProgress, clock: Clock) -> None:
     progress.take(started(last=None))
     for number in range(1, 100):
         clock.now += 10.0 if number < 70 else 0.1
@@ -60,12 +60,12 @@ def test_speed_follows_the_last_steps(progress: Progress, clock: Clock) -> None:
     assert progress.seconds_left is None
 
 
-def test_a_resumed_run_counts_from_where_it_goes_on(progress: Progress) -> None:
+def test_a_resumed_run_counts_from_where_it_goes_on(progress: RunProgress) -> None:
     progress.take(started(first=8))
     assert progress.step == 7
 
 
-def test_a_restart_goes_back_and_does_not_spoil_the_speed(progress: Progress, clock: Clock) -> None:
+def test_a_restart_goes_back_and_does_not_spoil_the_speed(progress: RunProgress, clock: Clock) -> None:
     progress.take(started())
     for number in range(1, 7):
         clock.now += 1
@@ -80,7 +80,7 @@ def test_a_restart_goes_back_and_does_not_spoil_the_speed(progress: Progress, cl
     assert progress.steps_per_second == pytest.approx(1.0)
 
 
-def test_where_the_time_goes(progress: Progress) -> None:
+def test_where_the_time_goes(progress: RunProgress) -> None:
     progress.take(started())
     progress.take(step(1, step=0.2, generate_rollouts=0.05, actor_training=0.15))
     progress.take(step(2, step=0.4, generate_rollouts=0.25, actor_training=0.15))
@@ -90,13 +90,13 @@ def test_where_the_time_goes(progress: Progress) -> None:
     assert [share for _, share in shares] == pytest.approx([0.5, 0.5])
 
 
-def test_where_the_time_goes_when_nobody_tells(progress: Progress) -> None:
+def test_where_the_time_goes_when_nobody_tells(progress: RunProgress) -> None:
     progress.take(started())
     progress.take(events.StepFinished(1, {}))
     assert progress.shares() == (None, [])
 
 
-def test_the_end_stops_the_clock(progress: Progress, clock: Clock) -> None:
+def test_the_end_stops_the_clock(progress: RunProgress, clock: Clock) -> None:
     progress.take(started())
     clock.now += 4
     # Ending the workers took a second of them.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.record import StateWriter
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.runners import events
@@ -22,7 +22,7 @@ class Disk:
         self.now = 0.0
         self.seconds = 0.0
         self.writes = 0
-        self.progress = Progress(lambda: self.now)
+        self.progress = RunProgress(lambda: self.now)
         self.view = StateWriter(self.progress, folder)
         update = folder.update
 

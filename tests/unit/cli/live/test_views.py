@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_cli.live import labels
 from rlinf_cli.live.plain import PlainView
-from rlinf_cli.live.progress import Progress
+from rlinf_cli.live.progress import RunProgress
 from rlinf_core.runners import events
 from tests.clock import Clock
 
@@ -37,7 +37,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.progress = Progress(self.clock)
+        self.progress = RunProgress(self.clock)
         self.written: list[str] = []
         self.view = PlainView(self.progress, self.written.append)
 
@@ -190,7 +190,7 @@ def test_an_end_that_takes_its_time_is_said_once(lines: Lines) -> None:
     assert lines.written == ["ending; Ctrl-C again ends at once"]
 
 
-def shown(progress: Progress) -> list[str]:
+def shown(progress: RunProgress) -> list[str]:
     """Return the live view as it stands on a terminal of 80 columns."""
     from rich.console import Console
 
@@ -204,7 +204,7 @@ def shown(progress: Progress) -> list[str]:
 
 def test_the_live_view_while_it_launches() -> None:
     clock = Clock()
-    progress = Progress(clock)
+    progress = RunProgress(clock)
     progress.take(events.Waiting("rollout: 2 processes", 30.0))
     clock.now += 4
     assert shown(progress) == [
@@ -215,7 +215,7 @@ def test_the_live_view_while_it_launches() -> None:
 
 def test_the_live_view_while_it_trains() -> None:
     clock = Clock()
-    progress = Progress(clock)
+    progress = RunProgress(clock)
     progress.take(STARTED)
     for number in range(1, 133):
         clock.now += 0.125
@@ -237,7 +237,7 @@ def test_the_live_view_while_it_trains() -> None:
 
 
 def test_the_live_view_is_never_wider_than_the_terminal() -> None:
-    progress = Progress(Clock())
+    progress = RunProgress(Clock())
     progress.take(STARTED._replace(components={f"component{i}": 10 for i in range(9)}))
     progress.take(events.RunRestarted(0, 1, 3, "rollout:0 on node 17 (10.20.30.40) died: " + "because " * 20))
     lines = shown(progress)
@@ -249,7 +249,7 @@ def test_the_live_view_is_never_wider_than_the_terminal() -> None:
 
 
 def test_the_live_view_of_a_run_without_an_end() -> None:
-    progress = Progress(Clock())
+    progress = RunProgress(Clock())
     progress.take(STARTED._replace(last_step=None))
     progress.take(events.StepFinished(1, {}))
     assert shown(progress)[1] == "step      1  0:00"
