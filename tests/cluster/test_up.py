@@ -6,12 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.cluster.host import Host
@@ -117,17 +118,10 @@ def foreign(hosts: Hosts) -> Iterator[tuple[Host, str]]:
     log = hosts.folder / "foreign.log"
     with log.open("w") as file:
         process = host.spawn(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-    until(lambda: "Ray runtime started" in log.read_text(), "the foreign Ray")
+    until(lambda: "Ray runtime started" in log.read_text(), "the foreign Ray", seconds=90)
     yield host, "/tmp/foreign"
     process.kill()
     process.wait()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come in {seconds} s"
-        time.sleep(0.2)
 
 
 def of_ray(host: Host, folder: str) -> dict[int, str]:
@@ -259,7 +253,7 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     raylets = [pid for pid, args in victim.processes().items() if "/raylet/raylet" in args]
     assert len(raylets) == 1
     victim.run(["kill", "-9", str(raylets[0])])
-    until(lambda: not of_ray(victim, "/up-"), "the end of the node's Ray")
+    until(lambda: not of_ray(victim, "/up-"), "the end of the node's Ray", seconds=90)
     code, report, said = five.up()
     assert code == 0, said
     assert [node["rank"] for node in report["nodes"] if node["changed"]] == [3]

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.cluster.host import Host
@@ -148,7 +150,7 @@ def test_a_second_up_while_ssh_drops_in_the_middle_of_the_first(site: Site) -> N
             stderr=subprocess.PIPE,
         )
         lock = site.folder / "state" / "rlinf" / "clusters" / "site.lock"
-        until(lambda: lock.exists() and lock.read_text() != "", "the first `up`")
+        until(lambda: lock.exists() and lock.read_text() != "", "the first `up`", seconds=60)
         second = site.rlinf("up", file)
         assert second.returncode == 1
         assert "another `rlinf up` or `rlinf down` is at work" in second.stderr
@@ -159,13 +161,6 @@ def test_a_second_up_while_ssh_drops_in_the_middle_of_the_first(site: Site) -> N
     [failure] = json.loads(out)["failures"]
     assert failure["phase"] == "connect"
     assert failure["message"] in ("unreachable", "connection lost")
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come in {seconds} s"
-        time.sleep(0.05)
 
 
 @pytest.mark.nightly
@@ -179,7 +174,7 @@ def test_a_host_that_dies_while_it_joins(site: Site) -> None:
         stderr=subprocess.PIPE,
     )
     try:
-        until(lambda: bool(ours_on(host)), "the start on the second host", 120)
+        until(lambda: bool(ours_on(host)), "the start on the second host", seconds=120)
         host.kill()
         out, said = run.communicate(timeout=150)
     finally:
@@ -203,7 +198,7 @@ def test_ssh_that_drops_while_a_node_joins(site: Site) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    until(lambda: bool(ours_on(host)), "the start on the second host", 120)
+    until(lambda: bool(ours_on(host)), "the start on the second host", seconds=120)
     with host.unplugged():
         begun = time.monotonic()
         out, said = run.communicate(timeout=150)
@@ -303,7 +298,7 @@ def test_a_running_job_is_asked_about(site: Site) -> None:
     )
     job = host.spawn([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert job.stdout is not None
-    until(lambda: job.stdout.readline() == "ready\n", "the job")
+    until(lambda: job.stdout.readline() == "ready\n", "the job", seconds=60)
     done = site.rlinf("down")
     assert done.returncode == 1
     assert "1 job running on cluster site" in done.stderr
@@ -320,7 +315,7 @@ def test_ctrl_c_ends_at_once_and_the_same_command_finishes(site: Site) -> None:
     run = site.hosts.control.spawn(
         [sys.executable, "-m", "rlinf_cli", "up", file], env=site.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    until(lambda: bool(ours_on(site.hosts["render0"])), "the start of the head")
+    until(lambda: bool(ours_on(site.hosts["render0"])), "the start of the head", seconds=60)
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=20)
     assert run.returncode == 130, said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.handle import WorkerGroupHandle
 from rlinf_core.worker.worker import Worker
 from rlinf_core.worker.worker_group import WorkerGroup
+from tests import waiting
 
 _names = itertools.count()
 
@@ -96,14 +96,7 @@ def bounded(cluster: Cluster) -> Iterator[Channel]:
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], None]:
     """Waits until something holds."""
-
-    def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.01)
-
-    return wait
+    return waiting.until
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from rlinf_core.errors import (
     RuntimeFailure,
     WorkerDiedError,
 )
+from tests.waiting import until
 
 THERE = WorkerAddress("there", 0)
 WITHIN = 2.0
@@ -54,13 +55,6 @@ def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def over_tcp(cast: Any) -> None:
     """Make this process believe that its peers are on other hosts."""
     infos = cast.here.resolver.endpoints
@@ -86,7 +80,7 @@ def test_a_killed_peer_wakes_who_waits_for_it(make_cast: Any, async_op: bool, tc
         return work.wait() if async_op else work
 
     thread, outcome = in_thread(receive)
-    wait_for(lambda: cast.here.endpoint.waits.waiting())
+    until(lambda: cast.here.endpoint.waits.waiting())
     there.kill()
     killed = time.monotonic()
     thread.join(10)
@@ -116,7 +110,7 @@ def test_a_peer_killed_in_the_middle_of_a_message_leaves_nothing_half(make_cast:
     buffer = torch.zeros(100_000_000)
     group.recv_tensor(buffer, THERE)
     work = group.recv_tensor(buffer.zero_(), THERE, async_op=True)
-    wait_for(lambda: bool(buffer[0] == 1) or work.settled)
+    until(lambda: bool(buffer[0] == 1) or work.settled)
     there.kill()
 
     def receive_all() -> None:
@@ -141,7 +135,7 @@ def test_a_killed_peer_wakes_who_sends_to_it(make_cast: Any, tcp: bool) -> None:
             group.send(b"x" * 10_000, THERE)
 
     thread, outcome = in_thread(flood)
-    wait_for(lambda: cast.here.endpoint.waits.waiting(), 20)
+    until(lambda: cast.here.endpoint.waits.waiting(), seconds=20)
     there.kill()
     killed = time.monotonic()
     thread.join(10)
@@ -161,7 +155,7 @@ def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
         side.group().send(torch.ones(1_000_000), WorkerAddress("here", 0))
 
     there.call(send)
-    wait_for(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 2)
+    until(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 2)
     there.kill()
     assert group.recv(THERE) == "small"
     assert group.recv(THERE).sum() == 1_000_000
@@ -177,7 +171,7 @@ def test_a_relaunched_peer_is_another_one(make_cast: Any) -> None:
         side.group().send("of the old one", WorkerAddress("here", 0))
 
     there.call(send_old)
-    wait_for(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 1)
+    until(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 1)
     there.kill()
     there = cast.add("there:0")
     group = cast.here.group()
@@ -214,13 +208,13 @@ def test_blocked_operations_can_be_failed_from_outside(make_cast: Any) -> None:
 
     receiver, received = in_thread(group.recv, THERE)
     sender, sent = in_thread(flood)
-    wait_for(lambda: len(cast.here.endpoint.waits.waiting()) == 2, 20)
+    until(lambda: len(cast.here.endpoint.waits.waiting()) == 2, seconds=20)
     titles = {work.title for work in cast.here.endpoint.waits.waiting()}
     assert titles == {"recv from there:0", "send to there:0"}
     error = DeadlockError(("here:0", "there:0"), "a picture")
-    wait_for(lambda: cast.here.endpoint.fail(error, THERE) or (received and sent))
+    until(lambda: cast.here.endpoint.fail(error, THERE) or (received and sent))
     receiver.join(5)
-    wait_for(lambda: sent or not cast.here.endpoint.fail(error, THERE))
+    until(lambda: sent or not cast.here.endpoint.fail(error, THERE))
     sender.join(5)
     assert received == [error]
     assert sent == [error]
@@ -297,7 +291,7 @@ def test_memory_of_a_killed_receiver_is_free_again(make_cast: Any) -> None:
     there.call(keep)
     assert cast.here.endpoint.shared_memory().used > 0
     there.kill()
-    wait_for(lambda: cast.here.endpoint.shared_memory().used == 0)
+    until(lambda: cast.here.endpoint.shared_memory().used == 0)
 
 
 def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -> None:
@@ -334,7 +328,7 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
     assert group.recv(THERE) == "fork"
     child, _ = there.result()
     thread, outcome = in_thread(group.recv, THERE)
-    wait_for(lambda: cast.here.endpoint.waits.waiting())
+    until(lambda: cast.here.endpoint.waits.waiting())
     try:
         # The child has inherited the sockets: the peer's death must be seen all the same.
         there.kill()

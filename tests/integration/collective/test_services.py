@@ -13,15 +13,9 @@ import torch
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.forwarder import ForwardMode
 from rlinf_core.waiting import OperationKind
+from tests.waiting import until
 
 TAG = 7
-
-
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def post(side: Any, target: Any, obj: Any, key: bytes) -> None:
@@ -49,7 +43,6 @@ def collect(side: Any) -> None:
 
 
 def opened(side: Any, count: int, keep: bool) -> list[float]:
-    import time
 
     deadline = time.monotonic() + 10
     while len(side.kept["parcels"]) < count:
@@ -86,9 +79,9 @@ def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogC
     cast = make_cast()
     there = cast.add("there:0")
     there.call(post_tensor, cast.here.me, 500_000, 1.0)
-    wait_for(lambda: "`there:0` sent `here:0` a message for service 7, which is not here" in caplog.text)
+    until(lambda: "`there:0` sent `here:0` a message for service 7, which is not here" in caplog.text)
     # Its memory is its sender's again, and what comes after it arrives.
-    wait_for(lambda: there.call(used) == 0)
+    until(lambda: there.call(used) == 0)
     got: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, got.put)
     there.call(post, cast.here.me, "fine", b"")
@@ -123,7 +116,7 @@ def test_a_broker_passes_on_without_a_copy_and_the_last_holder_frees(make_cast: 
     assert producer.call(used) > 0
     assert cast.here.endpoint.shared_memory().used == 0
     consumer.call(drop)
-    wait_for(lambda: producer.call(used) == 0)
+    until(lambda: producer.call(used) == 0)
 
 
 def test_what_a_broker_accepted_survives_its_producer(make_cast: Any) -> None:
@@ -133,7 +126,7 @@ def test_what_a_broker_accepted_survives_its_producer(make_cast: Any) -> None:
     deliveries: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, deliveries.put)
     producer.call(post_tensor, cast.here.me, 500_000, 4.0)
-    wait_for(lambda: not deliveries.empty())
+    until(lambda: not deliveries.empty())
     producer.kill()
     forward_all(cast, deliveries, "consumer:0", 1)
     assert consumer.call(opened, 1, False) == [2_000_000]
@@ -155,7 +148,7 @@ def test_a_killed_consumer_gives_back_what_was_passed_on_to_it(make_cast: Any) -
         cast.here.endpoint.collect()
         return producer.call(used) == 0
 
-    wait_for(given_back)
+    until(given_back)
 
 
 def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
@@ -172,7 +165,7 @@ def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
     assert float(value["t"].sum()) == 500_000
     del value, received
     gc.collect()
-    wait_for(lambda: producer.call(used) == 0)
+    until(lambda: producer.call(used) == 0)
 
 
 def test_a_service_within_one_process(make_cast: Any) -> None:

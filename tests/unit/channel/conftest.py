@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.resolver import StaticResolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
+from tests.waiting import until
 
 SETTINGS = Settings(timeout=20.0, connect_timeout=5.0, arena_bytes=32 << 20)
 
@@ -60,13 +60,6 @@ def stage() -> Iterator[Stage]:
 def channel(request: pytest.FixtureRequest, stage: Stage) -> Channel:
     """One of each kind."""
     return stage.client("p:0") if request.param == "of a job" else Channel.create("c", local=True)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
 
 
 def greeted(stage: Stage, name: str) -> Channel:

@@ -14,7 +14,8 @@ from rlinf_core.channel.errors import ChannelFull
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.pending import Pending
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
-from tests.unit.channel.conftest import Stage, until
+from tests.unit.channel.conftest import Stage
+from tests.waiting import until
 
 
 def test_who_floods_a_channel_is_held_back_until_somebody_takes(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

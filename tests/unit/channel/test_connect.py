@@ -21,7 +21,8 @@ from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
 from rlinf_core.manager.messages import GroupLife
 from rlinf_core.waiting import OperationKind
-from tests.unit.channel.conftest import SETTINGS, Stage, greeted, until
+from tests.unit.channel.conftest import SETTINGS, Stage, greeted
+from tests.waiting import until
 
 
 class Register:

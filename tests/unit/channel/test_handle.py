@@ -11,7 +11,8 @@ import pytest
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError
-from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted, until
+from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted
+from tests.waiting import until
 
 # Nothing was said for so long as this takes.
 _SEEN_TO = "channel `c`, key `seen to`"

@@ -23,7 +23,8 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.waiting import OperationKind
-from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted, until
+from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted
+from tests.waiting import until
 
 
 class Messages:
@@ -272,7 +273,7 @@ def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
         if of is kind:
             endpoint: Any = stage.endpoints["k:0"]
             backend._pending._open.pop(request.op_id)  # the loss comes before it is known
-            endpoint._dispatcher.lost(backend.stream.outgoing.connection, "lost")
+            endpoint._receiver.lost(backend.stream.outgoing.connection, "lost")
             backend.connect()
             backend._pending._open[request.op_id] = request
         return request
