@@ -185,14 +185,17 @@ class Learner:
         mask = batch.tensors.get("mask")
         algorithm, tensors = self._config.algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
-        totals = {"total": denominator(mask, shape, how)}
+        totals = {"total": denominator(mask, shape, how, least=0)}
         entropies = sum_to_level(tensors["actions"], algorithm.entropy_type).shape
         counted = mask if mask is None else _leading(mask, len(entropies))
-        totals["entropy_total"] = denominator(counted, entropies, how)
+        totals["entropy_total"] = denominator(counted, entropies, how, least=0)
         if "returns" in tensors:
-            totals["value_total"] = denominator(tensors.get("value_mask"), tensors["returns"].shape, "token-mean")
+            totals["value_total"] = denominator(
+                tensors.get("value_mask"), tensors["returns"].shape, "token-mean", least=0
+            )
         strategy = self._strategy
-        summed = strategy.reduce_sum(torch.stack(list(totals.values()))) / strategy.world_size
+        # Padding may be all that a rank has of a batch: it counts nothing.
+        summed = strategy.reduce_sum(torch.stack(list(totals.values()))).clamp(min=1) / strategy.world_size
         return dict(zip(totals, summed.unbind(), strict=True))
 
     def _evaluate(self, part: Samples, totals: dict[str, Tensor]) -> Loss:

@@ -51,18 +51,19 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(counted, values, 0).sum() / counted.sum().clamp(min=1)
 
 
-def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation) -> Tensor:
-    """Return the denominator of `aggregate`: how many tokens, or sequences, count. At least 1; a float32 scalar.
+def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation, least: int = 1) -> Tensor:
+    """Return the denominator of `aggregate`, a float32 scalar: how many tokens, or sequences, count; at least `least`.
 
     To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
-    `aggregate` of each part: the losses of the parts then add up to the loss of the whole.
+    `aggregate` of each part: the losses of the parts then add up to the loss of the whole. A part of which nothing
+    counts must add nothing, so `least` is 0 for parts, and the sum is at least 1.
     """
     if mask is None:
         count = shape.numel() if how == "token-mean" else shape[0]
-        return torch.tensor(float(max(count, 1)))
+        return torch.tensor(float(max(count, least)))
     counted = expand_trailing(mask.bool(), shape).reshape(shape[0], -1)
     number = counted.sum() if how == "token-mean" else counted.any(dim=1).sum()
-    return number.clamp(min=1).float()
+    return number.clamp(min=least).float()
 
 
 def aggregate(

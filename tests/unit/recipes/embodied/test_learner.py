@@ -31,7 +31,9 @@ def made(*overrides: str, strategy: type[SingleProcess] = SingleProcess) -> tupl
     torch.manual_seed(0)
     policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
     optimizer = make_optimizer(policy, config.actor.optim)
-    return Learner(config, strategy(policy, 2 if strategy is OfTwo else 1), optimizer, torch.device("cpu")), policy
+    return Learner(
+        config, strategy(policy, 1 if strategy is SingleProcess else 2), optimizer, torch.device("cpu")
+    ), policy
 
 
 class OfTwo(SingleProcess):
@@ -90,6 +92,23 @@ def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
     assert figures.means()["actor/policy_loss"] == pytest.approx(told.means()["actor/policy_loss"], rel=1e-5, abs=1e-6)
     for mine, theirs in zip(whole.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+
+
+class TenMore(SingleProcess):
+    """One of two ranks; ten samples count on the other."""
+
+    def reduce_sum(self, value: Tensor) -> Tensor:
+        return value + 10
+
+
+def test_a_rank_that_has_padding_alone_adds_nothing_to_the_denominators() -> None:
+    learner, _ = made(strategy=TenMore)
+    samples = batch(masked=True)
+    for name in ("mask", "value_mask"):
+        samples.tensors[name][:] = False
+    totals = learner._totals(samples, uneven=False)
+    # By rank on average, on two ranks.
+    assert {name: float(total) for name, total in totals.items()} == dict.fromkeys(totals, 5.0)
 
 
 class TestValuesThatAreNotFinite:
