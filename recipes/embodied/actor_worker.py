@@ -23,7 +23,7 @@ from recipes.embodied.optimizer import apply_settings, learning_rate_factor, mak
 from recipes.embodied.precision import weight_type
 from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.sharding import Sharded, parallelize
-from recipes.embodied.trajectory import Trajectories, joined
+from recipes.embodied.trajectory import RolloutBatch, joined
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
@@ -114,7 +114,7 @@ class EmbodiedFSDPActor(Worker):
         self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
         key = trajectory_key(self._rank, step, config.runner.max_staleness)
-        pieces: list[Trajectories] = self._channel.get_batch(expected, key=key)
+        pieces: list[RolloutBatch] = self._channel.get_batch(expected, key=key)
         self._trajectories = joined(pieces)
         return self._version - self._trajectories.version
 

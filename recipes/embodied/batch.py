@@ -13,9 +13,8 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.models.base import Inputs
-from recipes.embodied.trajectory import Trajectories
-from rlinf_core.algorithms.advantages import AdvantageSettings, groups_that_vary, total_rewards
-from rlinf_core.algorithms.advantages import Trajectories as Episodes
+from recipes.embodied.trajectory import RolloutBatch
+from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories, groups_that_vary, total_rewards
 from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_advantage
@@ -98,7 +97,7 @@ class Samples:
 
 
 def samples_of(
-    trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
+    trajectories: RolloutBatch, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
 ) -> tuple[Samples, dict[str, float]]:
     """Return samples with advantages, and metrics of them by their full names.
 
@@ -163,8 +162,8 @@ def _any(counted: Tensor) -> Tensor:
 
 
 def _episodes(
-    trajectories: Trajectories, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
-) -> tuple[Episodes, Tensor | None]:
+    trajectories: RolloutBatch, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
+) -> tuple[Trajectories, Tensor | None]:
     """Return rewards, ends and values at the level of the advantages, and the values alone."""
     steps = trajectories.steps
     rewards, ends = steps["rewards"], (steps["terminations"], steps["truncations"])
@@ -179,4 +178,4 @@ def _episodes(
         flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
         values = torch.cat((flat, last.T))
     rewards, dones = rewards_to_level(rewards, ends[0] | ends[1], level)
-    return Episodes(rewards=rewards, dones=dones, values=values, mask=mask), values
+    return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values

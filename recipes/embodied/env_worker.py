@@ -25,7 +25,7 @@ from rlinf_core.runners.embodied_runner import Layout
 _SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
 
 
-class Stages:
+class StagedEnvironments:
     """The environments of one worker, a batch for each pipeline stage, and where their observations go.
 
     Args:
@@ -164,8 +164,8 @@ class EnvWorker(Worker):
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__()
         self._config = config
-        self._train: Stages | None = None
-        self._eval: Stages | None = None
+        self._train: StagedEnvironments | None = None
+        self._eval: StagedEnvironments | None = None
 
     def init_worker(self, layout: Layout) -> EnvSpec:
         """Make the environments.
@@ -176,7 +176,7 @@ class EnvWorker(Worker):
         self._layout = layout
         self._step = layout.step
         self._rollout = self._config.rollout.group_name
-        self._train = Stages(self._config, self._config.env.train, self, layout, training=True)
+        self._train = StagedEnvironments(self._config, self._config.env.train, self, layout, training=True)
         return self._train.batches[0].spec
 
     def interact(self, step: int | None = None) -> Sums:
@@ -202,7 +202,7 @@ class EnvWorker(Worker):
     def evaluate(self) -> Sums:
         """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
-            self._eval = Stages(self._config, self._config.env.eval, self, self._layout, training=False)
+            self._eval = StagedEnvironments(self._config, self._config.env.eval, self, self._layout, training=False)
         return self._passes(self._eval, 0)
 
     def save_state(self) -> bytes | None:
@@ -226,12 +226,12 @@ class EnvWorker(Worker):
         return self._training.load(packs)
 
     @property
-    def _training(self) -> Stages:
+    def _training(self) -> StagedEnvironments:
         if self._train is None:
             raise RuntimeError("called before init_worker()")
         return self._train
 
-    def _passes(self, stages: Stages, first_reset: int) -> Sums:
+    def _passes(self, stages: StagedEnvironments, first_reset: int) -> Sums:
         sums = EpisodeSums(first_only=stages.resets)
         for number in range(stages.passes):
             for stage, observations in enumerate(stages.begin(first_reset + number)):
@@ -247,12 +247,12 @@ class EnvWorker(Worker):
                         sums.add(result.episodes)
         return sums.sums
 
-    def _send(self, stages: Stages, stage: int, message: dict[str, Any]) -> None:
+    def _send(self, stages: StagedEnvironments, stage: int, message: dict[str, Any]) -> None:
         for share in stages.shares[stage]:
             part = sliced(message, share.start, share.stop, stages.routes.batch)
             self.send(part, self._rollout, share.peer)
 
-    def _recv_actions(self, stages: Stages, stage: int) -> Any:
+    def _recv_actions(self, stages: StagedEnvironments, stage: int) -> Any:
         parts = [{"actions": self.recv(self._rollout, share.peer)} for share in stages.shares[stage]]
         return stacked(parts)["actions"]
 

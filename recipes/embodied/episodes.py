@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from recipes.embodied.envs.base import Episodes
+from recipes.embodied.envs.base import FinishedEpisodes
 
 # Name -> the sum over episodes, and how many there were.
 Sums: TypeAlias = dict[str, tuple[float, int]]
@@ -22,7 +22,7 @@ class EpisodeSums:
         self.sums: Sums = {}
         self._first_only = first_only
 
-    def add(self, episodes: Episodes) -> None:
+    def add(self, episodes: FinishedEpisodes) -> None:
         """Add those that ended in one step of one batch."""
         counted = episodes.number == 0 if self._first_only else episodes.number >= 0
         count = int(counted.sum())

@@ -16,7 +16,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.trajectory import CHUNKS, Recorder, Trajectories, stacked
+from recipes.embodied.trajectory import CHUNKS, RolloutBatch, RolloutBuffer, stacked
 from recipes.embodied.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
@@ -95,13 +95,13 @@ class MultiStepRolloutWorker(Worker):
             self._pass(routes, training=False)
         self._weights.move(self._rests)
 
-    def _pass(self, routes: Routes, *, training: bool) -> dict[int, Trajectories]:
+    def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutBatch]:
         """Act for one pass of all stages; return their trajectories by stage, where they are learned from."""
         policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: found for stage, found in shares.items() if found}
-        recorders: dict[int, Recorder] = {}
-        finished: dict[int, Trajectories] = {}
+        buffers: dict[int, RolloutBuffer] = {}
+        finished: dict[int, RolloutBatch] = {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:
@@ -110,7 +110,7 @@ class MultiStepRolloutWorker(Worker):
                     message = self._receive(peers)
                 if chunk == 0:
                     chunks = int(message[CHUNKS][0])
-                    recorders[stage] = Recorder(chunks, self._version)
+                    buffers[stage] = RolloutBuffer(chunks, self._version)
                 with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
                     output = output_in_float32(policy.act(inputs, greedy=not training)) if chunk < chunks else None
@@ -119,13 +119,13 @@ class MultiStepRolloutWorker(Worker):
                 if not training:
                     continue
                 # What follows is written down while the environments step.
-                recorder = recorders[stage]
+                buffer = buffers[stage]
                 if chunk:
-                    recorder.happened(chunk - 1, message, self._finals(message))
+                    buffer.add_outcome(chunk - 1, message, self._finals(message))
                 if output is not None:
-                    recorder.decided(chunk, inputs, output)
+                    buffer.add_action(chunk, inputs, output)
                 else:
-                    finished[stage] = recorder.ended(self._values(inputs) if self._judges else None)
+                    finished[stage] = buffer.finish(self._values(inputs) if self._judges else None)
             chunk += 1
         return finished
 

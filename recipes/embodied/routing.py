@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 
-class Segment(NamedTuple):
+class EnvRange(NamedTuple):
     """The environments `start` to `stop` (exclusive), which go the same way."""
 
     env: int
@@ -80,9 +80,9 @@ class Routes:
         return (env * self.stages + stage) * self.batch
 
     @cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    def ranges(self) -> tuple[EnvRange, ...]:
         """All of them, by number; every environment is in exactly one."""
-        found: list[Segment] = []
+        found: list[EnvRange] = []
         for stage in range(self.stages):
             for rollout, position, stop in self._shares(stage):
                 while position < stop:
@@ -90,7 +90,7 @@ class Routes:
                     start = self.first_env(env, stage) + row
                     actor = start * self.actors // self.total
                     here = min(stop - position, self.batch - row, (actor + 1) * self.total // self.actors - start)
-                    found.append(Segment(env, stage, rollout, actor, start, start + here))
+                    found.append(EnvRange(env, stage, rollout, actor, start, start + here))
                     position += here
         return tuple(sorted(found, key=lambda each: each.start))
 
@@ -105,7 +105,7 @@ class Routes:
     def of_env(self, env: int, stage: int) -> tuple[Share, ...]:
         """Return the rollouts that act for a stage of an env worker; rows are of the stage's batch."""
         first = self.first_env(env, stage)
-        mine = [each for each in self.segments if (each.env, each.stage) == (env, stage)]
+        mine = [each for each in self.ranges if (each.env, each.stage) == (env, stage)]
         return _joined([Share(each.rollout, each.start - first, each.stop - first) for each in mine])
 
     def of_rollout(self, rollout: int, stage: int) -> tuple[Share, ...]:
@@ -126,12 +126,12 @@ class Routes:
             row = pieces[-1].stop
         return tuple(pieces)
 
-    def _of(self, rollout: int, stage: int) -> list[Segment]:
-        return [each for each in self.segments if (each.rollout, each.stage) == (rollout, stage)]
+    def _of(self, rollout: int, stage: int) -> list[EnvRange]:
+        return [each for each in self.ranges if (each.rollout, each.stage) == (rollout, stage)]
 
-    def of_actor(self, actor: int) -> tuple[Segment, ...]:
+    def of_actor(self, actor: int) -> tuple[EnvRange, ...]:
         """Return what an actor learns from, by number."""
-        return tuple(each for each in self.segments if each.actor == actor)
+        return tuple(each for each in self.ranges if each.actor == actor)
 
 
 def _joined(shares: list[Share]) -> tuple[Share, ...]:

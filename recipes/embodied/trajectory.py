@@ -20,7 +20,7 @@ CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
-class Trajectories:
+class RolloutBatch:
     """T chunks of B environments with neighbouring numbers.
 
     Attributes:
@@ -44,11 +44,11 @@ class Trajectories:
         """B."""
         return self.steps["rewards"].shape[1]
 
-    def rows(self, start: int, stop: int, first: int) -> Trajectories:
+    def rows(self, start: int, stop: int, first: int) -> RolloutBatch:
         """Return some of the environments, the first of which has the number `first`."""
         if (start, stop) == (0, self.batch):
-            return Trajectories(first, self.version, self.inputs, self.steps, self.last)
-        return Trajectories(
+            return RolloutBatch(first, self.version, self.inputs, self.steps, self.last)
+        return RolloutBatch(
             first,
             self.version,
             {name: each[:, start:stop].contiguous() for name, each in self.inputs.items()},
@@ -57,13 +57,13 @@ class Trajectories:
         )
 
 
-def joined(pieces: Sequence[Trajectories]) -> Trajectories:
+def joined(pieces: Sequence[RolloutBatch]) -> RolloutBatch:
     """Pieces as one batch, ordered by the numbers of their environments, whichever came first."""
     ordered = sorted(pieces, key=lambda piece: piece.first)
     if len(ordered) == 1:
         return ordered[0]
     lasts = [piece.last for piece in ordered if piece.last is not None]
-    return Trajectories(
+    return RolloutBatch(
         ordered[0].first,
         min(piece.version for piece in ordered),
         {name: torch.cat([piece.inputs[name] for piece in ordered], dim=1) for name in ordered[0].inputs},
@@ -72,7 +72,7 @@ def joined(pieces: Sequence[Trajectories]) -> Trajectories:
     )
 
 
-class Recorder:
+class RolloutBuffer:
     """Writes down the steps of one batch of environments as they go by.
 
     What it is given is copied: arrays that came through shared memory are given back at once.
@@ -89,7 +89,7 @@ class Recorder:
         self._steps: dict[str, Tensor] = {}
         self._last: Tensor | None = None
 
-    def decided(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
+    def add_action(self, step: int, inputs: Inputs, output: PolicyOutput) -> None:
         """Record the observations of a step and the actions that the policy chose."""
         for name, tensor in inputs.items():
             self._write(self._inputs, name, step, tensor)
@@ -98,18 +98,18 @@ class Recorder:
         if output.values is not None:
             self._write(self._steps, "values", step, output.values)
 
-    def happened(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
+    def add_outcome(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
         """Record the outcome; `finals` are the values of observations that ended episodes, None when none counts."""
         for name in OUTCOME:
             self._write(self._steps, name, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
         if finals is not None:
             self._write(self._steps, "finals", step, finals)
 
-    def ended(self, last: Tensor | None) -> Trajectories:
-        """Return everything, once the last step is there; `last` as in `Trajectories`."""
+    def finish(self, last: Tensor | None) -> RolloutBatch:
+        """Return everything, once the last step is there; `last` as in `RolloutBatch`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
-        return Trajectories(0, self._version, self._inputs, self._steps, last)
+        return RolloutBatch(0, self._version, self._inputs, self._steps, last)
 
     def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
         column = columns.get(name)

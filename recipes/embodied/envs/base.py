@@ -130,7 +130,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
+class FinishedEpisodes:
     """The k episodes that ended in a step, ordered by environment.
 
     Attributes:
@@ -174,7 +174,7 @@ class StepResult:
     truncations: BoolArray
     valid: BoolArray
     final_observations: Observation | None
-    episodes: Episodes | None
+    episodes: FinishedEpisodes | None
 
     @property
     def dones(self) -> BoolArray:
@@ -442,9 +442,9 @@ class VectorEnv(ABC):
             help,
         )
 
-    def _episodes(self, rows: IntArray) -> Episodes:
+    def _episodes(self, rows: IntArray) -> FinishedEpisodes:
         known = self.knows_success
-        return Episodes(
+        return FinishedEpisodes(
             env=rows,
             number=self._episode[rows],
             returns=self._returns[rows],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_worker import Stages
+from recipes.embodied.env_worker import StagedEnvironments
 from recipes.embodied.envs.base import Observation
 from recipes.embodied.envs.state import State
 from rlinf_core.errors import ConfigError
@@ -29,14 +29,14 @@ COUNTING = (
 )
 
 
-def stages_of(*overrides: str, training: bool = True) -> Stages:
+def stages_of(*overrides: str, training: bool = True) -> StagedEnvironments:
     """Return the environments of the one env worker of a job."""
     job = load_job("laptop", (*COUNTING, *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
     worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=()))
     environments = config.env.train if training else config.env.eval
-    return Stages(config, environments, worker, Layout(1, 1, 1, "trajectories"), training=training)
+    return StagedEnvironments(config, environments, worker, Layout(1, 1, 1, "trajectories"), training=training)
 
 
 def asked(*overrides: str, training: bool = True) -> list[bool]:
@@ -52,7 +52,7 @@ def counts(observations: list[Observation]) -> list[float]:
     return observations[0]["states"][:, 0].tolist()
 
 
-def steps(stages: Stages, number: int) -> None:
+def steps(stages: StagedEnvironments, number: int) -> None:
     for _ in range(number):
         stages.batches[0].step(np.zeros((4, 1, 1), np.float32))
 

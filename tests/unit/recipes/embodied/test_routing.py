@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.routing import Piece, Routes, Segment, Share
+from recipes.embodied.routing import EnvRange, Piece, Routes, Share
 
 
 @st.composite
@@ -20,7 +20,7 @@ def routes(draw: st.DrawFn) -> Routes:
 
 @given(routes())
 def test_every_environment_is_in_exactly_one_segment(ways: Routes) -> None:
-    numbers = [number for each in ways.segments for number in range(each.start, each.stop)]
+    numbers = [number for each in ways.ranges for number in range(each.start, each.stop)]
     assert numbers == list(range(ways.total))
 
 
@@ -52,7 +52,7 @@ def test_actors_get_equal_and_neighbouring_shares(ways: Routes) -> None:
 
 @given(routes())
 def test_pieces_say_which_environments_their_rows_are(ways: Routes) -> None:
-    found: list[Segment] = []
+    found: list[EnvRange] = []
     for stage in range(ways.stages):
         for rollout in range(ways.rollouts):
             row = 0
@@ -61,8 +61,8 @@ def test_pieces_say_which_environments_their_rows_are(ways: Routes) -> None:
                 row = piece.stop
                 env = piece.first // (ways.stages * ways.batch)
                 stop = piece.first + piece.stop - piece.start
-                found.append(Segment(env, stage, rollout, piece.actor, piece.first, stop))
-    assert sorted(found, key=lambda each: each.start) == list(ways.segments)
+                found.append(EnvRange(env, stage, rollout, piece.actor, piece.first, stop))
+    assert sorted(found, key=lambda each: each.start) == list(ways.ranges)
 
 
 @given(routes())

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.trajectory import Recorder, Trajectories, joined, sliced, stacked
+from recipes.embodied.trajectory import RolloutBatch, RolloutBuffer, joined, sliced, stacked
 
 
 def outcome(batch: int, value: float) -> dict[str, object]:
@@ -15,14 +15,14 @@ def outcome(batch: int, value: float) -> dict[str, object]:
     return {"rewards": rewards, "terminations": flags, "truncations": flags, "valid": ~flags}
 
 
-def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> Trajectories:
-    recorder = Recorder(steps, version)
+def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> RolloutBatch:
+    buffer = RolloutBuffer(steps, version)
     for step in range(steps):
         value = torch.full((batch, 1), float(step)) if values else None
         output = PolicyOutput(torch.full((batch, 1, 2), float(step)), torch.zeros(batch, 1, 2), value)
-        recorder.decided(step, {"states": torch.arange(batch).float()[:, None] + 100 * step}, output)
-        recorder.happened(step, outcome(batch, float(step)), None)  # pyright: ignore[reportArgumentType]
-    return recorder.ended(torch.zeros(batch, 1) if values else None)
+        buffer.add_action(step, {"states": torch.arange(batch).float()[:, None] + 100 * step}, output)
+        buffer.add_outcome(step, outcome(batch, float(step)), None)  # pyright: ignore[reportArgumentType]
+    return buffer.finish(torch.zeros(batch, 1) if values else None)
 
 
 def test_a_recorder_keeps_steps_in_time() -> None:
@@ -35,14 +35,14 @@ def test_a_recorder_keeps_steps_in_time() -> None:
 
 
 def test_what_is_recorded_is_copied() -> None:
-    recorder = Recorder(1, 0)
+    buffer = RolloutBuffer(1, 0)
     given = outcome(2, 1)
     states = torch.ones(2, 1)
-    recorder.decided(0, {"states": states}, PolicyOutput(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
-    recorder.happened(0, given, None)  # pyright: ignore[reportArgumentType]
+    buffer.add_action(0, {"states": states}, PolicyOutput(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), None))
+    buffer.add_outcome(0, given, None)  # pyright: ignore[reportArgumentType]
     states.zero_()
     given["rewards"][:] = 7  # pyright: ignore[reportIndexIssue]
-    found = recorder.ended(None)
+    found = buffer.finish(None)
     assert found.inputs["states"].sum() == 2
     assert found.steps["rewards"].sum() == 2
     assert found.last is None
