@@ -83,6 +83,12 @@ def parse_size(text: str) -> int:
     return size
 
 
+def _device_transport(text: str) -> str:
+    if text not in ("auto", "host", "ipc", "nccl"):
+        raise ValueError
+    return text
+
+
 def _level(text: str) -> str:
     if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
         raise ValueError
@@ -172,6 +178,14 @@ SHM_LIMIT: EnvVar[int | None] = EnvVar(
     _A_SIZE,
     parse_size,
 )
+DEVICE_TRANSPORT = EnvVar(
+    "RLINF_DEVICE_TRANSPORT",
+    "auto",
+    "How tensors on GPUs reach other processes: by CUDA IPC on one GPU and NCCL between GPUs once a first message has "
+    "passed unchanged, else through host memory; or by one of these only.",
+    "one of auto, host, ipc, nccl",
+    _device_transport,
+)
 LOG_LEVEL = EnvVar(
     "RLINF_LOG_LEVEL",
     "INFO",
@@ -193,6 +207,7 @@ REGISTER: Mapping[str, EnvVar[object]] = {
         NET_IF,
         PORTS,
         SHM_LIMIT,
+        DEVICE_TRANSPORT,
         LOG_LEVEL,
     )
 }

@@ -10,9 +10,9 @@ from rlinf_core.channel.effects import Item
 from rlinf_core.channel.wire import ReplyKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.forwarder import ForwardMode
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.collective.received_message import ReceivedMessage
-from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind
 

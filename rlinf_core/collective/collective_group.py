@@ -11,12 +11,12 @@ from rlinf_core import spans
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.frame import Flag
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
 from rlinf_core.collective.posted_receive import PostedReceive
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.torch_payload import TensorTarget, tensor_parts
-from rlinf_core.collective.transports.base import Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
@@ -211,7 +211,7 @@ class CollectiveGroup:
         timeout: float | None,
         target: TensorTarget | None,
     ) -> AnyReceive:
-        adopt = self._endpoint.devices.adopt
+        adopt = self._endpoint.devices.adopt_from(self._stream(src))
 
         def open_received(received: ReceivedMessage, filled: bool) -> object:
             if target is None:

@@ -233,5 +233,4 @@ class ConnectionPool:
             pid=os.getpid(),
             interpreter=sys.executable,
             python=platform.python_version(),
-            devices=self._info.devices,
         )

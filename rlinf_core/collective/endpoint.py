@@ -18,10 +18,15 @@ from rlinf_core.collective.arena import Arena, ArenaUse
 from rlinf_core.collective.codec import FallbackDumps, encode
 from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.connection_pool import ConnectionPool
+from rlinf_core.collective.cuda_ipc import CudaIpcTransport
+from rlinf_core.collective.device_paths import TAG as DEVICE_TAG
+from rlinf_core.collective.device_paths import DevicePaths, DeviceTransport
 from rlinf_core.collective.endpoint_info import make_endpoint_info
 from rlinf_core.collective.forwarder import Forwarder, ForwardMode
 from rlinf_core.collective.frame import Frame, FrameKind
 from rlinf_core.collective.listener import Listener, listen_tcp, listen_unix
+from rlinf_core.collective.message import Message
+from rlinf_core.collective.nccl import NcclTransport
 from rlinf_core.collective.network import advertised_address
 from rlinf_core.collective.payload import DeviceExport, Encoded
 from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
@@ -33,8 +38,6 @@ from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.sender import Sender
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.transports.base import Message
-from rlinf_core.collective.transports.device import DeviceRouter, DeviceTransport
 from rlinf_core.collective.unix_directory import UnixDirectory
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
 from rlinf_core.errors import (
@@ -59,7 +62,7 @@ class Endpoint:
         info: how others reach it.
         settings: sizes and times.
         waits: what threads of this process wait for.
-        devices: ways for tensors on accelerators.
+        devices: the device paths, for tensors on accelerators.
     """
 
     def __init__(
@@ -72,8 +75,7 @@ class Endpoint:
         operations: OperationBoard | None = None,
         fallback: FallbackDumps | None = None,
         explain: Explain = died,
-        devices: tuple[str, ...] = (),
-        transports: Sequence[DeviceTransport] = (),
+        transports: Sequence[DeviceTransport] | None = None,
     ) -> None:
         """
         Args:
@@ -86,6 +88,7 @@ class Endpoint:
             fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
             explain: makes the error for a lost peer, from its address and what became of the connection; it may block
                 for a moment.
+            transports: the device transports, best first; by default those that the settings choose.
         """
         self.settings = Settings.from_environment() if settings is None else settings
         self.waits = WaitTable(operations)
@@ -104,9 +107,11 @@ class Endpoint:
         address = advertised_address() if ip is None else ip
         tcp = listen_tcp(address, self.settings.socket_buffer, self.settings.ports)
         host, port = tcp.getsockname()[:2]
-        self.info = make_endpoint_info(path, host if ip is None else ip, port, devices)
-        self.devices = DeviceRouter(transports)
+        self.info = make_endpoint_info(path, host if ip is None else ip, port)
+        chosen = device_transports(self.settings.device_transport) if transports is None else transports
+        self.devices = DevicePaths(chosen, self._tell_path, self._send_probe)
         self._receiver = Receiver(self)
+        self._receiver.serve(DEVICE_TAG, self.devices.handle)
         self._reactor = Reactor(str(self._pid), self._receiver.may_resume, self.settings.reactor_spin)
         self._connections = ConnectionPool(
             self.info, secret, self.settings, self._receiver, lambda connection: self._reactor.add(connection)
@@ -158,10 +163,11 @@ class Endpoint:
         return encode(obj, self._fallback, None if stream is None else self.device_export(stream))
 
     def device_export(self, stream: PeerStream) -> DeviceExport | None:
-        """Return how tensors on accelerators go to the peer of a stream; None: through host memory, as before first
-        contact.
+        """Return the function that exports tensors on accelerators for the peer of a stream.
+
+        None where they all go through host memory, as before the first contact.
         """
-        return self.devices.export_to(stream.outgoing.connection)
+        return self.devices.export_to(stream)
 
     def send(
         self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
@@ -379,6 +385,17 @@ class Endpoint:
         self._relay.forwards.lost(connection)
         self._reactor.close(connection)
 
+    def announce_device_part(self, kind: int, handle: memoryview) -> None:
+        self.devices.announce(kind, handle)
+
+    def _tell_path(self, stream: PeerStream, words: bytes) -> None:
+        if not self._closed and not self.post(stream, DEVICE_TAG, words):
+            work = self.work(OperationKind.SEND, stream.peer, self.settings.connect_timeout)
+            self.send_async(stream, Message(b"", tag=DEVICE_TAG, key=words), work)
+
+    def _send_probe(self, stream: PeerStream, message: Message) -> None:
+        self.send(stream, message, self.work(OperationKind.SEND, stream.peer, self.settings.connect_timeout))
+
     def hold_back(self, connection: Connection) -> None:
         self._reactor.hold_back(connection)
 
@@ -395,6 +412,16 @@ class Endpoint:
         self._reactor.abandon()
         for connection in self._connections.inherited():
             connection.abandon()
+
+
+def device_transports(choice: str) -> Sequence[DeviceTransport]:
+    """Return the transports that a value of RLINF_DEVICE_TRANSPORT stands for, best first."""
+    transports: list[DeviceTransport] = []
+    if choice in ("auto", "ipc"):
+        transports.append(CudaIpcTransport())
+    if choice in ("auto", "nccl"):
+        transports.append(NcclTransport())
+    return transports
 
 
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()

@@ -25,7 +25,6 @@ class EndpointInfo:
         interpreter: the Python that runs it.
         python: that Python's version.
         torch: the version of torch installed there, or None.
-        devices: the accelerators that it uses, by the names that the hardware gives them.
     """
 
     incarnation: str
@@ -38,7 +37,6 @@ class EndpointInfo:
     interpreter: str
     python: str
     torch: str | None
-    devices: tuple[str, ...] = ()
 
     def shares_host_with(self, other: EndpointInfo) -> bool:
         """Return whether a unix socket may reach from one to the other; only trying it tells for certain."""
@@ -48,9 +46,7 @@ class EndpointInfo:
         return f"pid {self.pid} at {self.tcp_host}:{self.tcp_port}"
 
 
-def make_endpoint_info(
-    unix_path: str | None, tcp_host: str, tcp_port: int, devices: tuple[str, ...] = ()
-) -> EndpointInfo:
+def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> EndpointInfo:
     """Return the info of this process, under a new incarnation."""
     return EndpointInfo(
         incarnation=secrets.token_hex(8),
@@ -63,7 +59,6 @@ def make_endpoint_info(
         interpreter=sys.executable,
         python=platform.python_version(),
         torch=_torch_version(),
-        devices=devices,
     )
 
 

@@ -9,12 +9,12 @@ from enum import Enum
 from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.forwarded_leases import ForwardedLeases
 from rlinf_core.collective.frame import Flag, FrameKind, SharedPlace
+from rlinf_core.collective.message import Bytes, EncodedBody, Message, PlaceholderPart
 from rlinf_core.collective.payload import HostPart
 from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.sender import Sender
-from rlinf_core.collective.transports.base import Bytes, EncodedBody, Message, PlaceholderPart
-from rlinf_core.collective.transports.shared_memory import descriptors
+from rlinf_core.collective.shared_memory import descriptors
 from rlinf_core.collective.work import Work
 
 # What of a received's flags is still true when it travels on.
@@ -56,11 +56,11 @@ class Forwarder:
 
         def at_once() -> bool:
             connection = self._sender.ready_connection(stream)
-            cargo = None if connection is None else self._pass_on(received, connection, message, handover)
-            if connection is None or cargo is None:
+            body = None if connection is None else self._pass_on(received, connection, message, handover)
+            if connection is None or body is None:
                 return False
-            with self._handing_over(received, connection, cargo, handover) as handed:
-                handed.done = self._sender.write_now(stream, connection, message, cargo, None)
+            with self._handing_over(received, connection, body, handover) as handed:
+                handed.done = self._sender.write_now(stream, connection, message, body, None)
             return handed.done
 
         try:
@@ -95,10 +95,10 @@ class Forwarder:
                 ),
             )
             return
-        cargo = None if connection is None else self._pass_on(received, connection, message, handover)
-        if connection is not None and cargo is not None:
-            with self._handing_over(received, connection, cargo, handover) as handed:
-                self._sender.write(stream, connection, message, cargo, work, None)
+        body = None if connection is None else self._pass_on(received, connection, message, handover)
+        if connection is not None and body is not None:
+            with self._handing_over(received, connection, body, handover) as handed:
+                self._sender.write(stream, connection, message, body, work, None)
                 handed.done = True
             return
         message.parts = [
@@ -111,11 +111,11 @@ class Forwarder:
     def _pass_on(
         self, received: ReceivedMessage, connection: Connection, message: Message, handover: ForwardMode
     ) -> EncodedBody | None:
-        """Return the received's body as cargo where it needs no copy, else None."""
+        """Return the received's body as body where it needs no copy, else None."""
         frame, lease = received.frame, received.lease
         if lease is None and frame.body_size <= self._sender.limit:
-            body: list[Bytes] = [received.body()] if frame.body_size else []
-            return EncodedBody(body=body, body_size=frame.body_size)
+            buffers: list[Bytes] = [received.body()] if frame.body_size else []
+            return EncodedBody(buffers=buffers, size=frame.body_size)
         if lease is None or lease.private or handover is ForwardMode.COPY or not connection.shares_memory:
             return None
         segment = lease.segment
@@ -125,11 +125,11 @@ class Forwarder:
 
     @contextmanager
     def _handing_over(
-        self, received: ReceivedMessage, connection: Connection, cargo: EncodedBody, handover: ForwardMode
+        self, received: ReceivedMessage, connection: Connection, body: EncodedBody, handover: ForwardMode
     ) -> Generator[_Handed, None, None]:
         """Count it as the other side's before that hears of it, for it may give it back at once."""
         handed = _Handed()
-        lease = received.lease if cargo.place is not None else None
+        lease = received.lease if body.place is not None else None
         if lease is not None:
             lease.forward(self.forwards.mark)
         try:
@@ -151,7 +151,7 @@ class _Handed:
 
 
 def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:
-    """Return a message that says what the received holds, whose bytes are added, or lie in the cargo already."""
+    """Return a message that says what the received holds, whose bytes are added, or lie in the body already."""
     frame = received.frame
     parts = [PlaceholderPart(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
     return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)

@@ -50,7 +50,6 @@ class PeerIdentity:
         pid: its process id, as itself sees it.
         interpreter: the Python that runs it.
         python: that Python's version.
-        devices: the accelerators that it uses, by the names that the hardware gives them.
     """
 
     incarnation: str
@@ -60,7 +59,6 @@ class PeerIdentity:
     pid: int = 0
     interpreter: str = ""
     python: str = ""
-    devices: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -68,7 +66,6 @@ class PeerIdentity:
     @classmethod
     def decode(cls, data: bytes) -> PeerIdentity:
         fields = json.loads(data)
-        fields["devices"] = tuple(fields.get("devices", ()))
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
 

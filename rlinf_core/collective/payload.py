@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 1 << 20
+_HUGE_PAGE = 2 << 20
 
 # From a tensor on an accelerator to the part that stands for it, or None: through host memory.
 DeviceExport: TypeAlias = "Callable[[Tensor], Part | None]"
@@ -80,3 +82,12 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
         return
     for start in range(0, size, _CHUNK):
         target[start : start + _CHUNK] = source[start : start + _CHUNK]
+
+
+def private_memory(size: int) -> memoryview:
+    """Return fresh writable memory of this process."""
+    if size < _HUGE_PAGE:
+        return memoryview(bytearray(size))
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.frame import Flag, Frame, layout
 from rlinf_core.collective.growth import Growth
-from rlinf_core.collective.payload import PartKind, copy_bytes
+from rlinf_core.collective.payload import PartKind, copy_bytes, private_memory
 from rlinf_core.collective.segment import BlockLease
 from rlinf_core.collective.torch_payload import TensorTarget
 
-_HUGE_PAGE = 2 << 20
 # From a part that is a handle to device memory to the tensor of bytes that it stands for.
 Adopt = Callable[[int, memoryview], object]
 
@@ -143,12 +141,3 @@ def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | 
     return [
         buffer if kind == PartKind.HOST else adopt(kind, buffer) for kind, buffer in zip(kinds, buffers, strict=True)
     ]
-
-
-def private_memory(size: int) -> memoryview:
-    """Fresh writable memory of this process."""
-    if size < _HUGE_PAGE:
-        return memoryview(bytearray(size))
-    memory = mmap.mmap(-1, size)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)

@@ -14,12 +14,12 @@ from rlinf_core.collective.arena import Arena
 from rlinf_core.collective.connection import Connection, ConnectionHandler
 from rlinf_core.collective.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.growth import Growth
+from rlinf_core.collective.payload import private_memory
 from rlinf_core.collective.peer_stream import AnyReceive, MessageSource, PeerStream
-from rlinf_core.collective.received_message import ReceivedMessage, private_memory
+from rlinf_core.collective.pipelined_copy import read_grown
+from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.segment import BlockLease, SharedSegment
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.transports.device import DeviceRouter
-from rlinf_core.collective.transports.growing import read_grown
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, PayloadError
 
@@ -58,8 +58,7 @@ class ReceiverContext(Protocol):
     def waits(self) -> WaitTable: ...
     @property
     def arena(self) -> Arena: ...
-    @property
-    def devices(self) -> DeviceRouter: ...
+    def announce_device_part(self, kind: int, handle: memoryview) -> None: ...
     def stream_by_names(self, me: str, peer: str) -> PeerStream: ...
     def bind(self, stream: PeerStream, connection: Connection) -> None: ...
     def connection_lost(self, connection: Connection, reason: str) -> None: ...
@@ -190,7 +189,7 @@ class Receiver(ConnectionHandler):
             received = ReceivedMessage(frame, body)
         if any(frame.kinds):
             for kind, part in zip(frame.kinds, received.parts(keep=False), strict=True):
-                self._host.devices.announce(kind, part)
+                self._host.announce_device_part(kind, part)
         self._deliver(stream, received, _There(self, connection, stream))
 
     def _begin_growth(self, connection: Connection, stream: PeerStream, frame: Frame) -> Growth:

@@ -8,19 +8,17 @@ from collections.abc import Callable, Sequence
 from rlinf_core.collective.arena import LOCAL, Arena, ArenaBlock, spill
 from rlinf_core.collective.connection import Connection, ConnectionLostError
 from rlinf_core.collective.frame import Flag, Frame, FrameKind, pack_message
-from rlinf_core.collective.payload import PartKind
+from rlinf_core.collective.message import Bytes, EncodedBody, Message, PlaceholderPart, inline_body, stream_body
+from rlinf_core.collective.payload import PartKind, private_memory
 from rlinf_core.collective.peer_stream import PeerStream
-from rlinf_core.collective.received_message import ReceivedMessage, private_memory
+from rlinf_core.collective.pipelined_copy import fill_by_pieces, growing_source, grown_frame
+from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.transports.base import Bytes, EncodedBody, HostTransport, Message, PlaceholderPart, inline
-from rlinf_core.collective.transports.growing import fill_by_pieces, growing_source, grown_frame
-from rlinf_core.collective.transports.shared_memory import SharedMemoryTransport, shared_cargo
-from rlinf_core.collective.transports.stream import StreamTransport
+from rlinf_core.collective.shared_memory import SharedMemoryWriter, shared_body
 from rlinf_core.collective.work import WaitTable, Work
 
 # Below this, one buffer is cheaper than two.
 _JOIN = 16 << 10
-Loading = Callable[[Connection], EncodedBody]
 
 
 class Sender:
@@ -50,7 +48,6 @@ class Sender:
         self.connect = connect
         self.hand_over = hand_over
         self._explain = explain
-        self._stream = StreamTransport()
 
     def send(
         self, stream: PeerStream, message: Message, work: Work[object], *, acknowledgement: Work[None] | None
@@ -115,8 +112,8 @@ class Sender:
             self.send(stream, message, work, acknowledgement=None)
             return None
         message.parts = [PlaceholderPart(size, PartKind.HOST)]
-        cargo = shared_cargo(block, 0, _keep)
-        stream.outgoing.run(lambda: self.write(stream, connection, message, cargo, work, None), work)
+        body = shared_body(block, 0, _keep)
+        stream.outgoing.run(lambda: self.write(stream, connection, message, body, work, None), work)
         return block.memory()
 
     @property
@@ -132,24 +129,24 @@ class Sender:
             return False
         size = message.body_size
         if size <= self.limit:
-            return self.write_now(stream, connection, message, inline(message), acknowledgement)
+            return self.write_now(stream, connection, message, inline_body(message), acknowledgement)
         if not connection.shares_memory:
             return False
         source = growing_source(message, self._settings.growing_piece)
         block = self._arena.try_allocate(size, _owners(connection, source))
         if block is None:
             return False
-        cargo = shared_cargo(block, 0, lambda: self._arena.cancel(block))
+        body = shared_body(block, 0, lambda: self._arena.cancel(block))
         done = False
         try:
             if source is None:
                 message.gather(block.memory())
             else:
-                cargo.flags |= Flag.GROWING
-            done = self.write_now(stream, connection, message, cargo, acknowledgement)
+                body.flags |= Flag.GROWING
+            done = self.write_now(stream, connection, message, body, acknowledgement)
         finally:
             if not done:
-                cargo.undo()
+                body.undo()
         if done and source is not None:
             self._grow(stream, connection, block, source)
         return done
@@ -163,27 +160,26 @@ class Sender:
             return
         source = growing_source(message, self._settings.growing_piece) if connection.shares_memory else None
         if source is not None:
-            block = self._transport(_owners(connection, source)).room(message.body_size, work)
-            cargo = shared_cargo(block, 0, lambda: self._arena.cancel(block))
-            cargo.flags |= Flag.GROWING
-            self._write_or_undo(stream, connection, message, cargo, work, acknowledgement)
+            block = self._writer(_owners(connection, source)).room(message.body_size, work)
+            body = shared_body(block, 0, lambda: self._arena.cancel(block))
+            body.flags |= Flag.GROWING
+            self._write_or_undo(stream, connection, message, body, work, acknowledgement)
             self._grow(stream, connection, block, source)
         else:
-            cargo = self._load(message, connection, work)
-            self._write_or_undo(stream, connection, message, cargo, work, acknowledgement)
+            body = self._encode(message, connection, work)
+            self._write_or_undo(stream, connection, message, body, work, acknowledgement)
 
-    def _load(self, message: Message, connection: Connection, work: Work[object]) -> EncodedBody:
+    def _encode(self, message: Message, connection: Connection, work: Work[object]) -> EncodedBody:
         if message.body_size <= self.limit:
-            return inline(message)
-        transport: HostTransport = self._stream
-        if connection.shares_memory:
-            # Copying gigabytes takes seconds in which nothing else is seen to move.
-            self._waits.operations.moved()
-            transport = self._transport(_owners(connection, None))
-        return transport.load(message, work)
+            return inline_body(message)
+        if not connection.shares_memory:
+            return stream_body(message)
+        # Copying gigabytes takes seconds in which no other progress is visible.
+        self._waits.operations.moved()
+        return self._writer(_owners(connection, None)).encode(message, work)
 
-    def _transport(self, owners: Sequence[str]) -> SharedMemoryTransport:
-        return SharedMemoryTransport(self._arena, self._settings.spill_after, owners)
+    def _writer(self, owners: Sequence[str]) -> SharedMemoryWriter:
+        return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
 
     def _grow(self, stream: PeerStream, connection: Connection, block: ArenaBlock, source: memoryview) -> None:
         """Fill a body whose frame has left, and tells of each piece. The block is held here too until then."""
@@ -208,19 +204,19 @@ class Sender:
         stream: PeerStream,
         connection: Connection,
         message: Message,
-        cargo: EncodedBody,
+        body: EncodedBody,
         acknowledgement: Work[None] | None,
     ) -> bool:
-        data, fds = self._frame(stream, connection, message, cargo, acknowledgement)
-        if cargo.body:
-            data = b"".join((data, *cargo.body))
+        data, fds = self._frame(stream, connection, message, body, acknowledgement)
+        if body.buffers:
+            data = b"".join((data, *body.buffers))
         try:
             written = connection.try_write(data, fds)
         except ConnectionLostError as error:
             stream.outgoing.unacknowledged.pop(stream.outgoing.sequence + 1, None)
             raise self._explain(stream, str(error)) from error
         if written:
-            self._written(stream, connection, cargo)
+            self._written(stream, connection, body)
         return written
 
     def write(
@@ -228,26 +224,26 @@ class Sender:
         stream: PeerStream,
         connection: Connection,
         message: Message,
-        cargo: EncodedBody,
+        body: EncodedBody,
         work: Work[object],
         acknowledgement: Work[None] | None,
     ) -> None:
-        data, fds = self._frame(stream, connection, message, cargo, acknowledgement)
-        buffers: list[Bytes] = [data, *cargo.body]
-        if cargo.body_size <= _JOIN:
+        data, fds = self._frame(stream, connection, message, body, acknowledgement)
+        buffers: list[Bytes] = [data, *body.buffers]
+        if body.size <= _JOIN:
             buffers = [b"".join(buffers)]
         try:
             connection.write(buffers, fds, work)
         except ConnectionLostError as error:
             raise self._explain(stream, str(error)) from error
-        self._written(stream, connection, cargo)
+        self._written(stream, connection, body)
 
     def _frame(
         self,
         stream: PeerStream,
         connection: Connection,
         message: Message,
-        cargo: EncodedBody,
+        body: EncodedBody,
         acknowledgement: Work[None] | None,
     ) -> tuple[bytes, Sequence[int]]:
         """Return the bytes of the frame, and of the one that names its route where that is new."""
@@ -258,9 +254,9 @@ class Sender:
             names = json.dumps([stream.me, stream.peer]).encode()
             opening = Frame(FrameKind.ROUTE, route=outgoing.route, head=names).pack()
         fds: Sequence[int] = ()
-        if cargo.fds and (cargo.flags & Flag.ONE_SHOT or _segment(cargo) not in connection.passed):
-            fds = cargo.fds
-        frame = message.frame(FrameKind.MESSAGE, outgoing.route, outgoing.sequence + 1, cargo)
+        if body.fds and (body.flags & Flag.ONE_SHOT or _segment(body) not in connection.passed):
+            fds = body.fds
+        frame = message.frame(FrameKind.MESSAGE, outgoing.route, outgoing.sequence + 1, body)
         if fds:
             frame.flags |= Flag.DESCRIPTOR_FOLLOWS
         if acknowledgement is not None:
@@ -273,21 +269,21 @@ class Sender:
         stream: PeerStream,
         connection: Connection,
         message: Message,
-        cargo: EncodedBody,
+        body: EncodedBody,
         work: Work[object],
         acknowledgement: Work[None] | None,
     ) -> None:
         try:
-            self.write(stream, connection, message, cargo, work, acknowledgement)
+            self.write(stream, connection, message, body, work, acknowledgement)
         except BaseException:
-            cargo.undo()
+            body.undo()
             raise
 
-    def _written(self, stream: PeerStream, connection: Connection, cargo: EncodedBody) -> None:
+    def _written(self, stream: PeerStream, connection: Connection, body: EncodedBody) -> None:
         stream.outgoing.sequence += 1
         stream.outgoing.routed = connection
-        if cargo.place is not None and not cargo.flags & Flag.ONE_SHOT:
-            connection.passed.add(_segment(cargo))
+        if body.place is not None and not body.flags & Flag.ONE_SHOT:
+            connection.passed.add(_segment(body))
 
     # Several receivers
 
@@ -302,30 +298,30 @@ class Sender:
         owners = [connection.peer.incarnation for _, _, connection in sharers]
         works = [work for _, work, _ in sharers]
         try:
-            block = self._transport(owners).fill(message, works[0])
+            block = self._writer(owners).fill(message, works[0])
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
             for work in works:
                 work.fail(error)
             return
         for place, (stream, work, connection) in enumerate(sharers):
-            cargo = shared_cargo(block, place, lambda place=place: self._arena.cancel_lease(block, place))
+            body = shared_body(block, place, lambda place=place: self._arena.cancel_lease(block, place))
             if len(sharers) > 1:
-                cargo.flags |= Flag.PRIVATE_COPY
+                body.flags |= Flag.PRIVATE_COPY
 
-            self._write_share(stream, message, work, connection, cargo)
+            self._write_share(stream, message, work, connection, body)
 
     def _write_share(
-        self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, cargo: EncodedBody
+        self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, body: EncodedBody
     ) -> None:
         """One peer's frame: at once where it need not wait, as a few words seldom do."""
 
         def write() -> None:
-            self._write_or_undo(stream, connection, message, cargo, work, None)
+            self._write_or_undo(stream, connection, message, body, work, None)
 
         try:
-            done = stream.outgoing.run_at_once(lambda: self.write_now(stream, connection, message, cargo, None))
+            done = stream.outgoing.run_at_once(lambda: self.write_now(stream, connection, message, body, None))
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
-            cargo.undo()
+            body.undo()
             work.fail(error)
             return
         if done:
@@ -339,15 +335,15 @@ class Sender:
         """Return a private copy, as any receiver gets one."""
         size = message.body_size
         stream.outgoing.sequence += 1
-        frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(body_size=size))
+        frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(size=size))
         if acknowledgement is not None:
             frame.flags |= Flag.ACKNOWLEDGE
             stream.outgoing.unacknowledged[stream.outgoing.sequence] = acknowledgement
         block = self._arena.try_allocate(size) if size > self.limit else None
         if block is None:
-            body = private_memory(size)
-            message.gather(body)
-            self.hand_over(stream, ReceivedMessage(frame, body))
+            copy = private_memory(size)
+            message.gather(copy)
+            self.hand_over(stream, ReceivedMessage(frame, copy))
         else:
             message.gather(block.memory())
             self.hand_over(stream, ReceivedMessage(frame, lease=block.lease()))
@@ -363,5 +359,5 @@ def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ..
     return (peer,) if growing is None else (peer, LOCAL)
 
 
-def _segment(cargo: EncodedBody) -> int:
-    return 0 if cargo.place is None else cargo.place.segment
+def _segment(body: EncodedBody) -> int:
+    return 0 if body.place is None else body.place.segment

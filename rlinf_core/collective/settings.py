@@ -31,6 +31,7 @@ class Settings:
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
         ports: the TCP ports that its listener takes one of; None for any.
         spin: how long a blocked receive looks for its message before it sleeps; sleeping costs a wake-up.
+        device_transport: how tensors on accelerators reach their peers: `auto`, `host`, `ipc` or `nccl`.
         reactor_spin: the same for the endpoint's own thread, where a process does nothing but pass messages on.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     socket_buffer: int = 4 * MIB
     ports: range | None = None
     spin: float = 50e-6
+    device_transport: str = "host"
     reactor_spin: float = 0.0
 
     @classmethod
@@ -60,6 +62,7 @@ class Settings:
         arena = env_vars.SHM_LIMIT.get()
         return cls(
             timeout=env_vars.TIMEOUT.get(),
+            device_transport=env_vars.DEVICE_TRANSPORT.get(),
             connect_timeout=env_vars.CONNECT_TIMEOUT.get(),
             arena_bytes=arena if arena is not None else memory_budget.default_arena_bytes(),
             ports=env_vars.PORTS.get(),

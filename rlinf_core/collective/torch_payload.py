@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_core.collective.array_dtype import dtype_words
 from rlinf_core.collective.payload import DeviceExport, HostPart, Part, copy_bytes
+from rlinf_core.collective.pinned import PinnedStager, flat_bytes
 from rlinf_core.collective.tensor_checks import check_array, check_memory, check_separate, check_tensor
-from rlinf_core.collective.transports.device import flat_bytes
-from rlinf_core.collective.transports.pinned import PinnedStager
 from rlinf_core.errors import PayloadError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class TorchPickler(pickle.Pickler):
         dense = obj.layout is torch.strided and not obj.is_quantized and obj.device.type != "meta"
         if not dense or kind not in (torch.Tensor, torch.nn.Parameter):
             return NotImplemented
-        part = self._export(obj) if self._export is not None and obj.device.type != "cpu" else None
+        part = self._export(obj) if self._export is not None else None
         # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
         placeholder = pickle.PickleBuffer(bytearray())
         self._placeholders[id(placeholder)] = TensorPart(obj) if part is None else part
@@ -235,6 +234,8 @@ class TensorTarget:
             import numpy as np
 
             array = self._array
+            if not on_host:
+                source = memoryview(source.cpu().numpy())
             np.copyto(array, np.frombuffer(source, dtype=array.dtype).reshape(self.shape))
 
 
@@ -247,7 +248,7 @@ def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExpo
     ours = _as_tensor(tensor)
     if ours is not None:
         check_tensor(ours, "send_tensor")
-        part = export(ours) if export is not None and ours.device.type != "cpu" else None
+        part = export(ours) if export is not None else None
         words = describe(str(ours.dtype).removeprefix("torch."), tuple(ours.shape))
         return words.encode(), TensorPart(ours) if part is None else part
     numpy = sys.modules.get("numpy")

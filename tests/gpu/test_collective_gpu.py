@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rlinf_core.address import WorkerAddress  # noqa: E402 - after the check for torch
+from rlinf_core.collective.cuda_ipc import CudaIpcTransport, device_identity, visible_devices  # noqa: E402
+from rlinf_core.collective.device_paths import PathState  # noqa: E402
+from rlinf_core.collective.payload import PartKind  # noqa: E402
+from rlinf_core.collective.pinned import PinnedStager  # noqa: E402
 from rlinf_core.collective.secret import ClusterSecret  # noqa: E402
 from rlinf_core.collective.settings import Settings  # noqa: E402
-from rlinf_core.collective.transports.cuda_ipc import CudaIpcTransport, device_identity  # noqa: E402
-from rlinf_core.collective.transports.pinned import PinnedStager  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -23,14 +26,19 @@ _HELPERS = Path(__file__).parents[1] / "integration" / "collective" / "conftest.
 THERE = WorkerAddress("there", 0)
 
 
-@pytest.fixture
-def cast() -> Iterator[Any]:
+def make_cast(device_transport: str) -> Any:
     spec = importlib.util.spec_from_file_location("rlinf_test_collective_helpers_gpu", _HELPERS)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.Cast(ClusterSecret.generate(), Settings(timeout=60.0, connect_timeout=20.0, arena_bytes=1 << 29))
+    settings = Settings(timeout=60.0, connect_timeout=20.0, arena_bytes=1 << 29, device_transport=device_transport)
+    return module.Cast(ClusterSecret.generate(), settings)
+
+
+@pytest.fixture(params=["host", "auto"])
+def cast(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = make_cast(request.param)
     yield made
     made.stop()
 
@@ -77,12 +85,35 @@ def test_pinned_staging_is_exact() -> None:
 
 
 def test_a_gpu_has_an_identity_and_cuda_ipc_makes_a_handle() -> None:
-    from types import SimpleNamespace
-
     tensor = torch.ones(1000, device="cuda")
-    connection: Any = SimpleNamespace(
-        name="x", shares_memory=True, peer=SimpleNamespace(devices=(device_identity(tensor),))
-    )
-    transport = CudaIpcTransport()
-    assert transport.serves(tensor, connection)
-    assert transport.export(tensor, connection).nbytes > 0
+    assert device_identity(tensor) in visible_devices()
+    assert CudaIpcTransport().export(tensor, "0123456789abcdef").nbytes > 0
+
+
+@pytest.mark.parametrize(("choice", "kind"), [("ipc", PartKind.CUDA_IPC), ("nccl", PartKind.NCCL)])
+def test_a_verified_path_carries_tensors(choice: str, kind: PartKind) -> None:
+    if choice == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs a GPU at each end")
+    made = make_cast(choice)
+    try:
+        there = made.add("there:0")
+        group = made.here.group()
+        deadline = time.monotonic() + 60
+        number = 0.0
+        while (kind, PathState.VERIFIED) not in made.here.endpoint.devices.states() or number < 3:
+            assert time.monotonic() < deadline, made.here.endpoint.devices.states()
+            number += 1
+            there.begin(echo_on_last_gpu)
+            group.send(torch.full((1000,), number, device="cuda:0"), THERE)
+            assert torch.equal(group.recv(THERE).cpu(), torch.full((1000,), number))
+            there.result()
+    finally:
+        made.stop()
+
+
+def echo_on_last_gpu(side: Any) -> None:
+    import torch
+
+    torch.cuda.set_device(torch.cuda.device_count() - 1)
+    here = WorkerAddress("here", 0)
+    side.group().send(side.group().recv(here).cpu(), here)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.collective.codec import encode
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.torch_payload import TensorTarget, rebuild_tensor
-from rlinf_core.collective.transports.base import Message
 from rlinf_core.errors import PayloadError
 
 
@@ -29,12 +29,10 @@ def travel(obj: object, **options: Any) -> Any:
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
     from rlinf_core.collective.frame import FrameKind
+    from rlinf_core.collective.message import EncodedBody
     from rlinf_core.collective.received_message import ReceivedMessage
-    from rlinf_core.collective.transports.base import EncodedBody
 
-    return ReceivedMessage(
-        message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(body_size=message.body_size)), body
-    ).load()
+    return ReceivedMessage(message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(size=message.body_size)), body).load()
 
 
 values = st.recursive(

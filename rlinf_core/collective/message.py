@@ -1,16 +1,15 @@
-"""The seam between a message and the ways in which its body can travel."""
+"""Messages, and their bodies as they are encoded for one peer: inside the frame, behind it, or in shared memory."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_core.collective.frame import Flag, Frame, SharedPlace, layout
-from rlinf_core.collective.payload import Encoded, HostPart, Part
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.frame import ALIGNMENT, Flag, Frame, SharedPlace, layout
+from rlinf_core.collective.payload import Encoded, HostPart, Part, private_memory
 
 Bytes = bytes | bytearray | memoryview
+_PADDING = bytes(ALIGNMENT)
 
 
 @dataclass(slots=True)
@@ -20,9 +19,9 @@ class Message:
     Attributes:
         head: the pickle stream, or dtype and shape of a tensor.
         parts: the out-of-band parts.
-        flags: what the receiver must know, whatever the way.
+        flags: frame flags that hold whatever the transport.
         tag: 0 between workers; other numbers are services of an endpoint.
-        key: words of the service's own.
+        key: bytes whose meaning the service defines.
         weight: of the item, for channels.
     """
 
@@ -55,11 +54,11 @@ class Message:
         for part, offset in zip(self.parts, offsets, strict=True):
             part.copy_into(target[offset : offset + part.nbytes])
 
-    def frame(self, kind: int, route: int, sequence: int, cargo: EncodedBody) -> Frame:
-        """Return the frame that announces this message, travelling as `cargo`."""
+    def frame(self, kind: int, route: int, sequence: int, body: EncodedBody) -> Frame:
+        """Return the frame of this message, whose body is encoded as `body`."""
         return Frame(
             kind,
-            self.flags | cargo.flags,
+            self.flags | body.flags,
             self.tag,
             route,
             sequence,
@@ -68,8 +67,8 @@ class Message:
             self.head,
             self.sizes,
             [part.kind for part in self.parts],
-            cargo.place,
-            cargo.body_size,
+            body.place,
+            body.size,
         )
 
 
@@ -79,49 +78,54 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class EncodedBody:
-    """A message's body, made ready for one peer.
+    """A message's body, encoded for one peer.
 
     Attributes:
-        flags: how the receiver finds it.
-        place: where in shared memory it lies, if it does.
-        body: what follows the frame in the stream.
-        body_size: bytes of the body.
-        fds: descriptors that go with the frame.
-        undo: gives memory back when the frame could not be sent.
+        flags: frame flags that tell the receiver where the body is.
+        place: its place in shared memory, or None.
+        buffers: the bytes that follow the frame on the socket.
+        size: bytes of the body.
+        fds: descriptors that are passed with the frame.
+        undo: releases its memory when the frame could not be sent.
     """
 
     flags: int = 0
     place: SharedPlace | None = None
-    body: list[Bytes] = field(default_factory=list[Bytes])
-    body_size: int = 0
+    buffers: list[Bytes] = field(default_factory=list[Bytes])
+    size: int = 0
     fds: tuple[int, ...] = ()
     undo: Callable[[], None] = _nothing
 
 
-class HostTransport(ABC):
-    """A way for bodies that are, or can be brought, into host memory."""
-
-    @abstractmethod
-    def load(self, message: Message, work: Work[object]) -> EncodedBody:
-        """Make the body ready, waiting for room where there is none until `work`'s deadline.
-
-        Raises:
-            CommunicationTimeoutError: no room became free.
-            PayloadError: there is no memory for it.
-        """
-
-
 class PlaceholderPart(HostPart):
-    """A part whose bytes lie in the cargo already."""
+    """A part whose bytes are in the encoded body already."""
 
     def __init__(self, nbytes: int, kind: int) -> None:
         super().__init__(memoryview(b""), kind)
         self.nbytes = nbytes
 
 
-def inline(message: Message) -> EncodedBody:
+def inline_body(message: Message) -> EncodedBody:
     """Return a small body, as bytes behind its frame."""
     size = message.body_size
     body = bytearray(size)
     message.gather(memoryview(body))
-    return EncodedBody(body=[body] if size else [], body_size=size)
+    return EncodedBody(buffers=[body] if size else [], size=size)
+
+
+def stream_body(message: Message) -> EncodedBody:
+    """Return a body for another host: it follows its frame, from where it lies; only scattered parts are copied."""
+    buffers: list[Bytes] = []
+    size = 0
+    for part in message.parts:
+        view = part.view()
+        if view is None:
+            view = private_memory(part.nbytes)
+            part.copy_into(view)
+        padding = -size % ALIGNMENT
+        if padding:
+            buffers.append(_PADDING[:padding])
+        if part.nbytes:
+            buffers.append(view)
+        size += padding + part.nbytes
+    return EncodedBody(buffers=buffers, size=size)

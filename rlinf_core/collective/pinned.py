@@ -85,3 +85,10 @@ class PinnedStager:
     def _drain(self, staging: Staging, number: int, pieces: list[tuple[int, int]], target: memoryview) -> None:
         start, end = pieces[number]
         copy_bytes(target[start:end], staging.finish(number % 2, end - start))
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a private copy of a tensor as flat bytes, in C order, on its own device."""
+    import torch
+
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""On one host: one copy into shared memory, and a descriptor of a few words to the other side."""
+"""Bodies in shared memory: between processes of one host, one copy in, and a place of a few bytes in the frame."""
 
 from __future__ import annotations
 
@@ -7,27 +7,36 @@ from collections.abc import Callable, Sequence
 
 from rlinf_core.collective.arena import Arena, ArenaBlock, spill
 from rlinf_core.collective.frame import Flag, SharedPlace
+from rlinf_core.collective.message import EncodedBody, Message
 from rlinf_core.collective.segment import SharedSegment
-from rlinf_core.collective.transports.base import EncodedBody, HostTransport, Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 
 
-class SharedMemoryTransport(HostTransport):
-    """Takes room in the arena; while there is none, waits, and after a while takes memory outside of it.
+class SharedMemoryWriter:
+    """Writes bodies to the arena. While that is full it waits, and after a while it takes a segment of its own.
 
-    So a slow receiver holds its sender back, yet two that wait for each other's room go on.
+    So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
+
+    Args:
+        arena: the sender's shared memory.
+        spill_after: seconds to wait for room before memory outside the arena is taken.
+        owners: the receivers of the body; each gets a lease of its own.
     """
 
     def __init__(self, arena: Arena, spill_after: float, owners: Sequence[str]) -> None:
-        """`owners`: who receives the body; each gets a lease of its own."""
         self._arena = arena
         self._spill_after = spill_after
         self._owners = owners
 
-    def load(self, message: Message, work: Work[object]) -> EncodedBody:
+    def encode(self, message: Message, work: Work[object]) -> EncodedBody:
+        """Return the message's body in shared memory; waits for room until `work`'s deadline.
+
+        Raises:
+            CommunicationTimeoutError: no room became free.
+        """
         block = self.fill(message, work)
-        return shared_cargo(block, 0, lambda: self._arena.cancel(block))
+        return shared_body(block, 0, lambda: self._arena.cancel(block))
 
     def fill(self, message: Message, work: Work[object]) -> ArenaBlock:
         """Return the block that holds the message's body."""
@@ -40,7 +49,7 @@ class SharedMemoryTransport(HostTransport):
         return block
 
     def room(self, size: int, work: Work[object]) -> ArenaBlock:
-        """Return a block for a body, with a lease for each owner; waits for it.
+        """Return a block for a body, with a lease for each owner, waiting for room.
 
         Raises:
             CommunicationTimeoutError: none became free.
@@ -48,7 +57,7 @@ class SharedMemoryTransport(HostTransport):
         block = self._arena.try_allocate(size, self._owners)
         if block is not None:
             return block
-        # What never fits need not wait for room.
+        # Waiting for room is useless where the body can never fit.
         fits = size <= self._arena.capacity
         spill_at = time.monotonic() + (self._spill_after if fits else 0.0)
         while True:
@@ -81,8 +90,8 @@ class SharedMemoryTransport(HostTransport):
         )
 
 
-def shared_cargo(block: ArenaBlock, place: int, undo: Callable[[], None]) -> EncodedBody:
-    """Return the cargo of the holder number `place` of a block."""
+def shared_body(block: ArenaBlock, place: int, undo: Callable[[], None]) -> EncodedBody:
+    """Return a body for the holder number `place` of a block."""
     segment = block.segment
     where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])
     flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
@@ -90,7 +99,7 @@ def shared_cargo(block: ArenaBlock, place: int, undo: Callable[[], None]) -> Enc
 
 
 def descriptors(segment: SharedSegment) -> tuple[int, ...]:
-    """Return what another process needs to use a segment: its memory, and how to tell its owner of a release."""
+    """Return the descriptors that another process needs: of the memory, and of the event that signals a release."""
     if segment.release_event is None or segment.orphaned:
         return (segment.fd,)
     return (segment.fd, segment.release_event)

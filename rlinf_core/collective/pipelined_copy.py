@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 
 from rlinf_core.collective.frame import Flag, Frame, FrameKind
+from rlinf_core.collective.message import Message
 from rlinf_core.collective.payload import PartKind, copy_bytes
-from rlinf_core.collective.transports.base import Message
 
 _FILLED = struct.Struct("<Q")
 _GIVEN_UP = (1 << 64) - 1
