@@ -203,7 +203,8 @@ def rendezvous_store(rendezvous: Rendezvous) -> Any:
     """Return a rendezvous as the store by which `torch.distributed` makes a process group; nothing listens for it."""
     import torch.distributed as dist
 
-    base: Any = dist.Store
+    distributed: Any = dist
+    base: Any = distributed.Store
 
     class Store(base):
         """The two ends' key-value store."""

@@ -235,7 +235,7 @@ class TensorTarget:
 
             array = self._array
             if not on_host:
-                source = memoryview(source.cpu().numpy())
+                source = cast("memoryview", memoryview(source.cpu().numpy()))
             np.copyto(array, np.frombuffer(source, dtype=array.dtype).reshape(self.shape))
 
 
