@@ -15,12 +15,12 @@ from rlinf_core.version import __version__
 if TYPE_CHECKING:
     from rlinf_core.address import WorkerAddress as WorkerAddress
     from rlinf_core.channel.channel import Channel as Channel
-    from rlinf_core.channel.distribute import distribute as distribute
-    from rlinf_core.channel.distribute import rank_key as rank_key
     from rlinf_core.channel.errors import ChannelEmpty as ChannelEmpty
     from rlinf_core.channel.errors import ChannelFull as ChannelFull
     from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
     from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
+    from rlinf_core.channel.load_balancing import distribute as distribute
+    from rlinf_core.channel.load_balancing import rank_key as rank_key
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
@@ -92,9 +92,9 @@ _PUBLIC: dict[str, str] = {
     "WorkerGroupError": "rlinf_core.failures",
     "WorkerGroupHandle": "rlinf_core.worker.handle",
     "WorkerInfo": "rlinf_core.worker.worker",
-    "distribute": "rlinf_core.channel.distribute",
+    "distribute": "rlinf_core.channel.load_balancing",
     "load_job": "rlinf_core.job.load",
-    "rank_key": "rlinf_core.channel.distribute",
+    "rank_key": "rlinf_core.channel.load_balancing",
 }
 
 pin_own_packages()

@@ -1,4 +1,4 @@
-"""Validation of the arguments that callers give to channels."""
+"""Checks of the arguments of channel operations."""
 
 from __future__ import annotations
 

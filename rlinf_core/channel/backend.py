@@ -1,12 +1,22 @@
-"""The seam between what users call and where the queues are."""
+"""The backend of a channel: the interface between `Channel` and its queues; and that of a local channel."""
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from rlinf_core.channel.operation import ChannelOperation
+from rlinf_core import env_vars
+from rlinf_core.channel.handle import PutOperation, reaper
+from rlinf_core.channel.keyed_queue import KeyedQueue
+from rlinf_core.channel.operation import ChannelOperation, LocalItem, ResultKind
+from rlinf_core.channel.queue_state import Accepted, Delivered, Effect, Refused
 from rlinf_core.channel.wire import Query
+from rlinf_core.collective.work import WaitTable
+from rlinf_core.waiting import OperationKind
 
 
 class Backend(ABC):
@@ -28,7 +38,7 @@ class Backend(ABC):
 
     @abstractmethod
     def connect(self, timeout: float | None = None) -> None:
-        """Return when the channel is there. By default it waits `RLINF_CONNECT_TIMEOUT` while it is not."""
+        """Wait until the channel exists, by default `RLINF_CONNECT_TIMEOUT`."""
 
     @abstractmethod
     def put(
@@ -49,3 +59,111 @@ class Backend(ABC):
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
         """Close the channel."""
+
+
+class LocalBackend(Backend):
+    """The queues of a local channel, for the threads and tasks of one process."""
+
+    def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
+        """`waits`: where blocked operations are published."""
+        super().__init__(name)
+        self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
+        self._waits = waits
+        self._lock = threading.Lock()
+        self._op_ids = itertools.count(1)
+        self._open: dict[int, ChannelOperation[Any]] = {}
+        self._pending = lambda: self._open
+
+    @property
+    def maxsize(self) -> int:
+        return self._queue.maxsize
+
+    def connect(self, timeout: float | None = None) -> None:
+        return
+
+    def put(
+        self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
+    ) -> ChannelOperation[None]:
+        operation = self._begin(OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached)
+        self._run(
+            lambda: self._queue.put(operation.op_id, item, weight=weight, key=key, now=time.monotonic(), wait=wait)
+        )
+        return operation
+
+    def get(
+        self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
+    ) -> ChannelOperation[Any]:
+        now = time.monotonic()
+        if batch_weight is None:
+            operation = self._begin(OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached)
+            self._run(lambda: self._queue.get(operation.op_id, key=key, now=now, wait=wait))
+        else:
+            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
+            self._run(lambda: self._queue.get_batch(operation.op_id, batch_weight, key=key, now=now, wait=wait))
+        return operation
+
+    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
+        with self._lock:
+            match question:
+                case Query.DEPTH:
+                    return self._queue.depth(key)
+                case Query.FULL:
+                    return self._queue.full(key)
+                case Query.PEEK:
+                    return [item.payload for item in self._queue.peek_all(key)]
+                case Query.STATISTICS:
+                    return self._queue.statistics()
+                case Query.LOSSES:
+                    return []
+
+    def close(self, timeout: float | None = None) -> None:
+        self._run(lambda: self._queue.close(time.monotonic()))
+
+    def _begin(
+        self, kind: OperationKind, key: str, timeout: float | None, shape: ResultKind, *, detached: bool
+    ) -> ChannelOperation[Any]:
+        seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
+        make: type[ChannelOperation[Any]] = ChannelOperation
+        if detached:
+            reaper().start()
+            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        operation: ChannelOperation[Any] = make(
+            next(self._op_ids), kind, self.name, key, seconds, shape, self._withdraw, self._waits, detached=detached
+        )
+        self._open[operation.op_id] = operation
+        if detached:
+            reaper().watch(self._pending)
+        return operation
+
+    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+        self._run(lambda: self._queue.cancel(operation.op_id, time.monotonic()))
+        return True
+
+    def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
+        """Carry out a command. Requests end outside of the lock, for that may call other code."""
+        endings: list[Callable[[], object]] = []
+        with self._lock:
+            todo = list(command())
+            while todo:
+                effect = todo.pop(0)
+                if isinstance(effect, Accepted):
+                    operation = self._open.pop(cast("int", effect.op_id))
+                    endings.append(lambda operation=operation: operation.finish(None))
+                elif isinstance(effect, Delivered):
+                    op_id = cast("int", effect.op_id)
+                    operation = self._open[op_id]
+                    if not operation.claim():
+                        # Nobody wants it any more: the items go back, and it is refused.
+                        todo += self._queue.cancel(op_id, time.monotonic())
+                        continue
+                    del self._open[op_id]
+                    pieces = [LocalItem(item.payload) for item in effect.items]
+                    endings.append(lambda operation=operation, pieces=pieces: operation.arrive(pieces))
+                    todo += self._queue.taken(op_id, time.monotonic())
+                elif isinstance(effect, Refused):
+                    operation = self._open.pop(cast("int", effect.op_id))
+                    endings.append(
+                        lambda operation=operation, effect=effect: operation.refuse(effect.reason, effect.why)
+                    )
+        for end in endings:
+            end()

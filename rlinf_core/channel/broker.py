@@ -1,6 +1,6 @@
-"""The heart of a channel's process: orders what producers put and what consumers ask for.
+"""The broker of a channel: accepts what producers put, and delivers it to consumers.
 
-Everything happens in the thread that reads, one message after another, and nothing in it waits. A small item passes
+Everything happens in the reading thread, one message after another, and nothing in it blocks. A small item passes
 through as the bytes that it came in; a large one stays where it arrived, in shared memory wherever possible, and its
 consumer is told where that is.
 """
@@ -16,14 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import LARGEST
-from rlinf_core.channel.broker_clients import REMEMBERED, BrokerClient, ClientOpId, LostItem
-from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Item, Lost, Reason, Refused
+from rlinf_core.channel.broker_clients import REMEMBERED, BrokerClient, ClientOpId, LostItem, Outbox, Payload
 from rlinf_core.channel.keyed_queue import KeyedQueue
+from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
 from rlinf_core.channel.memory_gate import MemoryGate
-from rlinf_core.channel.outbox import Outbox, Payload
-from rlinf_core.channel.page import BrokerMailbox
-from rlinf_core.channel.receipts import NO_SLOT
+from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Item, Lost, Reason, Refused
 from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.forwarder import ForwardMode
@@ -39,13 +36,13 @@ _PLACES = {reason: place for place, reason in enumerate(wire.REASONS)}
 
 
 class Broker:
-    """Holds the queues of one channel, and answers its clients through `endpoint`.
+    """The queues of one channel, and the service that its clients use through `endpoint`.
 
     Args:
         name: of the channel.
         endpoint: of this process.
         maxsize: how many items each key holds; 0 means any number.
-        gate: tells when it must not take more; by default by the memory of the machine.
+        gate: decides when it must not accept more; by default by the memory of the machine.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, maxsize: int = 0, gate: MemoryGate | None = None) -> None:
@@ -54,7 +51,7 @@ class Broker:
         self._outbox = Outbox(endpoint)
         self._queue: KeyedQueue[Payload] = KeyedQueue(maxsize)
         self._gate = MemoryGate() if gate is None else gate
-        # One thread reads; others come in when a message could not be sent, and to ask for the view.
+        # One thread reads; others enter when a message could not be sent, and for `view`.
         self._lock = threading.RLock()
         self._clients: dict[str, BrokerClient] = {}
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
@@ -76,7 +73,7 @@ class Broker:
         endpoint.on_peer_lost(self._lost)
 
     def view(self) -> ChannelView:
-        """Return what the manager needs to tell who waits for whom."""
+        """Return what the manager needs to build the wait-for graph."""
         with self._lock:
             clients = list(self._clients.values())
             dead = {error.address for error in self._dead_producers}
@@ -87,7 +84,7 @@ class Broker:
                 {key: figures.depth for key, figures in self._queue.statistics().items() if figures.depth},
             )
 
-    # What clients ask
+    # Requests of clients
 
     def _request(self, delivery: ServiceMessage) -> None:
         stream = delivery.stream
@@ -106,7 +103,8 @@ class Broker:
         return client
 
     def _hello(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        client.page = BrokerMailbox(delivery.received, request.op_id) if delivery.received.lease is not None else None
+        shared = delivery.received.lease is not None
+        client.mailbox = BrokerMailbox(delivery.received, request.op_id) if shared else None
         self._answer(client, ReplyKind.WELCOME, request.op_id, wire.ChannelInfo(self._queue.maxsize))
         if self._closed_notice is not None:
             self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
@@ -178,9 +176,9 @@ class Broker:
 
     def _cancel(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         effects = self._queue.cancel((client, request.op_id), time.monotonic())
-        if client.page is not None:
-            client.page.receipts.drop(request.op_id)
-        # It may be a put that is still under way behind this message.
+        if client.mailbox is not None:
+            client.mailbox.acks.drop(request.op_id)
+        # It may be a put that is still on its way behind this message.
         client.cancelled.append(request.op_id)
         for effect in effects:
             if isinstance(effect, Refused) and not effect.why:
@@ -196,9 +194,9 @@ class Broker:
         return f"the queue holds {depth} items" if depth else "the queue is empty"
 
     def _collect_receipts(self, client: BrokerClient) -> None:
-        """Hear what a consumer has signed for."""
-        if client.page is not None:
-            for op_id in client.page.receipts.signed():
+        """Process the acknowledgements of a consumer."""
+        if client.mailbox is not None:
+            for op_id in client.mailbox.acks.collect():
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
     def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
@@ -223,18 +221,18 @@ class Broker:
                 return
         self._answer(client, ReplyKind.ANSWER, request.op_id, answer)
 
-    # What becomes of it
+    # Effects
 
     def _carry_out(self, effects: Sequence[Effect[Payload]], error: Exception | None = None) -> None:
-        """Tell clients, and let go of what nobody needs. A get that ends because of `error` raises it."""
+        """Reply to clients, and drop what nobody needs. A get that ends because of `error` raises it."""
         accepted: dict[BrokerClient, list[int]] = {}
         lost: list[LostItem] = []
         for effect in effects:
             if isinstance(effect, Accepted):
                 client, op_id = cast("ClientOpId", effect.op_id)
-                # Who looks for it in a box needs no message.
-                office = None if client.page is None else client.page.post_office
-                if office is None or not office.has_box(op_id) or office.answer(op_id):
+                # A client that looks into its answer slot needs no message.
+                answers = None if client.mailbox is None else client.mailbox.answers
+                if answers is None or not answers.has_slot(op_id) or answers.write_answer(op_id):
                     accepted.setdefault(client, []).append(op_id)
         # Producers first: while a consumer is served, they make the next item.
         for client, op_ids in accepted.items():
@@ -271,16 +269,16 @@ class Broker:
                 with self._lock:
                     self._carry_out(self._queue.cancel((client, op_id), time.monotonic()), error)
 
-        page = client.page if handover is ForwardMode.LEND else None
-        # On a closed channel others wait until these are taken, so that is to be heard at once.
-        slot = NO_SLOT if page is None or self._queue.closed else page.receipts.slot(op_id)
-        if page is not None and page.post_office.has_box(op_id):
+        mailbox = client.mailbox if handover is ForwardMode.LEND else None
+        # On a closed channel others wait for this acknowledgement, so it must come by a message.
+        ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.acks.reserve(op_id)
+        if mailbox is not None and mailbox.answers.has_slot(op_id):
             payload = items[0].payload
             if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
-                if page.post_office.deliver(op_id, slot, payload):
+                if mailbox.answers.write_item(op_id, ack_slot, payload):
                     self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
-        self._outbox.send_items(client.stream, op_id, items, slot, handover, failed)
+        self._outbox.send_items(client.stream, op_id, items, ack_slot, handover, failed)
 
     def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
         self._drop(refused.dropped)
@@ -304,7 +302,7 @@ class Broker:
     # The end
 
     def announce_end(self) -> bool:
-        """Tell all clients that the channel has come to its end, if it has, and whether it has.
+        """Send all clients the closed notice if the channel has come to its end; return whether it has.
 
         It has when it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that
         is given back by this process if its user dies.
@@ -319,8 +317,8 @@ class Broker:
 
     # Memory
 
-    def keep_house(self) -> None:
-        """Look after what no message tells of; to be called now and then."""
+    def run_maintenance(self) -> None:
+        """Do what no message triggers: collect acknowledgements and memory; to be called regularly."""
         self._endpoint.collect()
         with self._lock:
             for client in self._clients.values():
@@ -348,7 +346,7 @@ class Broker:
         if isinstance(payload, ReceivedMessage):
             payload.release()
 
-    # Who dies
+    # Lost clients
 
     def _lost(self, name: str, reason: str) -> None:
         with self._lock:
@@ -358,18 +356,16 @@ class Broker:
             self._collect_receipts(client)
             self._carry_out(self._queue.remove(client, time.monotonic()))
         if client.produces:
-            # Not in this thread, which reads for everybody: the explanation may take a moment.
-            threading.Thread(target=self._mourn, args=(client, reason), name="rlinf-lost", daemon=True).start()
+            self._endpoint.explain_later(client.stream, reason, lambda error: self._producer_lost(client, error))
 
-    def _mourn(self, client: BrokerClient, reason: str) -> None:
-        error = self._endpoint.explain(client.stream, reason)
+    def _producer_lost(self, client: BrokerClient, error: Exception) -> None:
         with self._lock:
             died = error if isinstance(error, WorkerDiedError) else WorkerDiedError(client.name, cause=str(error))
             self._dead_producers.append(died)
             self._fail_orphans()
 
     def _fail_orphans(self) -> None:
-        """End the gets that nobody can serve: every known producer is dead."""
+        """Fail the gets that nobody can serve, since every known producer is dead."""
         if not self._dead_producers or any(client.produces for client in self._clients.values()):
             return
         for op_id in self._queue.waiting_gets():
@@ -387,5 +383,5 @@ class Broker:
 
 
 def _weigh(payload: Payload) -> int:
-    """Return the bytes that a payload takes of this process's own memory."""
+    """Return how many bytes of this process's own memory a payload takes."""
     return payload.nbytes if isinstance(payload, ReceivedMessage) else len(payload)

@@ -1,4 +1,4 @@
-"""The channel that users hold: a queue with a name, between any processes of a job."""
+"""The channel: a named queue between any processes of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_core.channel.arguments import (
 )
 from rlinf_core.channel.backend import Backend
 from rlinf_core.channel.handle import GetHandle
-from rlinf_core.channel.statistics import KeyStatistics
+from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Query
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError
@@ -73,7 +73,7 @@ class Channel:
         check_channel_name(name)
         maxsize = checked_bound(maxsize)
         if local:
-            from rlinf_core.channel.local import LocalBackend
+            from rlinf_core.channel.backend import LocalBackend
 
             return cls(name, LocalBackend(name, maxsize))
         from rlinf_core.channel import launch
@@ -296,7 +296,7 @@ class Channel:
         return self._found
 
     def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
-        from rlinf_core.channel.local import LocalBackend
+        from rlinf_core.channel.backend import LocalBackend
 
         if isinstance(self._found, LocalBackend):
             raise ChannelError(

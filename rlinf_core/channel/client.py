@@ -1,4 +1,4 @@
-"""A channel as one process uses it, on whatever node it is."""
+"""The client of a channel in one process."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any, cast
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.backend import Backend
-from rlinf_core.channel.boxes import box_of
-from rlinf_core.channel.effects import Reason
-from rlinf_core.channel.handle import PutOperation, see_to_dropped
+from rlinf_core.channel.handle import PutOperation, reaper
+from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
 from rlinf_core.channel.operation import ChannelOperation, ResultKind
-from rlinf_core.channel.page import SIZE, ClientMailbox
 from rlinf_core.channel.pending import AnyOperation, Pending
 from rlinf_core.channel.put_pipeline import PutPipeline, QueuedPut
+from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import Query, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.message import Message
 from rlinf_core.collective.payload import Encoded
-from rlinf_core.collective.resolver import Resolver
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.manager.registry import CLOSED
 from rlinf_core.waiting import OperationKind
 
-# From this size on a put is announced, so that it is known to be lost if its producer dies before it is there.
+# Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.
 _ANNOUNCED = 4 << 20
 
 
 class ChannelClient(Backend):
-    """One channel, as one process uses it.
+    """The client of one channel, in one process.
 
     Attributes:
         address: of the channel's process.
@@ -46,11 +45,11 @@ class ChannelClient(Backend):
         self._pending = pending
         self.stream = endpoint.stream(me, self.address, resolver)
         self._greeting = threading.Lock()
-        # The connection that the broker was greeted on.
+        # The connection on which this client was registered with the broker.
         self._greeted: object = None
         self._facts = wire.ChannelInfo(0)
         self._pipelines: dict[str, PutPipeline] = {}
-        # Large puts that a thread still sends: what is put after them goes after them.
+        # Large puts that a thread still sends: later puts must go after them.
         self._under_way = 0
         self._lock = threading.Lock()
 
@@ -65,9 +64,9 @@ class ChannelClient(Backend):
         with self._greeting:
             if self._is_greeted():
                 return
-            # Whoever asks before the channel has the new page is answered by a message.
-            self._pending.pages.pop(self.stream, None)
-            # By default the contact may take so long, and the answer as much.
+            # Until the channel has the new mailbox, answers come by message.
+            self._pending.mailboxes.pop(self.stream, None)
+            # By default, as long for the contact and again for the answer.
             seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
             hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, ResultKind.ANSWER, detached=False)
             try:
@@ -82,12 +81,12 @@ class ChannelClient(Backend):
         message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(RequestKind.HELLO, hello.op_id))
         work: Work[object] = Work(hello.kind, self.name, hello.seconds, self._endpoint.waits)
         try:
-            page = self._endpoint.share(self.stream, message, SIZE, work)
+            mailbox = self._endpoint.share(self.stream, message, SIZE, work)
         except BaseException as error:
             hello.fail(error)
             raise
-        if page is not None:
-            self._pending.pages[self.stream] = ClientMailbox(page)
+        if mailbox is not None:
+            self._pending.mailboxes[self.stream] = ClientMailbox(mailbox)
 
     def _is_greeted(self) -> bool:
         connection = self.stream.outgoing.connection
@@ -102,8 +101,9 @@ class ChannelClient(Backend):
     ) -> ChannelOperation[None]:
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
-        boxed = wait and not detached
-        operation = self._begin(OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached, boxed=boxed)
+        operation = self._begin(
+            OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached, use_slot=wait and not detached
+        )
         if self._closed_notice is not None:
             self._fail(operation, None)
         elif detached:
@@ -128,8 +128,9 @@ class ChannelClient(Backend):
     ) -> ChannelOperation[Any]:
         self.connect(timeout)
         if batch_weight is None:
-            boxed = wait and not detached
-            operation = self._begin(OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached, boxed=boxed)
+            operation = self._begin(
+                OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached, use_slot=wait and not detached
+            )
             self._issue(operation, lambda: self._ask(RequestKind.GET, operation, wait=wait))
         else:
             operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
@@ -150,15 +151,15 @@ class ChannelClient(Backend):
         self.connect(timeout)
         operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, ResultKind.ANSWER, detached=False)
         self._ask(RequestKind.CLOSE, operation)
-        # It was closed before, and has ended since.
+        # It was closed before and has ended since.
         with suppress(ChannelClosed):
             operation.wait()
 
     # Ends
 
     def lost(self, reason: str) -> None:
-        """Handle the end of the channel's process."""
-        self._pending.pages.pop(self.stream, None)
+        """Fail the operations of a channel whose process is gone."""
+        self._pending.mailboxes.pop(self.stream, None)
         for pipeline in list(self._pipelines.values()):
             pipeline.drop()
         operations = self._pending.take_all(self.name)
@@ -166,11 +167,9 @@ class ChannelClient(Backend):
             for operation in operations:
                 self._fail(operation, None)
         elif operations:
-            # Not in this thread, which reads for everybody: the explanation may take a moment.
-            threading.Thread(target=self._mourn, args=(reason, operations), name="rlinf-lost", daemon=True).start()
+            self._endpoint.explain_later(self.stream, reason, lambda error: self._fail_all(operations, error))
 
-    def _mourn(self, reason: str, operations: list[AnyOperation]) -> None:
-        error = self._endpoint.explain(self.stream, reason)
+    def _fail_all(self, operations: list[AnyOperation], error: Exception) -> None:
         for operation in operations:
             self._fail(operation, error)
 
@@ -179,14 +178,14 @@ class ChannelClient(Backend):
         return self._pending.closed_notices.get(self.stream)
 
     def _ended(self, error: BaseException | None) -> bool:
-        """Return whether the channel's process is gone because the channel is closed and drained."""
+        """Return whether the channel's process ended because the channel is closed and drained."""
         if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
-            # Who was not connected then does not know what went through it.
+            # A client that was not connected then has no statistics of it.
             self._pending.closed_notices.setdefault(self.stream, wire.ClosedNotice({}, []))
         return self._closed_notice is not None
 
     def _fail(self, operation: AnyOperation, error: BaseException | None) -> bool:
-        """End a operation that nobody will answer, and tell whether that is because the channel has ended."""
+        """End an operation that will not be answered; return whether that is because the channel has ended."""
         if not self._ended(error):
             operation.fail(cast("BaseException", error))
             return False
@@ -195,7 +194,7 @@ class ChannelClient(Backend):
         return True
 
     def _last_answer(self, question: Query) -> Any:
-        """Return what is still known of a channel that has ended."""
+        """Return the answer to a query for a channel that has ended."""
         closed_notice = self._closed_notice
         match question:
             case Query.DEPTH:
@@ -211,7 +210,7 @@ class ChannelClient(Backend):
 
     def _withdraw(self, operation: ChannelOperation[object]) -> bool:
         if operation.kind is OperationKind.CONNECT:
-            # There is nothing to undo: who has not answered by now is not waited for.
+            # There is nothing to undo at the channel.
             self._pending.forget(operation)
             return False
         if self._pending.withdraw(operation):
@@ -231,18 +230,18 @@ class ChannelClient(Backend):
         shape: ResultKind,
         *,
         detached: bool,
-        boxed: bool = False,
+        use_slot: bool = False,
     ) -> AnyOperation:
-        """Return a operation to which replies are waited for. `boxed`: its caller looks for them in a box."""
+        """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
         seconds = self._endpoint.seconds(timeout)
-        op_id, boxes = self._pending.next_op_id(), None
-        page = self._pending.pages.get(self.stream) if boxed else None
-        if page is not None and (page.small or kind is OperationKind.PUT):
-            op_id = page.boxes.take(op_id)
-            boxes = page.boxes if box_of(op_id) else None
+        op_id, slots = self._pending.next_op_id(), None
+        mailbox = self._pending.mailboxes.get(self.stream) if use_slot else None
+        if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
+            op_id = mailbox.slots.reserve(op_id)
+            slots = mailbox.slots if slot_of(op_id) else None
         make: type[ChannelOperation[Any]] = ChannelOperation
         if detached:
-            see_to_dropped()
+            reaper().start()
             make = PutOperation if kind is OperationKind.PUT else ChannelOperation
         operation: AnyOperation = make(
             op_id,
@@ -253,25 +252,25 @@ class ChannelClient(Backend):
             shape,
             self._withdraw,
             self._endpoint.waits,
-            # A pipeline publishes all of its puts as one.
+            # A put pipeline publishes all of its puts as one operation.
             detached=detached and kind is not OperationKind.PUT,
-            boxes=boxes,
+            slots=slots,
         )
         self._pending.add(operation, detached=detached)
         return operation
 
     def _issue(self, operation: AnyOperation, send: Callable[[], None]) -> None:
-        """Send a operation, and look into its box for a moment."""
+        """Send an operation, and look into its answer slot for a moment."""
         try:
             send()
             self._pending.watch(self.stream, operation)
         except BaseException:
-            # Interrupted: nobody will take what comes for it.
-            operation.abandon()
+            # Interrupted: nobody will take its result.
+            operation.cancel()
             raise
         finally:
-            if operation.boxes is not None:
-                operation.boxes.left(operation.op_id)
+            if operation.slots is not None:
+                operation.slots.client_done(operation.op_id)
 
     def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
         if self._closed_notice is not None:
@@ -291,7 +290,7 @@ class ChannelClient(Backend):
         self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
     ) -> None:
         key = operation.packed_key
-        # Its stream is a part of the body too where there is nothing else, for a body tells a large item.
+        # Where there are no parts, the pickle stream is the body, since a body marks a large item.
         limit = self._endpoint.settings.inline_limit if encoded.parts else 0
         words = wire.pack_request(RequestKind.PUT, operation.op_id, key, wait)
         message = Message.of(encoded, limit, tag=wire.REQUESTS, key=words, weight=weight)
@@ -310,7 +309,7 @@ class ChannelClient(Backend):
         try:
             self._endpoint.send(self.stream, message, work)
         except CommunicationTimeoutError as late:
-            # It stays here if its turn has not come. If it has, the channel says what became of it.
+            # If it was not sent, nothing is. If it was, the channel answers what became of it.
             work.fail(late)
             operation.expire(late)
         except BaseException as error:
@@ -319,7 +318,7 @@ class ChannelClient(Backend):
                 raise
 
     def _send_in_background(self, operation: AnyOperation, message: Message) -> None:
-        """As `_send`; a failure is that of the operation."""
+        """Send in the background; a failure is that of the operation."""
         work: Work[object] = Work(operation.kind, self.name, operation.seconds, key=operation.key)
         operation.sending = work
         with self._lock:
@@ -378,3 +377,37 @@ class ChannelClient(Backend):
 
 def _packed(encoded: Encoded) -> bytes:
     return wire.pack_item(encoded.head, encoded.parts)
+
+
+class ChannelClients:
+    """The clients of all channels of one process, by name.
+
+    Args:
+        endpoint: of this process.
+        me: the address of the worker that this process is, or of the driver.
+        resolver: finds the processes of channels.
+    """
+
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
+        self._endpoint = endpoint
+        self._me = me
+        self._resolver = resolver
+        self._pending = Pending(endpoint)
+        self._lock = threading.Lock()
+        self._clients: dict[str, ChannelClient] = {}
+        self._by_address: dict[str, ChannelClient] = {}
+        endpoint.on_peer_lost(self._lost)
+
+    def client(self, name: str) -> ChannelClient:
+        """Return the channel of this name, which need not exist yet."""
+        with self._lock:
+            client = self._clients.get(name)
+            if client is None:
+                client = ChannelClient(self._endpoint, self._me, self._resolver, self._pending, name)
+                self._clients[name] = self._by_address[client.address.get_name()] = client
+            return client
+
+    def _lost(self, address: str, reason: str) -> None:
+        client = self._by_address.get(address)
+        if client is not None:
+            client.lost(reason)

@@ -1,9 +1,10 @@
-"""Handles of asynchronous operations, and the withdrawal of operations whose handles are dropped.
+"""The handles of asynchronous operations, and the reaper that ends operations for which no caller waits.
 
-A get is withdrawn then, for what came for it would be nobody's; a put goes on, and its failure is told in the log.
+A get whose handle is dropped is cancelled, so that its item goes to another consumer. A put whose handle is dropped
+goes on, and its failure is logged.
 
-A destructor runs in any thread at any point, also in the midst of code that holds a lock: those here take none, and
-leave the rest to a thread of its own.
+Destructors run in any thread at any point, also inside code that holds a lock: those here take none, and leave the
+work to the reaper's thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +22,13 @@ from typing import Any, TypeAlias, TypeVar
 
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError
 
 T = TypeVar("T")
 U = TypeVar("U")
 _log = logging.getLogger("rlinf")
+# How often the deadlines of operations that nobody waits for are checked, in seconds.
+_LOOK_EVERY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,8 @@ class GetHandle(Work[T]):
 
     def __del__(self) -> None:
         if not self._bound:
-            self._operation.forsake()
-            _dropped.put(self._operation)
+            self._operation.mark_dropped()
+            _reaper.dropped.put(self._operation)
 
 
 class PutOperation(ChannelOperation[None]):
@@ -115,88 +120,134 @@ class PutOperation(ChannelOperation[None]):
         self._heard = True
         return super().exception()
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         self._heard = True
-        super().abandon()
+        super().cancel()
 
     def __del__(self) -> None:
         if self._error is not None and not hasattr(self, "_heard"):
-            _dropped.put(_FailedPut(self.target, self.key, self._error))
+            _reaper.dropped.put(_FailedPut(self.target, self.key, self._error))
 
 
-# Its `put` may be called in the midst of itself.
-_dropped: SimpleQueue[_Dropped] = SimpleQueue()
-_started = False
-_lock = threading.Lock()
+class Reaper:
+    """The thread of a process that ends channel operations for which no caller waits.
+
+    It cancels gets whose handle was dropped, logs failed puts of which nobody heard, and expires operations whose
+    deadline passes while nobody waits for them. It starts with the first operation that may need it.
+
+    Attributes:
+        dropped: what destructors leave to this thread. They run in any thread at any point, also inside `put` itself.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: SimpleQueue[_Dropped | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+        self._tables: dict[int, Callable[[], dict[int, ChannelOperation[Any]]]] = {}
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        if self._started:
+            return
+        with self._lock:
+            if not self._started:
+                threading.Thread(target=self._run, name="rlinf-channel-reaper", daemon=True).start()
+                self._started = True
+
+    def watch(self, table: Callable[[], dict[int, ChannelOperation[Any]]]) -> None:
+        """Expire the operations of a table at their deadlines, until it is empty.
+
+        Args:
+            table: a function that returns the pending operations by id; always the same object for one table.
+        """
+        if id(table) in self._tables:
+            return
+        self.start()
+        with self._lock:
+            self._tables[id(table)] = table
+        self.dropped.put(None)  # wakes the thread, which may wait without a time limit
+
+    def _run(self) -> None:
+        next_look = 0.0
+        while True:
+            pause = max(0.0, next_look - time.monotonic()) if self._tables else None
+            try:
+                first = self.dropped.get(timeout=pause)
+            except Empty:
+                first = None
+            self.handle_dropped(first)
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + _LOOK_EVERY
+                for table in list(self._tables.copy().values()):
+                    _expire(table())
+                    with self._lock:
+                        # Under the lock: an operation that is added after this look is watched anew.
+                        if not table():
+                            del self._tables[id(table)]
+
+    def handle_dropped(self, first: _Dropped | None = None) -> None:
+        """Handle everything that destructors have left by now, `first` of all."""
+        failures: Counter[tuple[str, str | None, str]] = Counter()
+        for one in [first, *self._waiting()]:
+            if isinstance(one, _FailedPut):
+                failures[one.channel, one.key, " ".join(str(one.error).split())] += 1
+            elif one is not None:
+                try:
+                    self._cancel(one)
+                except Exception:  # noqa: BLE001 - one failure must not stop the reaper
+                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", one.target)
+        for (channel, key, error), count in failures.items():
+            _log.error(
+                "channel `%s`, key `%s`: %d puts failed that nobody waited for, and their items are lost: %s",
+                channel,
+                key,
+                count,
+                error,
+            )
+
+    def _waiting(self) -> list[_Dropped | None]:
+        found: list[_Dropped | None] = []
+        while True:
+            try:
+                found.append(self.dropped.get_nowait())
+            except Empty:
+                return found
+
+    def _cancel(self, operation: ChannelOperation[Any]) -> None:
+        operation.cancel()
+        if not operation.settled:
+            # Its result arrives at this very moment.
+            operation.add_done_callback(lambda: self.dropped.put(operation))
+        elif operation.discard():
+            _log.warning(
+                "channel `%s`, key `%s`: an item is lost: it was delivered to a get whose handle was dropped unread",
+                operation.target,
+                operation.key,
+            )
 
 
-def see_to_dropped() -> None:
-    """From now on there is a thread that sees to what callers let go of."""
-    global _started
-    if _started:
-        return
-    with _lock:
-        if not _started:
-            threading.Thread(target=_see_to_all, name="rlinf-channel-dropped", daemon=True).start()
-            _started = True
+def _expire(operations: dict[int, ChannelOperation[Any]]) -> None:
+    """Expire the operations whose deadline has passed while nobody waited for them."""
+    now = time.monotonic()
+    for operation in list(operations.copy().values()):
+        # A caller that waits expires its operation to the millisecond, and says who waits for whom.
+        if now >= operation.deadline + _LOOK_EVERY:
+            operation.expire(CommunicationTimeoutError(operation.title, operation.seconds), wait=False)
+
+
+_reaper = Reaper()
+
+
+def reaper() -> Reaper:
+    """Return the reaper of this process."""
+    return _reaper
 
 
 def _begin_anew() -> None:
-    """In a child: what its parent holds is not its own."""
-    global _dropped, _started, _lock
-    _dropped = SimpleQueue()
-    _started, _lock = False, threading.Lock()
+    """Start over in a forked child: what its parent's callers hold is not its own."""
+    global _reaper
+    _reaper = Reaper()
 
 
 os.register_at_fork(after_in_child=_begin_anew)
-
-
-def _see_to_all() -> None:
-    while True:
-        _see_to([_dropped.get(), *_there()])
-
-
-def _there() -> list[_Dropped]:
-    """Return what waits to be seen to now."""
-    found: list[_Dropped] = []
-    while True:
-        try:
-            found.append(_dropped.get_nowait())
-        except Empty:
-            return found
-
-
-def _see_to(dropped: list[_Dropped]) -> None:
-    failures: Counter[tuple[str, str | None, str]] = Counter()
-    for one in dropped:
-        if isinstance(one, _FailedPut):
-            failures[one.channel, one.key, " ".join(str(one.error).split())] += 1
-            continue
-        try:
-            _withdraw(one)
-        except Exception:  # noqa: BLE001 - it is somebody's operation, and the others are to be seen to
-            _log.exception("channel `%s`: a get that nobody waits for could not be withdrawn", one.target)
-    for (channel, key, error), count in failures.items():
-        _log.error(
-            "channel `%s`, key `%s`: %d puts failed that nobody waited for, and their items are lost: %s",
-            channel,
-            key,
-            count,
-            error,
-        )
-
-
-def _withdraw(operation: ChannelOperation[Any]) -> None:
-    operation.abandon()
-    if not operation.settled:
-        # It arrives at this very moment.
-        operation.add_done_callback(lambda: _dropped.put(operation))
-    elif operation.discard():
-        _log.warning(
-            "channel `%s`, key `%s`: what was got is lost, for nobody has asked the handle for it",
-            operation.target,
-            operation.key,
-        )
-
-
-atexit.register(lambda: _see_to(_there()))
+atexit.register(lambda: _reaper.handle_dropped())

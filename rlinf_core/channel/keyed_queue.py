@@ -1,4 +1,4 @@
-"""The queues of one channel, as a state machine: commands in, effects out, no clock, no thread, no I/O.
+"""The queues of one channel as a pure state machine: commands in, effects out; no clock, no thread, no I/O.
 
 Each key has its own queue. Per key:
 
@@ -20,20 +20,26 @@ import math
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from rlinf_core.channel.effects import (
+from rlinf_core.channel.queue_state import (
     Accepted,
     Acknowledged,
+    Announced,
     Delivered,
+    Delivery,
     Effect,
+    Entry,
+    Get,
     Item,
+    KeyStatistics,
     Lost,
     OpId,
     OwnerId,
+    Put,
+    Queue,
     Reason,
     Refused,
+    Tally,
 )
-from rlinf_core.channel.queue_state import Announced, Delivery, Entry, Get, Put, Queue
-from rlinf_core.channel.statistics import KeyStatistics, Tally
 
 T = TypeVar("T")
 
@@ -43,7 +49,7 @@ _REMEMBERED_KEYS = 10_000
 
 
 class KeyedQueue(Generic[T]):
-    """All queues of one channel.
+    """The queues of one channel, one for each key.
 
     Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds; it
     serves the statistics only. Deadlines are the caller's: it calls `cancel` when one has passed.
@@ -150,7 +156,7 @@ class KeyedQueue(Generic[T]):
         return self._ask(op_id, batch_weight, key, consumer, now, wait)
 
     def taken(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
-        """Return the consumer of the get `op_id` has its items. Unknown op_ids mean nothing: the get was cancelled
+        """Acknowledge the delivery of a get. An unknown operation is ignored: it was cancelled
         before.
 
         ReplyKind it as soon as the consumer has them: on a closed channel, others wait for it.
@@ -192,7 +198,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def remove(self, owner: OwnerId, now: float = 0.0) -> list[Effect[T]]:
-        """Return a producer or consumer died: drops what it had not finished.
+        """Remove a producer or consumer that died, and what it had not finished.
 
         Its puts that were not accepted are `Lost`; items reserved by or on their way to it go back to their place;
         its accepted items stay.
@@ -217,7 +223,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def hold_back(self, on: bool, now: float = 0.0) -> list[Effect[T]]:
-        """Let puts wait although there is room, all but those that somebody waits for; or let them go on."""
+        """Hold back all puts but those that a get waits for, although there is room; or let them go on."""
         self.held_back = on
         effects: list[Effect[T]] = []
         if not on:

@@ -1,4 +1,4 @@
-"""The launch of channels: the manager of the job starts their processes, so that they outlive who asked."""
+"""The launch of channels: the job's manager starts their processes, so that they outlive their creator."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
-from rlinf_core.channel.client import ChannelClient
-from rlinf_core.channel.clients import ChannelClients
-from rlinf_core.channel.process import ChannelProcess
+from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.client import ChannelClient, ChannelClients
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.resolver import Resolver
-from rlinf_core.context import current_session
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
+from rlinf_core.collective.settings import Settings
+from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
+from rlinf_core.manager.registry import CLOSED
 from rlinf_core.waiting import Deadline
 
 _lock = threading.Lock()
 _clients: tuple[ManagerClient, ChannelClients] | None = None
-# Actors that this process, the manager, has started: Ray ends them when their last handle is gone.
+# Actors that this process, the manager, has started: Ray ends an actor when its last handle is gone.
 _started: list[Any] = []
 
 
@@ -46,7 +47,7 @@ class Node:
 
 
 class ChannelResolver(Resolver):
-    """Finds the processes of channels, and none of workers: those would not answer."""
+    """The resolver of channels' processes. Workers are refused, since they would not answer."""
 
     def __init__(self, manager: ManagerClient) -> None:
         self._manager = manager
@@ -114,7 +115,7 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
         client = clients().client(name)
         client.connect()
     except BaseException:
-        # Nobody has it, so that its name is to be free again.
+        # Nobody has it: its name becomes free again.
         manager.tell(CloseGroup(name, incarnation))
         raise
     return client
@@ -193,3 +194,68 @@ def _manager() -> ManagerClient:
 
 def _no_job() -> RuntimeFailure:
     return RuntimeFailure("this process belongs to no job", help="make a `Cluster` first")
+
+
+# How long it spins for the next message before it sleeps: it does nothing else, and a wake-up takes longer.
+_SPIN_SECONDS = 50e-6
+# How often maintenance runs.
+_MAINTENANCE_SECONDS = 1.0
+# How long the closed notices may take to be sent.
+_LINGER_SECONDS = 5.0
+
+
+class ChannelProcess:
+    """The process of a channel. Ray creates and ends it, and carries none of its messages.
+
+    It ends with the job, or before when the channel is closed and drained.
+
+    Args:
+        session: the job.
+        manager: where its manager is.
+        name: of the channel.
+        maxsize: how many items each key holds; 0 means any number.
+        incarnation: which life of the name this is.
+        ip: the address under which other nodes reach this one.
+        node_rank: the rank of the node.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        manager: EndpointInfo,
+        name: str,
+        maxsize: int,
+        incarnation: int,
+        ip: str,
+        node_rank: int,
+    ) -> None:
+        self._name = name
+        me = WorkerAddress(name).get_child_address(0)
+        settings = replace(Settings.from_environment(), reactor_spin=_SPIN_SECONDS)
+        self._client = ManagerClient(session, manager, me, ip=advertised(ip), settings=settings)
+        self._broker = broker = Broker(name, self._client.endpoint, maxsize)
+        self._client.channels = lambda: {name: broker.view()}
+        self._client.announce(incarnation, f"node {node_rank} ({ip})", node_rank)
+        threading.Thread(target=self._run_maintenance, name="rlinf-maintenance", daemon=True).start()
+
+    def __repr__(self) -> str:
+        """Return the prefix that Ray gives to each line that this process prints."""
+        return f"channel {self._name}"
+
+    def ready(self) -> None:
+        """Answer once the channel is there."""
+
+    def _run_maintenance(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(_MAINTENANCE_SECONDS):
+            self._broker.run_maintenance()
+            if self._broker.announce_end():
+                self._end()
+                return
+
+    def _end(self) -> None:
+        self._client.say_last_words(CLOSED)
+        self._client.close(linger=_LINGER_SECONDS)
+        ray = ray_api()
+        # Killed, as by its owner: an exit by itself would be reported to the user as a failure.
+        ray.kill(ray.get_runtime_context().current_actor)

@@ -1,4 +1,4 @@
-"""The limit of a channel's memory: who floods an unbounded one is held back before the machine runs out of it."""
+"""The memory gate: holds producers of an unbounded channel back before the machine runs out of memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class MemoryGate:
         self.held = 0
 
     def add(self, nbytes: int) -> bool:
-        """Return the channel holds so many bytes more, or less; tells whether the gate moved."""
+        """Add to the bytes that the channel holds; return whether the gate moved."""
         self.held += nbytes
         return abs(self.held - self._looked_at) >= _STEP and self.look()
 
     def look(self) -> bool:
-        """Look how much is free; tell whether the gate moved."""
+        """Check the free memory; return whether the gate moved."""
         self._looked_at = self.held
         before = self.closed
         free = self._free_bytes()

@@ -1,4 +1,4 @@
-"""One operation on a channel, as whoever called it holds it."""
+"""One operation on a channel, as its caller holds it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
-from rlinf_core.channel.boxes import AnswerSlots
-from rlinf_core.channel.effects import Reason
 from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
+from rlinf_core.channel.mailbox import AnswerSlots
+from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from rlinf_core.channel.put_pipeline import PutPipeline
 
 T = TypeVar("T")
-# A packed item, a received, or what is `LocalItem`.
+# A packed item, a received message, or a `LocalItem`.
 Piece: TypeAlias = object
-# How long after its deadline an operation still waits to hear what became of it.
+# How long after its deadline an operation still waits for the channel's answer, in seconds.
 _GRACE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class LocalItem:
-    """An item that never left this process."""
+    """An item of a local channel."""
 
     item: object
 
 
 class ResultKind(Enum):
-    """The form of an operation's result."""
+    """The kind of an operation's result."""
 
     NOTHING = 0
     ONE = 1  # the one item
@@ -56,7 +56,7 @@ class ChannelOperation(Work[T], Generic[T]):
         missing: how many items of its result are still to come.
         sending: what sends it in the background, if that takes time.
         pipeline: the asynchronous puts that it is one of, if it is.
-        boxes: where its answer may be found, if it has a box there.
+        slots: where its answer may be found, if it has a box there.
     """
 
     __slots__ = (
@@ -67,12 +67,12 @@ class ChannelOperation(Work[T], Generic[T]):
         "_opening",
         "_shape",
         "_withdraw",
-        "boxes",
         "missing",
         "op_id",
         "pieces",
         "pipeline",
         "sending",
+        "slots",
     )
 
     def __init__(
@@ -87,7 +87,7 @@ class ChannelOperation(Work[T], Generic[T]):
         waits: WaitTable | None = None,
         *,
         detached: bool = False,
-        boxes: AnswerSlots | None = None,
+        slots: AnswerSlots | None = None,
     ) -> None:
         """`withdraw` ends it on the other side, and tells whether that will say what became of it."""
         super().__init__(kind, channel, seconds, waits, key=key, detached=detached)
@@ -96,7 +96,7 @@ class ChannelOperation(Work[T], Generic[T]):
         self.missing = -1
         self.sending: Work[object] | None = None
         self.pipeline: PutPipeline | None = None
-        self.boxes = boxes
+        self.slots = slots
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
@@ -107,10 +107,10 @@ class ChannelOperation(Work[T], Generic[T]):
 
     @property
     def packed_key(self) -> bytes:
-        """Its key, as it travels."""
+        """Its key, encoded for a frame."""
         return cast("str", self.key).encode()
 
-    # What the other side says
+    # Answers of the channel
 
     def claim(self) -> bool:
         """Return all of the result is about to be signed for: from now on it counts. False when nobody wants it
@@ -123,12 +123,12 @@ class ChannelOperation(Work[T], Generic[T]):
             return self._claimed
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
-        """Return all of the result is here."""
-        self._end_in_box()
+        """Take the whole result."""
+        self._end_in_slot()
         return self._settle(pieces, None)
 
     def finish(self, value: T) -> bool:
-        self._end_in_box()
+        self._end_in_slot()
         return self._settle(value, None)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
@@ -141,22 +141,22 @@ class ChannelOperation(Work[T], Generic[T]):
         return self.missing == 0
 
     def refuse(self, reason: Reason, why: str) -> bool:
-        """End it with nothing done."""
+        """End with the channel's reason why nothing was done."""
         if self._was_accepted():
             return self.finish(cast("T", None))
-        self._end_in_box()
+        self._end_in_slot()
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
         """Return whether it is a put of which that was said before it was told anything else, and nobody has
         looked yet.
         """
-        return self.kind is OperationKind.PUT and self.boxes is not None and self.boxes.answered(self.op_id)
+        return self.kind is OperationKind.PUT and self.slots is not None and self.slots.answered(self.op_id)
 
-    def _end_in_box(self) -> None:
-        """Note that the channel is done with it."""
-        if self.boxes is not None:
-            self.boxes.ended(self.op_id)
+    def _end_in_slot(self) -> None:
+        """Record that the channel is done with its answer slot."""
+        if self.slots is not None:
+            self.slots.channel_done(self.op_id)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
         channel, key = self.target, self.key
@@ -175,14 +175,14 @@ class ChannelOperation(Work[T], Generic[T]):
     def fail(self, error: BaseException) -> bool:
         if self._was_accepted():
             self.finish(cast("T", None))
-            # What is still kept of it goes.
+            # Drop what the channel still keeps of it.
             self._withdraw(cast("ChannelOperation[object]", self))
             return False
         if self._opening is not None:
-            # What is signed for can not go to another one: then it has not failed.
+            # An acknowledged item cannot go to another consumer: then the operation has not failed.
             with self._opening:
                 if self._claimed:
-                    self._end_in_box()
+                    self._end_in_slot()
                     return False
                 self._given_up = True
         failed = super().fail(error)
@@ -194,7 +194,7 @@ class ChannelOperation(Work[T], Generic[T]):
                 with self._opening:
                     self._drop_pieces()
             # Only now: whoever takes the box next asks after this one was withdrawn.
-            self._end_in_box()
+            self._end_in_slot()
         return failed
 
     def _drop_pieces(self) -> None:
@@ -203,7 +203,7 @@ class ChannelOperation(Work[T], Generic[T]):
         pieces, self.pieces = self.pieces, []
         let_go(pieces)
 
-    # What its caller does
+    # Calls of its owner
 
     def wait(self, timeout: float | None = None) -> T:
         if not self._done:
@@ -214,8 +214,8 @@ class ChannelOperation(Work[T], Generic[T]):
                 if not self.wait_until(self.deadline):
                     self.expire(self._too_late(self.seconds))
             except BaseException:
-                # Interrupted: nobody will take what comes for it.
-                self.abandon()
+                # Interrupted: nobody will take its result.
+                self.cancel()
                 raise
         return self.result()
 
@@ -227,23 +227,23 @@ class ChannelOperation(Work[T], Generic[T]):
                 await asyncio.to_thread(self.expire, late)
             return self.result()
         except asyncio.CancelledError:
-            self.abandon()
+            self.cancel()
             raise
 
-    def abandon(self) -> None:
-        """End it, for nobody waits for it any more."""
+    def cancel(self) -> None:
+        """End it, since nobody waits for it any more."""
         if not self._done:
             self.fail(CancelledOperationError(f"`{self.title}` was interrupted"))
 
-    def forsake(self) -> None:
-        """Nobody holds it any more who could ask for its result: what comes from now on goes to another one.
+    def mark_dropped(self) -> None:
+        """Record that its handle was dropped: what arrives from now on goes to another consumer.
 
-        Takes no lock. Who says so abandons it next.
+        For destructors: takes no lock. `cancel` must follow.
         """
         self._given_up = True
 
     def discard(self) -> bool:
-        """Drop what has come for it and was not looked at; tell whether there was any."""
+        """Drop a result that nobody has read; return whether there was one."""
         if self._opening is None or not self._done or self._error is not None:
             return False
         with self._opening:
@@ -252,19 +252,21 @@ class ChannelOperation(Work[T], Generic[T]):
                 self._value, self.pieces, self._opened = None, [], True
         return True
 
-    def give_up(self, late: CommunicationTimeoutError) -> None:
-        """Its time is up, and nobody waits for it: it fails once the other side let go of it, or cannot be asked."""
-        self._late = late
-        if not self._withdraw(cast("ChannelOperation[object]", self)):
-            self.fail(late)
+    def expire(self, late: CommunicationTimeoutError, *, wait: bool = True) -> None:
+        """End it at its deadline: it is cancelled at the channel, and fails with the reason that the channel gives.
 
-    def expire(self, late: CommunicationTimeoutError) -> None:
-        """Its time is up: what came at the last moment counts, else it is withdrawn, and fails with the reason."""
+        A result that came at the last moment counts. With `wait` this waits for the channel's answer; without, the
+        operation ends when the answer arrives, or at once where the channel cannot be asked.
+        """
         self._late = late
+        if not wait:
+            if not self._withdraw(cast("ChannelOperation[object]", self)):
+                self.fail(late)
+            return
         if not self._done and self._withdraw(cast("ChannelOperation[object]", self)):
             self.wait_until(time.monotonic() + _GRACE)
         if not self._done and not self.fail(late):
-            # It arrives at this very moment.
+            # Its result arrives at this very moment.
             self.wait_until(time.monotonic() + _GRACE)
 
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Operations of this process that channels have not answered yet."""
+"""The pending channel operations of this process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any, TypeAlias, cast
 
 from rlinf_core import spans
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import ID_STEP, LARGEST
-from rlinf_core.channel.deadlines import Deadlines
+from rlinf_core.channel.handle import reaper
+from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation, let_go
-from rlinf_core.channel.page import ClientMailbox
 from rlinf_core.channel.put_pipeline import PutPipeline
-from rlinf_core.channel.receipts import NO_SLOT
 from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.peer_stream import PeerStream
@@ -26,24 +24,24 @@ from rlinf_core.failures import PackedError
 from rlinf_core.waiting import OperationKind
 
 AnyOperation: TypeAlias = ChannelOperation[Any]
-# Long after this, what one processor has stored is seen by all others.
+# Long after this many seconds, a store of one processor is visible to all others.
 _VISIBLE_AFTER = 1e-3
 
 
 class Pending:
-    """The operations that go on, by op_id. Whoever takes one out settles it."""
+    """The pending operations by id. Whoever removes one settles it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._op_ids = itertools.count(ID_STEP, ID_STEP)
         self._open: dict[int, AnyOperation] = {}
-        # What the other side was told to end, and has not said what became of.
+        # Operations that were withdrawn and that the channel has not answered yet.
         self._withdrawn: dict[int, AnyOperation] = {}
-        # The memory that is shared with the channel at the other end of a stream.
-        self.pages: dict[PeerStream, ClientMailbox] = {}
-        # The last words of channels that have ended.
+        # The mailboxes that are shared with the channel at the other end of each stream.
+        self.mailboxes: dict[PeerStream, ClientMailbox] = {}
+        # The closed notices of channels that have ended.
         self.closed_notices: dict[PeerStream, ClosedNotice] = {}
-        self._deadlines = Deadlines(lambda: self._open)
+        self._table = lambda: self._open
         endpoint.serve(wire.REPLIES, self._reply)
         endpoint.on_close(self._fail_all)
 
@@ -51,36 +49,36 @@ class Pending:
         return next(self._op_ids)
 
     def add(self, operation: AnyOperation, *, detached: bool) -> None:
-        """Wait for replies to a operation; one that is `detached` ends at its deadline although nobody waits for it."""
+        """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
         self._open[operation.op_id] = operation
         if detached:
-            self._deadlines.watch()
+            reaper().watch(self._table)
 
     def watch(self, stream: PeerStream, operation: AnyOperation) -> None:
-        """Look into the operation's box for a moment; afterwards its answer is announced by a message."""
-        boxes, op_id = operation.boxes, operation.op_id
-        if boxes is None or operation.settled:
+        """Look into the operation's answer slot for a moment, then request a message for its answer."""
+        slots, op_id = operation.slots, operation.op_id
+        if slots is None or operation.settled:
             return
         board = self._endpoint.waits
         board.check()
-        # What is traced is waited for as everything is.
+        # With tracing on, it waits as everything does.
         seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
-        if spin(lambda: boxes.answered(op_id), time.monotonic() + seconds) or boxes.answered(op_id):
+        if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
             board.operations.passed(operation.kind)
             self._unpack(stream, operation)
             return
-        boxes.leave_note(op_id)
-        if not boxes.answered(op_id):
+        slots.request_wakeup(op_id)
+        if not slots.answered(op_id):
             operation.wait_until(min(operation.deadline, time.monotonic() + _VISIBLE_AFTER), operation.seconds)
-        if boxes.answered(op_id):
+        if slots.answered(op_id):
             self._unpack(stream, operation)
 
     def withdraw(self, operation: AnyOperation) -> bool:
-        """Take an operation out that shall end; False when it has ended."""
+        """Move an operation to the withdrawn ones; return False when it has ended."""
         op_id = operation.op_id
         if op_id not in self._open:
             return False
-        # Before it leaves the other: who hears of it at this very moment must find it in one of them.
+        # First this one: a reply at this very moment must find it in one of the two.
         self._withdrawn[op_id] = operation
         if self._open.pop(op_id, None) is None:
             self._withdrawn.pop(op_id, None)
@@ -88,12 +86,12 @@ class Pending:
         return True
 
     def forget(self, operation: AnyOperation) -> None:
-        """Forget an operation that the other side was never told of, or its end."""
+        """Remove an operation of which the channel was not told, or of whose end it was not told."""
         self._open.pop(operation.op_id, None)
         self._withdrawn.pop(operation.op_id, None)
 
     def take_all(self, channel: str) -> list[AnyOperation]:
-        """Take out what goes on with one channel."""
+        """Remove and return the operations of one channel."""
         taken: list[AnyOperation] = []
         for operations in (self._open, self._withdrawn):
             for op_id, operation in operations.copy().items():
@@ -102,14 +100,14 @@ class Pending:
         return taken
 
     def _fail_all(self, error: Exception) -> None:
-        """Fail what is pending: this process hears of channels no more."""
+        """Fail all operations: the endpoint is closed."""
         for operations in (self._open, self._withdrawn):
             for operation in operations.copy().values():
                 if operation.fail(error):
                     # Seen: a put may have been accepted, so nobody is told that its item is lost.
                     operation.exception()
 
-    # What brokers say; in the thread that reads
+    # Replies of brokers, in the reading thread
 
     def _reply(self, delivery: ServiceMessage) -> None:
         reply = wire.unpack_reply(delivery.key)
@@ -121,7 +119,7 @@ class Pending:
             operation = self._open.pop(op_id, None)
             if operation is not None:
                 self._note_size(delivery.stream, len(head) <= LARGEST)
-                self._taken(delivery.stream, operation, reply.slot, (head,))
+                self._taken(delivery.stream, operation, reply.ack_slot, (head,))
         elif say == ReplyKind.MAIL:
             operation = self._open.get(op_id)
             if operation is not None:
@@ -162,37 +160,37 @@ class Pending:
             if self._open.pop(reply.op_id, None) is None:
                 let_go(pieces)
             else:
-                self._taken(delivery.stream, operation, reply.slot, operation.pieces)
+                self._taken(delivery.stream, operation, reply.ack_slot, operation.pieces)
 
     def _note_size(self, stream: PeerStream, small: bool) -> None:
-        page = self.pages.get(stream)
-        if page is not None:
-            page.small = small
+        mailbox = self.mailboxes.get(stream)
+        if mailbox is not None:
+            mailbox.small = small
 
     def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
-        """Take the answer from the operation's box."""
-        if operation.boxes is None or self._open.pop(operation.op_id, None) is None:
+        """Take the answer out of the operation's slot."""
+        if operation.slots is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
         if operation.kind is OperationKind.PUT:
             operation.finish(None)
         else:
-            slot, item = operation.boxes.mail(operation.op_id)
-            self._taken(stream, operation, slot, (item,))
+            ack_slot, item = operation.slots.read_item(operation.op_id)
+            self._taken(stream, operation, ack_slot, (item,))
 
-    def _taken(self, stream: PeerStream, operation: AnyOperation, slot: int, pieces: Sequence[object]) -> None:
-        """Tell that the items are here, before their consumer sees them: they can not go to another one any more."""
+    def _taken(self, stream: PeerStream, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:
+        """Acknowledge the items before their consumer sees them: they cannot be redelivered any more."""
         if not operation.claim():
-            # It was given up at this very moment, and found itself taken out already.
+            # It was cancelled at this very moment, when it was already removed here.
             let_go(pieces)
             self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
             return
-        self._sign(stream, slot, operation.op_id)
+        self._sign(stream, ack_slot, operation.op_id)
         operation.arrive(pieces)
 
-    def _sign(self, stream: PeerStream, slot: int, op_id: int) -> None:
-        page = self.pages.get(stream)
-        if slot != NO_SLOT and page is not None:
-            page.receipts.sign(slot, op_id)
+    def _sign(self, stream: PeerStream, ack_slot: int, op_id: int) -> None:
+        mailbox = self.mailboxes.get(stream)
+        if ack_slot != NO_ACK_SLOT and mailbox is not None:
+            mailbox.acks.acknowledge(ack_slot, op_id)
         else:
             self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
 

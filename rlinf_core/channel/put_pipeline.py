@@ -1,4 +1,4 @@
-"""Asynchronous puts of one process under one key: in order, many small ones in a frame, and not more than a window.
+"""The put pipeline: asynchronous puts of one process under one key, in order, batched, and bounded by a window.
 
 The first goes at once; what is put before it is accepted waits here and goes together. So a put that comes alone costs
 no delay, and a thousand of them cost few frames. What exceeds the window stays with its producer: a channel that is
@@ -42,7 +42,7 @@ class QueuedPut:
 
 
 class PutPipeline:
-    """The puts of one key that are not accepted yet.
+    """The puts of one key that are not accepted yet, as a pipeline.
 
     Args:
         send: sends some small puts in one frame, or one large one; it must not block.
@@ -69,13 +69,13 @@ class PutPipeline:
             return True
 
     def flush(self) -> None:
-        """Send all now, for something that must come after it."""
+        """Send all now, for an operation that must come after them."""
         with self._lock:
             while self._waiting:
                 self._send_some()
 
     def ended(self, op_ids: Sequence[int]) -> None:
-        """End these puts: they are accepted, or never will be."""
+        """Record that these puts have ended."""
         with self._lock:
             for op_id in op_ids:
                 self._sent_bytes -= self._sent.pop(op_id, 0)
@@ -85,7 +85,7 @@ class PutPipeline:
                 self._idle()
 
     def drop(self) -> None:
-        """Fail all puts: the channel is gone."""
+        """Drop all puts: the channel is gone."""
         with self._lock:
             self._waiting.clear()
             self._sent.clear()
@@ -110,7 +110,7 @@ class PutPipeline:
                 break
             put = waiting.popleft()
             if put.operation.settled:
-                continue  # it was given up before it was sent
+                continue  # it was cancelled before it was sent
             run.append(put)
             size += put.nbytes
             self._sent[put.operation.op_id] = put.nbytes

@@ -1,15 +1,163 @@
-"""The state of a `KeyedQueue`: that of each key, and every put and get that has not ended."""
+"""The state of a `KeyedQueue`, the effects of its commands, and its statistics."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
-from rlinf_core.channel.effects import Item, OpId, OwnerId
-from rlinf_core.channel.statistics import Tally
+
+@dataclass(frozen=True, slots=True)
+class KeyStatistics:
+    """The figures of one key of a channel.
+
+    Attributes:
+        puts: items that were accepted.
+        gets: items that were delivered and did not come back.
+        bytes: bytes of the accepted items.
+        depth: items that nobody has taken or reserved.
+        waiting_puts: puts that wait for room now.
+        waiting_gets: gets that wait for items now.
+        put_wait: seconds that producers have waited, over all puts whose wait has ended.
+        get_wait: seconds that consumers have waited, over all gets whose wait has ended.
+    """
+
+    puts: int
+    gets: int
+    bytes: int
+    depth: int
+    waiting_puts: int
+    waiting_gets: int
+    put_wait: float
+    get_wait: float
+
+
+class Tally:
+    """The counts behind `KeyStatistics`."""
+
+    __slots__ = ("bytes", "get_wait", "gets", "put_wait", "puts")
+
+    def __init__(self) -> None:
+        self.puts = 0
+        self.gets = 0
+        self.bytes = 0
+        self.put_wait = 0.0
+        self.get_wait = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count in what `other` has counted."""
+        self.puts += other.puts
+        self.gets += other.gets
+        self.bytes += other.bytes
+        self.put_wait += other.put_wait
+        self.get_wait += other.get_wait
+
+    def snapshot(self, depth: int, waiting_puts: int, waiting_gets: int) -> KeyStatistics:
+        """Return the figures now."""
+        return KeyStatistics(
+            self.puts, self.gets, self.bytes, depth, waiting_puts, waiting_gets, self.put_wait, self.get_wait
+        )
+
 
 T = TypeVar("T")
+
+# The id of one put or get; the caller chooses it.
+OpId: TypeAlias = Hashable
+# The id of a producer or consumer, by which its operations are found when it dies.
+OwnerId: TypeAlias = Hashable
+
+
+class Reason(StrEnum):
+    """Why a put or get ends with nothing done."""
+
+    CLOSED = "closed"
+    FULL = "full"
+    EMPTY = "empty"
+    CANCELLED = "cancelled"
+
+
+# These classes are made for every message: freezing them would triple the cost of making one.
+
+
+@dataclass(slots=True)
+class Item(Generic[T]):
+    """One accepted item.
+
+    Attributes:
+        payload: what was put.
+        weight: what it adds to a batch.
+        size: its bytes, for the statistics.
+        producer: who put it.
+        sequence: its place among all items of its key, from 0 in the order of acceptance.
+    """
+
+    payload: T
+    weight: float
+    size: int
+    producer: OwnerId
+    sequence: int
+
+
+@dataclass(slots=True)
+class Accepted:
+    """Effect: the put is in the queue; its item survives its producer."""
+
+    op_id: OpId
+
+
+@dataclass(slots=True)
+class Delivered(Generic[T]):
+    """Effect: these items go to the get; they come back if its consumer dies before it acknowledges them."""
+
+    op_id: OpId
+    items: list[Item[T]]
+
+
+@dataclass(slots=True)
+class Acknowledged(Generic[T]):
+    """Effect: the consumer has these items; the queue has dropped them."""
+
+    op_id: OpId
+    items: list[Item[T]]
+
+
+@dataclass(slots=True)
+class Refused(Generic[T]):
+    """Effect: the put or get ends with nothing done.
+
+    Attributes:
+        op_id: which one.
+        reason: why.
+        dropped: the payload of a put, which is not in the queue; None for a get.
+        why: what kept a get waiting, in words; empty where the reason says all.
+    """
+
+    op_id: OpId
+    reason: Reason
+    dropped: T | None = None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Lost(Generic[T]):
+    """Effect: the producer died before its put was accepted.
+
+    Attributes:
+        op_id: the put.
+        key: the queue that it was for.
+        producer: who died.
+        dropped: the payload, or None when it had not arrived.
+    """
+
+    op_id: OpId
+    key: str
+    producer: OwnerId
+    dropped: T | None
+
+
+Effect: TypeAlias = Accepted | Delivered[T] | Acknowledged[T] | Refused[T] | Lost[T]
 
 
 class Queue(Generic[T]):

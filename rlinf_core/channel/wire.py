@@ -1,4 +1,4 @@
-"""The messages between clients and brokers of channels.
+"""The wire protocol of channels: requests of clients and replies of brokers.
 
 Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
 a large one is its body, so that it lies in shared memory wherever two processes share some.
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from rlinf_core.channel.effects import Reason
-from rlinf_core.channel.receipts import NO_SLOT
-from rlinf_core.channel.statistics import KeyStatistics
+from rlinf_core.channel.mailbox import NO_ACK_SLOT
+from rlinf_core.channel.queue_state import KeyStatistics, Reason
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.payload import Part
 
@@ -36,7 +35,7 @@ _PACKED = struct.Struct("<II")
 
 
 class RequestKind(IntEnum):
-    """The kind of a client's request."""
+    """The kind of a request."""
 
     HELLO = 1  # body: where items are signed for, on the same host; answered with what the channel is
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
@@ -51,7 +50,7 @@ class RequestKind(IntEnum):
 
 
 class ReplyKind(IntEnum):
-    """The kind of a broker's reply."""
+    """The kind of a reply."""
 
     WELCOME = 1  # head: what the channel is
     ACCEPTED = 2  # head: the op_ids of puts, where there are several
@@ -66,7 +65,7 @@ class ReplyKind(IntEnum):
 
 
 class Query(IntEnum):
-    """A question of a client about a channel."""
+    """A question about a channel."""
 
     DEPTH = 1
     FULL = 2
@@ -77,7 +76,7 @@ class Query(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """Facts about a channel that a client learns when it connects.
+    """The properties of a channel, sent to each client that connects.
 
     Attributes:
         maxsize: how many items each key holds; 0 means any number.
@@ -88,7 +87,7 @@ class ChannelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClosedNotice:
-    """The last word of a channel that is closed and drained, whose process ends.
+    """The last message of a channel that is closed and drained, whose process ends.
 
     Attributes:
         statistics: of each key.
@@ -100,7 +99,7 @@ class ClosedNotice:
 
 
 class RequestHeader(NamedTuple):
-    """The content of the key of a client's frame.
+    """The header of a request, in the key of its frame.
 
     Attributes:
         ask: what it wants.
@@ -116,21 +115,21 @@ class RequestHeader(NamedTuple):
 
 
 class ReplyHeader(NamedTuple):
-    """The content of the key of a broker's frame.
+    """The header of a reply, in the key of its frame.
 
     Attributes:
         say: what it answers.
         op_id: of the operation.
         place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
         total: how many items the operation has.
-        slot: where to sign for them, or NO_SLOT.
+        ack_slot: where to sign for them, or NO_ACK_SLOT.
     """
 
     say: int
     op_id: int
     place: int
     total: int
-    slot: int
+    ack_slot: int
 
 
 def pack_request(ask: int, op_id: int, key: bytes = b"", wait: bool = True) -> bytes:
@@ -142,8 +141,8 @@ def unpack_request(data: bytes) -> RequestHeader:
     return RequestHeader(ask, wait == 1, op_id, data[_REQUEST_SIZE:].decode())
 
 
-def pack_reply(say: int, op_id: int, place: int = 0, total: int = 1, slot: int = NO_SLOT) -> bytes:
-    return _REPLY.pack(say, op_id, place, total, slot)
+def pack_reply(say: int, op_id: int, place: int = 0, total: int = 1, ack_slot: int = NO_ACK_SLOT) -> bytes:
+    return _REPLY.pack(say, op_id, place, total, ack_slot)
 
 
 def unpack_reply(data: bytes) -> ReplyHeader:

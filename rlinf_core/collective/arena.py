@@ -1,4 +1,4 @@
-"""Shared memory as the sender sees it: one capped segment, recycled block by block.
+"""The arena: the shared memory that a process sends from, one capped segment that is recycled block by block.
 
 Fresh pages cost ten times what recycled ones do, so blocks are taken from the lowest free place, and pages beyond
 those in use before are only taken when the memory_budget of the machine and the control group allows.
@@ -16,18 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_core.collective import memory_budget
-from rlinf_core.collective.private_pages import PAGE
-from rlinf_core.collective.segment import CONTROL_SIZE, FIRST_LEASE, LEASES, BlockLease, LeaseState, SharedSegment
+from rlinf_core.collective.segment import CONTROL_SIZE, FIRST_LEASE, LEASES, PAGE, BlockLease, LeaseState, SharedSegment
 from rlinf_core.errors import PayloadError
 
 _SLICE = 0.1
-# Who holds what this process has not handed out, or not yet.
+# The owner of blocks that were not sent yet, or stay here.
 LOCAL = "this process"
 
 
 @dataclass(slots=True, eq=False)
 class ArenaBlock:
-    """A piece of an arena that was handed out.
+    """An allocated piece of an arena or of a segment of its own.
 
     Attributes:
         segment: the memory it lies in.
@@ -59,7 +58,7 @@ class _Holder:
 
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
-    """The use of an arena. Sizes in bytes.
+    """The memory use of an arena. Sizes in bytes.
 
     Attributes:
         capacity: the most it may hold.
@@ -123,7 +122,7 @@ class Arena:
         """
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:
-            # First what came back: its pages are warm, and those beyond cost ten times as much.
+            # Reuse released blocks first: their pages are mapped already, and fresh ones cost ten times as much.
             self._reap()
             found = self._take(size, len(owners))
             if found is None:
@@ -138,7 +137,7 @@ class Arena:
             return block
 
     def wait_for_room(self, deadline: float) -> None:
-        """Return when a receiver gave something back, or after a tenth of a second."""
+        """Wait until a receiver releases a block, at most a tenth of a second."""
         poller = select.poll()
         poller.register(self._event, select.POLLIN)
         left = min(_SLICE, deadline - time.monotonic())
@@ -149,7 +148,7 @@ class Arena:
                 return  # another thread read it; both look again
 
     def cancel(self, block: ArenaBlock) -> None:
-        """Take a block back that was never sent."""
+        """Free a block that was never sent."""
         if block.segment is not self._segment:
             return  # spilled: it goes with its last reference
         with self._lock:
@@ -158,14 +157,14 @@ class Arena:
             self.segment.publish_use(self._capacity, self._used)
 
     def cancel_lease(self, block: ArenaBlock, place: int) -> None:
-        """Take back the share of one holder, which it was never told of."""
+        """Free the lease of one receiver that never heard of it."""
         if block.segment is self._segment:
             with self._lock:
                 self._free_lease(block.leases[place])
                 self.segment.publish_use(self._capacity, self._used)
 
     def owner_lost(self, owner: str, is_dead: Callable[[], bool]) -> None:
-        """Free what `owner` holds, whose connection ended, once `is_dead()`: a dead process has no views."""
+        """Free the leases of a receiver whose connection ended, once `is_dead()`: a dead process has no views."""
         with self._lock:
             if any(holder.owner == owner for holder in self._holders.values()):
                 self._gone[owner] = is_dead
@@ -196,7 +195,7 @@ class Arena:
         return index
 
     def _commit(self, end: int) -> bool:
-        """Make sure that there are pages up to `end`: later, their lack would kill the process."""
+        """Allocate the pages up to `end` now: a lack of memory at the first write would kill the process."""
         if end <= self._top:
             return True
         if end - self._top > self._free_bytes():
@@ -251,7 +250,7 @@ _RELEASED = bytes([LeaseState.RELEASED])
 
 
 def new_segment(size: int, release_event: int | None) -> SharedSegment:
-    """Shared memory without a name, so that nothing can be left behind; its pages are taken when used.
+    """Return shared memory without a name, so that nothing can be left behind; pages are allocated when written.
 
     It takes over `release_event`.
 
@@ -269,7 +268,7 @@ def new_segment(size: int, release_event: int | None) -> SharedSegment:
 def spill(size: int, owners: int, free_bytes: Callable[[], int] = memory_budget.free_bytes) -> ArenaBlock | None:
     """Return a block in a segment of its own, for when the arena stays full; None when there is no memory for it.
 
-    Nobody recycles it: the memory is gone when the last process that maps it lets go.
+    It is not recycled: the memory is freed when the last process unmaps it.
     """
     size = (max(1, size) + PAGE - 1) & -PAGE
     if size > free_bytes():

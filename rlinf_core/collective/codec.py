@@ -1,4 +1,4 @@
-"""From an object to a pickle stream and out-of-band parts, and back."""
+"""The codec: from an object to a pickle stream and out-of-band parts, and back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _dump(obj: object, parts: list[Part], export: DeviceExport | None) -> bytes:
 
 
 def _is_plain(obj: object) -> bool:
-    """Return whether it certainly holds no tensor, by a look that costs less than a pickler that knows tensors."""
+    """Return whether an object certainly holds no tensor, which is cheaper to tell than to pickle for tensors."""
     kind = type(obj)
     if kind is tuple or kind is list:
         items = cast("Sequence[object]", obj)

@@ -1,4 +1,4 @@
-"""The operations that a worker calls: point-to-point transfer and broadcast among addresses, over any transport."""
+"""Point-to-point transfer and broadcast among worker addresses, on one host or several."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from rlinf_core import spans
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.frame import Flag
 from rlinf_core.collective.message import Message
 from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
-from rlinf_core.collective.posted_receive import PostedReceive
-from rlinf_core.collective.received_message import ReceivedMessage
-from rlinf_core.collective.resolver import Resolver
+from rlinf_core.collective.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.torch_payload import TensorTarget, tensor_parts
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CollectiveGroup:
-    """A set of addresses, one of which is here.
+    """A set of worker addresses, one of which is in this process.
 
     All operations between two addresses in one direction match in the order of issue, synchronous or not.
 
@@ -78,7 +77,7 @@ class CollectiveGroup:
         With `async_op`, returns a handle at once; what was sent must not change before its `wait`.
         """
         stream = self._stream(dst)
-        # First of all: making the message may begin to move tensors between accelerators.
+        # Checked first: encoding the message may start to move tensors between accelerators.
         seconds = self._endpoint.seconds(timeout)
         message = self._endpoint.message(obj, stream=stream)
         return self._send(stream, message, OperationKind.SEND, async_op, seconds)
@@ -88,7 +87,7 @@ class CollectiveGroup:
     @overload
     def recv(self, src: WorkerAddress, *, async_op: bool, timeout: float | None = None) -> Any: ...
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
-        """Return the next object that `src` sends here, or with `async_op` a handle of it."""
+        """Return the next object that `src` sends here, or with `async_op` a handle for it."""
         stream = self._stream(src)
         posted = self._posted(OperationKind.RECV, src, async_op, timeout, None)
         return self._receive(stream, posted, async_op)
@@ -163,7 +162,7 @@ class CollectiveGroup:
         self._broadcast(streams, message, works, obj, done)
         return done.result()
 
-    # The end of a call
+    # Acknowledgements
 
     def settle(self, timeout: float) -> bool:
         """Wait until what `send_tensor` sent has been taken, at most `timeout` seconds; tell whether all was.
@@ -237,7 +236,7 @@ class CollectiveGroup:
         try:
             return posted.wait()
         except BaseException as error:
-            # Nobody will take what comes for it: the next receive shall.
+            # Withdrawn, so that the next receive takes the message that may still come.
             if not posted.settled or isinstance(error, CommunicationTimeoutError):
                 stream.incoming.withdraw(posted)
             raise

@@ -1,6 +1,6 @@
-"""One connection to another process: frames out by whoever sends, frames in by whoever waits for them.
+"""A connection to another process: any thread writes frames, and the thread that waits for a message reads them.
 
-A thread that waits for a message reads the socket itself: handing a message from a reading thread to a waiting one
+A thread that waits for a message reads the socket itself, since handing a message over from a reading thread
 would cost more than the message. While nobody waits, the endpoint's own thread reads. `_role` says who may.
 """
 
@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlinf_core.collective.frame import Frame
-from rlinf_core.collective.frame_reader import FrameReader
+from rlinf_core.collective.frame import Frame, FrameReader
 from rlinf_core.collective.handshake import PeerIdentity
 from rlinf_core.collective.listener import peer_credentials
 from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
@@ -32,27 +31,27 @@ _SLICE = 0.1
 _BUFFERS_PER_CALL = 512
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 Bytes = bytes | bytearray | memoryview
-# How the reason begins for which a connection is lost whose host has vanished, or the way to it.
+# The start of the reason for which a connection is lost when its host cannot be reached any more.
 NO_ANSWER = "its host no longer answers"
 _VANISHED = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 
 class ConnectionLostError(RuntimeFailure):
-    """The connection broke under an operation; the endpoint turns it into what happened to the peer."""
+    """A connection that broke during an operation; the endpoint turns it into the error for the lost peer."""
 
 
 class ConnectionHandler(ABC):
-    """The callbacks of a connection to its endpoint."""
+    """The callbacks of a connection."""
 
     spin: float
 
     @abstractmethod
     def place(self, connection: Connection, frame: Frame) -> memoryview | None:
-        """Return where the body of an arriving frame shall go; None: nowhere yet."""
+        """Return the memory for the body of an arriving frame; None to pause reading."""
 
     @abstractmethod
     def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
-        """Take a complete frame. Must not block."""
+        """Handle a complete frame. Must not block."""
 
     @abstractmethod
     def lost(self, connection: Connection, reason: str) -> None:
@@ -60,11 +59,11 @@ class ConnectionHandler(ABC):
 
     @abstractmethod
     def moved(self) -> None:
-        """Take note that a part of a large message came or went."""
+        """Record that a part of a large message was received or sent."""
 
 
 class Connection:
-    """A proven connection.
+    """An authenticated connection.
 
     Attributes:
         name: the same on both sides.
@@ -73,11 +72,11 @@ class Connection:
         shares_memory: whether file descriptors pass, so that large parts go through shared memory.
         segments: the other side's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors the other side has.
-        peer_closing: whether the other side said goodbye.
-        paused: whether reading stands still because too much waits to be received.
+        peer_closing: whether the other side announced its close.
+        paused: whether reading is paused because too many messages wait to be received.
         backlog: messages that came through it and wait to be received.
         process: the process on the other side, where it is on this host.
-        watch: says what the endpoint's thread shall look for: reading, writing.
+        watch: tells the reactor which events to wait for: readable, writable.
     """
 
     def __init__(self, name: str, sock: socket.socket, peer: PeerIdentity, watcher: ConnectionHandler) -> None:
@@ -118,7 +117,7 @@ class Connection:
 
     @property
     def stalled(self) -> bool:
-        """Whether reading stands still because a body has no place."""
+        """Whether reading is paused because there is no memory for a body."""
         return self._reader.stalled is not None
 
     def take_fd(self) -> int:
@@ -152,12 +151,12 @@ class Connection:
             if look and self.pump():
                 continue
             if self._reader.stalled is not None:
-                return  # the endpoint's thread tries again, when there may be room
+                return  # the reactor tries again when there may be room
             now = time.monotonic()
             if now >= deadline:
                 return
             look = False
-            # One very long wait overflows the platform's clock.
+            # A very long timeout overflows the platform's clock.
             events = spin(self._peek, spin_until) or self._poll.poll(min(deadline - now, 1e6) * 1000)
             for fd, _ in events:
                 if fd == self._kick:
@@ -177,11 +176,11 @@ class Connection:
                 os.eventfd_write(self._kick, 1)
 
     def ready(self) -> None:
-        """Read from the socket, which the endpoint's thread saw readable, unless a waiting thread does."""
+        """Read, unless a waiting thread does; called by the reactor when the socket is readable."""
         if not self._role.acquire(blocking=False):
             return
         try:
-            # Several turns: whoever sends many messages at once is served in one go, yet not for ever.
+            # Several rounds, so that a burst is handled at once; but bounded, so that no connection starves the others.
             for _ in range(16):
                 if self._closed or self.paused or not self.pump() or self._reader.drained:
                     break
@@ -190,7 +189,7 @@ class Connection:
             self.arm()
 
     def arm(self) -> None:
-        """Say what the endpoint's thread shall look for next. The last one to change anything of it says it last."""
+        """Tell the reactor which events to wait for next, after any change of what they depend on."""
         if not self._closed:
             with self._arming:
                 reading = self._reading_thread is None and not self.paused and not self.stalled
@@ -200,7 +199,7 @@ class Connection:
                     self.watch(self, reading, writing)
 
     def pump(self) -> bool:
-        """Read once; tell whether anything was there. The caller holds the role."""
+        """Read once; return whether anything was there. The caller holds the read lock."""
         try:
             came = self._reader.pump(self._deliver)
             if came and self._reader.midway:
@@ -270,16 +269,16 @@ class Connection:
             self._flush_leftovers()
 
     def _post(self, data: bytes) -> None:
-        """Send what goes at once, and keep the rest. The caller holds the lock for writing."""
+        """Send what the kernel takes at once, and queue the rest. The caller holds the write lock."""
         sent = 0
-        # Another thread may have come in between: then it is its turn first.
+        # Another thread may have queued data meanwhile: it goes first.
         if not self._outbox and not self._closed:
             try:
                 sent = self.sock.send(data, _FLAGS)
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # whoever reads sees the end of the connection, and tells
+                return  # the reading thread sees the end of the connection and reports it
         if sent == len(data):
             return
         if sent:
@@ -288,7 +287,7 @@ class Connection:
             self._outbox.append((data, ()))
 
     def writable(self) -> None:
-        """Write what waits: the endpoint's thread saw that there is room."""
+        """Flush the queue; called by the reactor when the socket is writable."""
         self._flush_leftovers()
         self.arm()
 
@@ -297,7 +296,7 @@ class Connection:
             try:
                 self._flush()
             except ConnectionLostError:
-                return  # whoever reads sees the end of the connection, and tells
+                return  # the reading thread sees the end of the connection and reports it
             finally:
                 self._write_lock.release()
             if self._outbox:
@@ -345,7 +344,7 @@ class Connection:
             raise ConnectionLostError(_broken(error)) from error
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
-        """Wait until the socket takes more. Half a frame cannot be taken back: giving up then ends the connection."""
+        """Wait until the socket is writable. Half a frame cannot be taken back: giving up then ends the connection."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         while True:
@@ -372,12 +371,12 @@ class Connection:
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it was over already
+            return  # it was shut down already
         finally:
             self._wake()
 
     def close(self) -> None:
-        """End the connection and frees what it holds, once no thread is in it."""
+        """End the connection and free what it holds, once no thread uses it."""
         self.shut()
         with self._role, self._write_lock, self._kick_lock:
             if self._kick < 0:
@@ -390,7 +389,7 @@ class Connection:
             self._outbox.clear()
 
     def abandon(self) -> None:
-        """In a forked child: lets go of the descriptors without a word to the other side."""
+        """Close the descriptors in a forked child, without telling the other side."""
         self._closed = True
         self.sock.close()
         if self._kick >= 0:
@@ -404,4 +403,4 @@ def _broken(error: OSError) -> str:
 
 
 def _not_watched(connection: Connection, reading: bool, writing: bool) -> None:
-    """Before the endpoint's thread knows the connection, and where there is none."""
+    """Do nothing: the default before the reactor knows the connection."""

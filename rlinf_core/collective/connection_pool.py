@@ -1,4 +1,4 @@
-"""The connections between endpoints: one for each pair, dialed by whichever side needs it first."""
+"""The connection pool: one connection for each pair of endpoints, dialed by the side that needs it first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from collections.abc import Callable
 from rlinf_core.collective import handshake
 from rlinf_core.collective.connection import Connection, ConnectionHandler
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.handshake import Acceptance, Admission, PeerIdentity
+from rlinf_core.collective.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
 from rlinf_core.collective.listener import peer_credentials, tune_tcp
-from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import AuthenticationError, RuntimeFailure
 
@@ -38,7 +37,7 @@ class UnreachableError(RuntimeFailure):
 
 
 class ConnectionPool:
-    """The connections of one endpoint, by the incarnation of the other."""
+    """The connections of one endpoint, by the incarnation of the other end."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class ConnectionPool:
         self._opened = opened
         self._changed = threading.Condition()
         self._established: dict[str, list[Connection]] = {}
-        # Endpoints that this one is dialing, and whether the network part of that is done.
+        # Endpoints that this one is dialing, and whether the socket is connected yet.
         self._dialing: dict[str, bool] = {}
         self._last_lost: dict[str, str] = {}
 
@@ -65,7 +64,7 @@ class ConnectionPool:
             return [connection for group in self._established.values() for connection in group]
 
     def inherited(self) -> list[Connection]:
-        """As `all`, in a forked child, where another thread may have held the lock for ever."""
+        """Return all connections without locking, for a forked child: another thread may have held the lock."""
         return [connection for group in self._established.values() for connection in group]
 
     def get(self, incarnation: str) -> Connection | None:
@@ -92,7 +91,7 @@ class ConnectionPool:
                 now = time.monotonic()
                 if now >= deadline or (trouble is not None and trouble.gone):
                     raise trouble or UnreachableError(f"no connection to {info} in time", gone=False)
-                # Another thread dials, or the other side does: where it cannot be reached, it may reach us.
+                # Another thread dials, or the other side does: a peer that cannot be reached may still reach us.
                 if peer in self._dialing or now < retry_at:
                     self._changed.wait(min(deadline - now, _RETRY_AFTER))
                     continue
@@ -100,7 +99,7 @@ class ConnectionPool:
             try:
                 trouble = self._dial(info, deadline)
             except AuthenticationError:
-                # Who is killed in the middle of a handshake looks like a stranger; then nobody will be there.
+                # A peer that is killed during the handshake looks like a stranger; a second attempt tells them apart.
                 if refused:
                     raise
                 refused = True
@@ -111,7 +110,7 @@ class ConnectionPool:
             retry_at = time.monotonic() + _RETRY_AFTER
 
     def admit(self, sock: socket.socket, acceptance: Acceptance) -> None:
-        """Answer who has dialed this endpoint and proven itself."""
+        """Answer an authenticated dialer."""
         dialer = acceptance.dialer
         with self._changed:
             verdict = self._judge(dialer)
@@ -126,7 +125,7 @@ class ConnectionPool:
         self._establish(dialer.connection, sock, dialer)
 
     def forget(self, connection: Connection) -> bool:
-        """Return the connection is over; tells whether it was known until now."""
+        """Remove a connection that is over; return whether it was in the pool."""
         peer = connection.peer.incarnation
         with self._changed:
             group = self._established.get(peer, [])
@@ -147,7 +146,7 @@ class ConnectionPool:
             return Admission.STALE
         existing = self._get(dialer.incarnation)
         if existing is not None:
-            # The other side may know before us that it is lost.
+            # The other side may have noticed its loss before us.
             return Admission.WELCOME if dialer.replaces == existing.name else Admission.DUPLICATE
         # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
         # may.
@@ -156,7 +155,7 @@ class ConnectionPool:
         return Admission.WELCOME
 
     def _dial(self, info: EndpointInfo, deadline: float) -> UnreachableError | None:
-        """Try once; None when it is worth looking again at once."""
+        """Dial once; return None when the caller should look for the connection at once."""
         try:
             sock = self._reach(info, deadline)
         except OSError as error:

@@ -1,6 +1,6 @@
-"""The one place of a process through which its workers, channels and driver talk to other processes.
+"""The endpoint of a process, through which its workers, channels and driver talk to other processes.
 
-Threads: one accepts, one reads whatever nobody waits for; a thread that waits reads for itself.
+Threads: a listener accepts, a reactor reads while nobody waits; a thread that waits reads for itself.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ from rlinf_core.collective.connection_pool import ConnectionPool
 from rlinf_core.collective.cuda_ipc import CudaIpcTransport
 from rlinf_core.collective.device_paths import TAG as DEVICE_TAG
 from rlinf_core.collective.device_paths import DevicePaths, DeviceTransport
-from rlinf_core.collective.endpoint_info import make_endpoint_info
+from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
 from rlinf_core.collective.forwarder import Forwarder, ForwardMode
 from rlinf_core.collective.frame import Frame, FrameKind
-from rlinf_core.collective.listener import Listener, listen_tcp, listen_unix
+from rlinf_core.collective.handshake import ClusterSecret
+from rlinf_core.collective.listener import Listener, UnixDirectory, listen_tcp, listen_unix
 from rlinf_core.collective.message import Message
 from rlinf_core.collective.nccl import NcclTransport
-from rlinf_core.collective.network import advertised_address
 from rlinf_core.collective.payload import DeviceExport, Encoded
-from rlinf_core.collective.peer_stream import AnyReceive, PeerStream
-from rlinf_core.collective.peer_streams import Explain, PeerStreams, died
+from rlinf_core.collective.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
 from rlinf_core.collective.reactor import Reactor
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.receiver import Handler, Receiver
-from rlinf_core.collective.resolver import Resolver
-from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.sender import Sender
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.unix_directory import UnixDirectory
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
 from rlinf_core.errors import (
     CancelledOperationError,
@@ -53,7 +49,7 @@ _SOCKET = "s"
 
 
 class Endpoint:
-    """Sends and receives for the addresses of one process.
+    """The sender and receiver of messages for the addresses of one process.
 
     Made when the process first communicates; publish its `info` where other processes look, and give streams a
     `Resolver` that finds theirs.
@@ -133,7 +129,7 @@ class Endpoint:
     # Addresses
 
     def stream(self, me: WorkerAddress, peer: WorkerAddress, resolver: Resolver | None = None) -> PeerStream:
-        """Return both directions between a local address and another; the resolver finds the other when needed."""
+        """Return the stream between a local address and another one; the resolver finds the other end when needed."""
         stream = self._streams.of(me.get_name(), peer.get_name())
         if resolver is not None:
             stream.resolver = resolver
@@ -172,7 +168,7 @@ class Endpoint:
     def send(
         self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
     ) -> None:
-        """Send; return when the message's memory may be changed, which is not yet when it was received."""
+        """Send, and return when the message's memory may be changed, which may be before it is received."""
         self._check_open()
         self._sender.send(stream, message, work, acknowledgement=acknowledgement)
 
@@ -199,15 +195,15 @@ class Endpoint:
         weight: float = 0.0,
         handover: ForwardMode = ForwardMode.MOVE,
     ) -> None:
-        """Pass on in the background what has arrived, without a copy where both sides share memory.
+        """Forward a received message in the background, without a copy where both sides share memory.
 
-        A received that is lent is the other side's once `release_lent` is called; until then it may be passed on anew.
+        A message that is lent belongs to the peer once `release_lent` is called; until then it may be forwarded anew.
         """
         self._check_open()
         self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight)
 
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Send a message without a body, and with it fresh memory of `size` bytes that both sides keep and write.
+        """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
 
         Returns:
             That memory; None where the peer shares none, as on another host. It finds it as the message's body.
@@ -216,13 +212,13 @@ class Endpoint:
         return self._sender.share(stream, message, size, work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Give up a lease that the peer has taken over."""
+        """Hand a lent message over to the peer, which has acknowledged it."""
         self._relay.release_lent(stream, received)
 
     def post(
         self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0
     ) -> bool:
-        """Send a small message to a service, past whatever waits for its turn on the stream; never blocks.
+        """Send a small message to a service ahead of what is queued on the stream; never blocks.
 
         Returns:
             False when nothing was sent because nothing has gone through the stream and its present connection yet.
@@ -230,20 +226,20 @@ class Endpoint:
         return self._sender.post(stream, tag, key, head, weight)
 
     def serve(self, tag: int, handler: Handler) -> None:
-        """Messages with this tag (from 1) go to `handler` as they arrive, in the thread that reads: it must not block.
+        """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.
 
-        In order for each stream. It gets a `ServiceMessage`, whose received is its own.
+        They arrive in order for each stream. The handler owns the message in the `ServiceMessage` that it gets.
         """
         self._receiver.serve(tag, handler)
 
     def work(
         self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
     ) -> Work[object]:
-        """Return a handle for one operation that is about to begin."""
+        """Return the handle of a new operation."""
         return Work(kind, target, self.seconds(timeout), self.waits, detached=detached)
 
     def seconds(self, timeout: float | None) -> float:
-        """Return what an operation may take.
+        """Return the time limit of an operation, in seconds.
 
         Raises:
             ValueError: `timeout` is no time.
@@ -292,7 +288,7 @@ class Endpoint:
         self._on_close.append(callback)
 
     def streams(self) -> list[PeerStream]:
-        """Return what its addresses have talked to, and wanted to."""
+        """Return all streams of this endpoint."""
         return self._streams.all()
 
     def take_mismatches(self) -> list[MismatchError]:
@@ -300,13 +296,13 @@ class Endpoint:
         return [error for stream in self._streams.all() for error in stream.outgoing.take_mismatches()]
 
     def shared_memory(self) -> ArenaUse:
-        """Return what this process's shared memory holds."""
+        """Return the use of this process's shared memory."""
         return self._arena.use()
 
     def collect(self) -> None:
-        """Let go of memory of others whose owners, or whose last holders, are dead by now.
+        """Release other processes' memory whose owner, or last holder, has died.
 
-        To be called now and then by who passes on what others sent, as a channel does.
+        To be called regularly by a process that forwards messages, as a channel does.
         """
         self._relay.forwards.collect()
         orphans, self._orphans = self._orphans, []
@@ -317,19 +313,21 @@ class Endpoint:
                     connection.post(Frame(FrameKind.FORGET, sequence=identity).pack())
 
     def answers_for_memory(self) -> bool:
-        """Return whether somebody still uses memory that was passed on here, and whose return this process looks
-        after.
-        """
+        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
         return self._relay.forwards.outstanding()
 
+    def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None:
+        """Call `then` with the error for operations with a peer that was lost, in a thread of its own."""
+        self._streams.explain_later(stream.peer, reason, then)
+
     def explain(self, stream: PeerStream, reason: str) -> Exception:
-        """Return the error for operations with a peer that was lost."""
+        """Return the error for operations with a lost peer; may block for a moment."""
         return self._streams.explain(stream.peer, reason)
 
     # The end
 
     def close(self, *, linger: float = 1.0) -> None:
-        """Say goodbye, fails what goes on, and frees every descriptor; views that were received stay valid.
+        """Announce the close, fail what goes on and free every descriptor; received views stay valid.
 
         Args:
             linger: seconds that messages in the background may still take to leave.
@@ -361,7 +359,7 @@ class Endpoint:
             why = "it was closed" if self._closed else "connections do not survive a fork: this is a child process"
             raise RuntimeFailure("this process's endpoint cannot be used", why=why)
 
-    # What its parts ask of it
+    # Callbacks of its parts
 
     def stream_by_names(self, me: str, peer: str) -> PeerStream:
         return self._streams.of(me, peer)
@@ -370,7 +368,7 @@ class Endpoint:
         self._streams.bind(stream, connection)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        """Handle the end of a connection: its operations fail, and what its process held is free again."""
+        """Fail the operations of a connection that is over, and free what its process held."""
         connection.shut()
         if not self._connections.forget(connection):
             return
@@ -379,7 +377,7 @@ class Endpoint:
         self._streams.lost(connection, reason)
         for segment in connection.segments.values():
             segment.orphaned = True
-            # Others are told later: a message that refers to it may be on its way to them.
+            # Other processes are told later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.process.is_dead)
         self._relay.forwards.lost(connection)
@@ -404,7 +402,7 @@ class Endpoint:
         return self._arena
 
     def abandon(self) -> None:
-        """In a forked child: what was inherited must not keep the parent's connections open."""
+        """Close what a forked child inherited, so that it does not keep the parent's connections open."""
         if self._closed:
             return
         self._closed = True

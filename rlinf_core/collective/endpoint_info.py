@@ -1,25 +1,34 @@
-"""The addresses and the identity of a process: the value that it publishes once."""
+"""Endpoint information: how to reach a process, and how addresses are resolved to it."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import secrets
+import socket
+import struct
 import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.errors import EnvironmentVariableError, PeerNotFoundError
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointInfo:
-    """The ways to reach the endpoint of one process; pickles, so that a registry can hold it.
+    """The network location and the identity of one process's endpoint; it pickles.
 
     Attributes:
-        incarnation: names this endpoint among all that ever were; a relaunched worker has another one.
+        incarnation: unique id of this endpoint; a relaunched worker has another one.
         host: the boot id of the machine; equal in all containers of one machine.
         network: the inode of the network namespace; unix sockets and addresses mean the same within one.
         unix_path: the unix socket it listens at, or None.
-        tcp_host: the address it listens at, as others see it.
+        tcp_host: the address that other hosts reach it at.
         tcp_port: the port there.
         pid: its process id, as itself sees it.
         interpreter: the Python that runs it.
@@ -47,7 +56,7 @@ class EndpointInfo:
 
 
 def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> EndpointInfo:
-    """Return the info of this process, under a new incarnation."""
+    """Return the endpoint information of this process, under a new incarnation."""
     return EndpointInfo(
         incarnation=secrets.token_hex(8),
         host=host_identity(),
@@ -84,3 +93,70 @@ def _torch_version() -> str | None:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def advertised_address() -> str:
+    """Return the address of `RLINF_NET_IF` where it is set, else the one that the default route leaves by.
+
+    Raises:
+        EnvironmentVariableError: no such interface, or it has no IPv4 address.
+    """
+    interface = env_vars.NET_IF.get()
+    if interface is None:
+        return _default_route_address()
+    request = struct.pack("256s", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            raise EnvironmentVariableError(
+                env_vars.NET_IF.name, interface, expected=_interfaces(), help=env_vars.NET_IF.doc
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _interfaces() -> str:
+    names = ", ".join(f"`{name}`" for _, name in socket.if_nameindex())
+    return f"an interface with an IPv4 address; there are {names}"
+
+
+def _default_route_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            # No packet is sent: the kernel only chooses the route. The address is one reserved for documentation.
+            sock.connect(("192.0.2.1", 9))
+            return str(sock.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+class Resolver(ABC):
+    """A way to find the endpoint of a worker."""
+
+    @abstractmethod
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+        """Return the endpoint of `address`, waiting at most `timeout` seconds for it to be published.
+
+        It is called again after a connection was lost, so it must not return a stale answer.
+
+        Raises:
+            UnknownGroupError: no such group will ever be.
+            PeerNotFoundError: it was not published in time.
+            WorkerDiedError: it is known to be dead.
+        """
+
+
+class StaticResolver(Resolver):
+    """A resolver with a fixed table."""
+
+    def __init__(self, endpoints: Mapping[WorkerAddress, EndpointInfo]) -> None:
+        self.endpoints = dict(endpoints)
+
+    def lookup(self, address: WorkerAddress, timeout: float) -> EndpointInfo:
+        info = self.endpoints.get(address)
+        if info is None:
+            raise PeerNotFoundError(address.get_name(), f"`{address.get_name()}` has no known endpoint")
+        return info

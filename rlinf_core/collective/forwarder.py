@@ -2,27 +2,89 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import Enum
 
 from rlinf_core.collective.connection import Connection
-from rlinf_core.collective.forwarded_leases import ForwardedLeases
 from rlinf_core.collective.frame import Flag, FrameKind, SharedPlace
 from rlinf_core.collective.message import Bytes, EncodedBody, Message, PlaceholderPart
 from rlinf_core.collective.payload import HostPart
 from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.segment import BlockLease, LeaseState
 from rlinf_core.collective.sender import Sender
 from rlinf_core.collective.shared_memory import descriptors
 from rlinf_core.collective.work import Work
 
-# What of a received's flags is still true when it travels on.
+# Released leases are removed whenever the table has grown by about this many.
+_SWEEP_AT = 4096
+
+
+class ForwardedLeases:
+    """The leases on other processes' memory that this process forwarded and that are not released yet.
+
+    Attributes:
+        mark: the value of these leases' bytes, which tells them from those that others forwarded.
+    """
+
+    def __init__(self) -> None:
+        self.mark = random.randint(LeaseState.FIRST_MARK, 255)
+        self._lock = threading.Lock()
+        # By segment and index, which are reused: the latest receiver holds the lease.
+        self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
+        self._departed: set[Connection] = set()
+        self._sweep_at = _SWEEP_AT
+
+    def remember(self, lease: BlockLease, connection: Connection) -> None:
+        """Record that the other side of a connection holds a lease."""
+        with self._lock:
+            self._held[lease.segment.identity, lease.index] = (lease, connection)
+            if connection.closed:
+                self._departed.add(connection)
+            if len(self._held) >= self._sweep_at:
+                self._sweep()
+
+    def lost(self, connection: Connection) -> None:
+        """Release what the other side of a connection that ended holds, once that process is dead."""
+        with self._lock:
+            self._departed.add(connection)
+        self.collect()
+
+    def collect(self) -> None:
+        """Release what dead processes held; a process that merely disconnected may still use it."""
+        with self._lock:
+            # Released leases keep their owner's memory mapped for nothing.
+            self._sweep()
+            if not self._departed:
+                return
+            left = {connection for _, connection in self._held.values()}
+            dead = {one for one in self._departed if one.process.is_dead()}
+            for lease, holder in self._held.values():
+                if holder in dead:
+                    lease.reclaim(self.mark)
+            self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
+            self._departed = (self._departed & left) - dead
+
+    def outstanding(self) -> bool:
+        """Return whether a receiver still holds forwarded memory."""
+        with self._lock:
+            self._sweep()
+            return bool(self._held)
+
+    def _sweep(self) -> None:
+        self._held = {key: held for key, held in self._held.items() if held[0].forwarded_by(self.mark)}
+        self._sweep_at = 2 * len(self._held) + _SWEEP_AT
+
+
+# The flags of a message that still hold when it is forwarded.
 _LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 
 
 class ForwardMode(Enum):
-    """The treatment of a received message that is passed on."""
+    """The ownership of a message that is forwarded."""
 
     MOVE = "give"  # it is the other side's
     LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on anew
@@ -33,7 +95,7 @@ class Forwarder:
     """Sends parcels on.
 
     Attributes:
-        forwards: what was passed on and has not been heard of again.
+        forwards: the forwarded leases that are not released yet.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -73,7 +135,7 @@ class Forwarder:
         stream.outgoing.queue(lambda: self._forward(stream, received, message, work, handover), work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Release what the other side has taken: it is its own now, and nothing of it remains here."""
+        """Hand a lent message over to the other side for good."""
         lease = received.take_lease()
         connection = stream.outgoing.connection
         if lease is None or connection is None:
@@ -111,7 +173,7 @@ class Forwarder:
     def _pass_on(
         self, received: ReceivedMessage, connection: Connection, message: Message, handover: ForwardMode
     ) -> EncodedBody | None:
-        """Return the received's body as body where it needs no copy, else None."""
+        """Return the encoded body of a received message where it needs no copy, else None."""
         frame, lease = received.frame, received.lease
         if lease is None and frame.body_size <= self._sender.limit:
             buffers: list[Bytes] = [received.body()] if frame.body_size else []
@@ -127,7 +189,7 @@ class Forwarder:
     def _handing_over(
         self, received: ReceivedMessage, connection: Connection, body: EncodedBody, handover: ForwardMode
     ) -> Generator[_Handed, None, None]:
-        """Count it as the other side's before that hears of it, for it may give it back at once."""
+        """Mark the lease as the other side's while the frame is sent, since that may release it at once."""
         handed = _Handed()
         lease = received.lease if body.place is not None else None
         if lease is not None:
@@ -145,13 +207,13 @@ class Forwarder:
 
 
 class _Handed:
-    """A mark that a frame has left."""
+    """Whether a frame was sent."""
 
     done = False
 
 
 def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:
-    """Return a message that says what the received holds, whose bytes are added, or lie in the body already."""
+    """Return a message with the header fields of a received one; its bytes are in the encoded body, or added later."""
     frame = received.frame
     parts = [PlaceholderPart(size, kind) for size, kind in zip(frame.sizes, frame.kinds, strict=True)]
     return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)

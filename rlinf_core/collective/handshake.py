@@ -1,4 +1,4 @@
-"""Authentication of connections: a dialer proves that it belongs to the cluster before its data is looked at.
+"""The handshake: both ends of a connection prove that they know the cluster's secret before anything else is read.
 
     dialer -> acceptor   greeting, nonce
     acceptor -> dialer   greeting, nonce
@@ -12,16 +12,44 @@ Identities are JSON: nothing is unpickled here.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
 import socket
 import struct
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
-from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.errors import AuthenticationError
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSecret:
+    """The shared secret of a cluster, by which its processes prove membership. Its repr does not hold the key."""
+
+    key: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.key) < 16:
+            raise ValueError("a cluster's secret needs at least 16 bytes")
+
+    @classmethod
+    def generate(cls) -> ClusterSecret:
+        return cls(secrets.token_bytes(32))
+
+    def sign(self, *fields: bytes) -> bytes:
+        """Return a 32-byte proof over the fields, which cannot be shifted into one another."""
+        mac = hmac.new(self.key, digestmod=hashlib.sha256)
+        for one in fields:
+            mac.update(len(one).to_bytes(4, "big"))
+            mac.update(one)
+        return mac.digest()
+
+    def verify(self, proof: bytes, *fields: bytes) -> bool:
+        return hmac.compare_digest(proof, self.sign(*fields))
+
 
 _GREETING = b"rlinf data plane 1\n"
 _NONCE = 32
@@ -31,7 +59,7 @@ _LARGEST_IDENTITY = 4096
 
 
 class Admission(IntEnum):
-    """The acceptor's answer to a dialer that has proven itself."""
+    """The acceptor's answer to an authenticated dialer."""
 
     WELCOME = 1
     DUPLICATE = 2  # another connection between the two exists, or is about to
@@ -40,11 +68,11 @@ class Admission(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The identity that each side tells of itself.
+    """The identity of one end of a connection.
 
     Attributes:
         incarnation: of its endpoint.
-        seeks: the incarnation that it believes to talk to.
+        seeks: the incarnation that it expects at the other end.
         connection: names this connection; both sides use the dialer's.
         replaces: the connection to the same endpoint that the dialer lost before, or empty.
         pid: its process id, as itself sees it.
@@ -70,7 +98,7 @@ class PeerIdentity:
 
 
 class _Line:
-    """A socket with one deadline for everything that is read from it."""
+    """A socket whose reads share one deadline."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
@@ -103,7 +131,7 @@ class _Line:
 def dial(
     sock: socket.socket, secret: ClusterSecret, mine: PeerIdentity, deadline: float
 ) -> tuple[Admission, PeerIdentity]:
-    """Return the dialer's side; returns the acceptor's verdict and identity.
+    """Do the dialer's part; return the acceptor's answer and identity.
 
     Raises:
         AuthenticationError: whoever listens there does not belong to this cluster, or refuses this process.
@@ -132,7 +160,7 @@ def dial(
 
 
 class Acceptance:
-    """The acceptor's side, up to the point where it must decide."""
+    """The acceptor's part of the handshake, up to its decision."""
 
     def __init__(self, sock: socket.socket, secret: ClusterSecret, deadline: float) -> None:
         """Read the dialer's proof.
@@ -158,7 +186,7 @@ class Acceptance:
             raise AuthenticationError("the dialer's identity is malformed") from error
 
     def answer(self, verdict: Admission, mine: PeerIdentity) -> None:
-        """Tell the dialer."""
+        """Send the decision to the dialer."""
         identity = mine.encode()
         said = bytes([verdict])
         proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, said, identity)

@@ -1,4 +1,4 @@
-"""Listening sockets, and the hall in which whoever connects proves itself.
+"""Listening sockets, and the authentication of whoever connects.
 
 A stranger costs a thread for a few seconds at most, and only so many at a time: the one that dawdles longest makes
 room for the next, so strangers cannot keep members out.
@@ -8,28 +8,91 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import random
 import select
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 from rlinf_core import env_vars
-from rlinf_core.collective.handshake import Acceptance
-from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.handshake import Acceptance, ClusterSecret
 from rlinf_core.errors import AuthenticationError, ClusterError
+
+_PREFIX = "rlinf-"
+# The kernel's limit is 107 bytes; some systems have less.
+LONGEST_PATH = 90
+
+
+class UnixDirectory:
+    """The private directory for the unix sockets of one process.
+
+    The process holds a lock on it while it lives; later processes remove directories whose lock is free.
+    """
+
+    def __init__(self, base: str | None = None) -> None:
+        base = base if base is not None and len(base) <= LONGEST_PATH - 40 else tempfile.gettempdir()
+        if len(base) > LONGEST_PATH - 40:
+            base = "/tmp"
+        reap(Path(base))
+        self._pid = os.getpid()
+        self._lock = -1
+        while self._lock < 0:
+            self._make(base)
+
+    def _make(self, base: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))  # mkdtemp makes it 0700
+        try:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # another process removed it before it was locked
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if self.path.is_dir():
+            self._lock = lock
+        else:
+            os.close(lock)  # as above
+
+    def close(self) -> None:
+        """Remove the directory, if this process made it."""
+        if self._lock < 0:
+            return
+        if self._pid == os.getpid():
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def reap(base: Path) -> None:
+    """Remove the directories that killed processes of this user left in `base`."""
+    for directory in base.glob(f"{_PREFIX}{os.getuid()}-*"):
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            continue  # its process lives
+        finally:
+            os.close(fd)
+
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
 _OUT_OF_DESCRIPTORS_PAUSE = 0.05
 
-# Decides what becomes of a proven connection, and owns the socket from then on.
+# Decides about an authenticated connection, and owns its socket from then on.
 Admit = Callable[[socket.socket, Acceptance], None]
 
 
@@ -107,7 +170,7 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
 
 
 class Listener:
-    """Accepts at several sockets, and hands over who has proven itself."""
+    """The listener: accepts connections at several sockets, and passes on those that authenticate."""
 
     def __init__(
         self, sockets: list[socket.socket], secret: ClusterSecret, admit: Admit, *, timeout: float, most: int
@@ -126,7 +189,7 @@ class Listener:
         self._thread.start()
 
     def unproven(self) -> int:
-        """Return how many connections have not proven themselves yet."""
+        """Return how many connections have not authenticated yet."""
         with self._lock:
             return sum(map(len, self._unproven.values()))
 
@@ -205,7 +268,7 @@ class Listener:
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """End a connection whose thread then closes it."""
+    """Shut a connection down; its thread closes it."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

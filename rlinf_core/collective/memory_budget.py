@@ -1,4 +1,4 @@
-"""The memory that this process may still take, by its control group and by the machine.
+"""The memory that this process may still allocate, by its control group and by the machine.
 
 Shared memory past a control group's limit is no error that could be caught: the kernel kills. So we look first.
 """
@@ -25,7 +25,7 @@ def allowed_bytes(root: Path = Path("/")) -> int:
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return what may be taken now: the least of what the machine and each control group have left, less a reserve."""
+    """Return how many bytes may be allocated now: what machine and control groups have left, less a reserve."""
     machine = _meminfo(root).get("MemAvailable", _UNLIMITED)
     return max(0, min([machine, *(limit - used for limit, used in _groups(root))]) - _RESERVE)
 

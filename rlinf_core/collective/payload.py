@@ -1,4 +1,4 @@
-"""The encoded form of an object: a pickle stream, and parts beside it."""
+"""Payloads: the pickle stream of an object, and the parts beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DeviceExport: TypeAlias = "Callable[[Tensor], Part | None]"
 
 
 class PartKind(IntEnum):
-    """The meaning of a part's bytes."""
+    """The kind of a part: bytes, or a handle to memory on an accelerator."""
 
     HOST = 0
     CUDA_IPC = 1
@@ -28,14 +28,14 @@ class PartKind(IntEnum):
 
 
 class Part(ABC):
-    """Bytes that travel beside the pickle stream."""
+    """Bytes that are sent beside the pickle stream."""
 
     nbytes: int
     kind: int = PartKind.HOST
 
     @abstractmethod
     def view(self) -> memoryview | None:
-        """Return the bytes where they are, or None when they must be gathered first."""
+        """Return the bytes in place, or None when they do not lie in one piece in host memory."""
 
     @abstractmethod
     def copy_into(self, target: memoryview) -> None:
@@ -59,7 +59,7 @@ class HostPart(Part):
 
 @dataclass(slots=True)
 class Encoded:
-    """An object ready to travel.
+    """A pickled object.
 
     Attributes:
         head: the pickle stream.

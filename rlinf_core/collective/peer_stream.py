@@ -7,23 +7,26 @@ is something to send.
 
 from __future__ import annotations
 
-import math
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.connection import Connection
+from rlinf_core.collective.connection_pool import ConnectionPool, UnreachableError
+from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.frame import Flag, Frame
-from rlinf_core.collective.posted_receive import PostedReceive
-from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.received_message import PostedReceive, ReceivedMessage, find_mismatch, fits
 from rlinf_core.collective.work import Work
-from rlinf_core.errors import MismatchError
+from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
 
 if TYPE_CHECKING:
     from rlinf_core.collective.connection import Connection
-    from rlinf_core.collective.resolver import Resolver
+    from rlinf_core.collective.endpoint_info import Resolver
 
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
@@ -32,21 +35,21 @@ AnyReceive = PostedReceive[object]
 
 
 class MessageSource(ABC):
-    """The origin of a received message, which is told what became of it."""
+    """The origin of a message, to which it is acknowledged."""
 
     @abstractmethod
     def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
-        """Take note of the receive that it met, and whether it fitted. Must not block."""
+        """Acknowledge that a receive took the message, or why it did not fit. Must not block."""
 
     def queued(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """Take note that it waits for a receive."""
+        """Record that the message waits for a receive."""
 
     def taken(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """Take note that it does not wait for a receive any more."""
+        """Record that a message that waited was taken."""
 
 
 class ReceiveQueue:
-    """Messages from one peer, and the receives that wait for them."""
+    """The messages of one peer, matched with the receives that were posted for them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +58,7 @@ class ReceiveQueue:
         self._pending: deque[AnyReceive] = deque()
 
     def deliver(self, received: ReceivedMessage, origin: MessageSource) -> bool:
-        """Return a message is here; tells whether somebody waited for it."""
+        """Match an arriving message; return whether a receive was waiting."""
         with self._lock:
             posted = self._next_posted()
             if posted is None:
@@ -66,7 +69,7 @@ class ReceiveQueue:
         return True
 
     def post(self, posted: AnyReceive) -> bool:
-        """Return a receive was issued; tells whether it met a message."""
+        """Match a new receive; return whether a message was waiting."""
         with self._lock:
             if not self._arrived:
                 self._pending.append(posted)
@@ -77,7 +80,7 @@ class ReceiveQueue:
         return True
 
     def claim(self, size: int, dtype_and_shape: str) -> AnyReceive | None:
-        """Take the next receive out of the queue when it wants just these bytes in memory that lies in one piece."""
+        """Take the next receive, if the body can be read straight into its buffer."""
         with self._lock:
             while self._pending and self._pending[0].settled:
                 self._pending.popleft()
@@ -89,13 +92,13 @@ class ReceiveQueue:
             return self._pending.popleft() if target.view() is not None else None
 
     def withdraw(self, posted: AnyReceive) -> None:
-        """Forget a receive that nobody waits for any more."""
+        """Remove a receive that nobody waits for any more."""
         with self._lock:
             if posted in self._pending:
                 self._pending.remove(posted)
 
     def reset(self) -> int:
-        """Return the peer was launched anew: drops what its predecessor sent and nobody took, and tells how many."""
+        """Drop what a predecessor of the peer sent and nobody took; return how many messages."""
         with self._lock:
             stale = list(self._arrived)
             self._arrived.clear()
@@ -137,41 +140,8 @@ class ReceiveQueue:
                 received.growth.when_ended(lambda: origin.acknowledge(frame, None))
 
 
-def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
-    # The last bracket opens the shape; a dtype may hold others, as in `<M8[s]`.
-    return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
-
-
-def find_mismatch(posted: AnyReceive, received: ReceivedMessage, where: str) -> MismatchError | None:
-    """Return why a message is not what a receive asked for, or None when it is."""
-    frame, target = received.frame, posted.buffer
-    is_tensor = bool(frame.flags & Flag.TENSOR)
-    sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
-    if target is None:
-        if not is_tensor:
-            return None
-        return MismatchError(
-            f"{sent} with `send_tensor`", "an object: it called `recv`", where=where, help="pair it with `recv_tensor`"
-        )
-    if not is_tensor:
-        return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
-    size = frame.sizes[0]
-    if any(frame.kinds):
-        # A handle has a size of its own: what it stands for has that of its shape.
-        size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
-    if fits(target.dtype, target.nbytes, sent, size):
-        return None
-    return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
-
-
-def _elements(dtype_and_shape: str) -> int:
-    """Return how many elements `float32[4, 2]` has."""
-    shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
-    return math.prod(map(int, shape.split(","))) if shape else 1
-
-
 class SendQueue:
-    """Messages to one peer."""
+    """The messages to one peer, sent in the order of issue."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -188,7 +158,7 @@ class SendQueue:
         self.routed: Connection | None = None
 
     def run(self, job: Callable[[], None], work: Work[object]) -> None:
-        """Run `job` in its turn and return when it is done; raises what it raised."""
+        """Run `job` in its turn and return when it is done; raise what it raised."""
         if not self._busy and self._order.acquire(blocking=False):
             try:
                 if not self._jobs:
@@ -200,7 +170,7 @@ class SendQueue:
         work.wait()
 
     def run_at_once(self, job: Callable[[], bool]) -> bool:
-        """Run `job` if it is its turn now and it need not wait; tell whether it was done."""
+        """Run `job` if it is its turn now and it need not wait; return whether it was done."""
         if self._busy or not self._order.acquire(blocking=False):
             return False
         try:
@@ -218,7 +188,7 @@ class SendQueue:
         threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
 
     def queued(self) -> list[Work[object]]:
-        """Return what has not left yet."""
+        """Return the operations that were not sent yet."""
         with self._jobs_lock:
             return [work for _, work in self._jobs]
 
@@ -275,7 +245,7 @@ class SendQueue:
 
 
 class PeerStream:
-    """Both directions between `me` and `peer`.
+    """The stream of messages between two addresses, in both directions.
 
     Attributes:
         me: the local address.
@@ -295,8 +265,124 @@ class PeerStream:
         self.resolver: Resolver | None = None
 
     def open_works(self) -> list[Work[object]]:
-        """Operations that the peer's death ends."""
+        """Return the operations that the peer's death ends."""
         waiting: list[Work[object]] = list(self.incoming.pending())
         waiting.extend(cast("Work[object]", work) for work in list(self.outgoing.unacknowledged.values()))
         waiting.extend(self.outgoing.queued())
         return waiting
+
+
+_log = logging.getLogger(__name__)
+# (peer, what happened to the connection) -> the error that its operations raise.
+Explain = Callable[[str, str], Exception]
+
+
+def died(peer: str, reason: str) -> Exception:
+    """Return the error for a lost peer of which nothing more is known."""
+    return WorkerDiedError(peer, cause=reason)
+
+
+def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
+    """Fail operations with one error."""
+    for work in works:
+        work.fail(error)
+
+
+class PeerStreams:
+    """The streams of one endpoint, each made on first use.
+
+    Args:
+        connections: to other endpoints.
+        info: of this one.
+        connect_timeout: what the first contact with a peer may take, in seconds.
+        explain: makes the error for a lost peer; it may block for a moment.
+    """
+
+    def __init__(
+        self, connections: ConnectionPool, info: EndpointInfo, connect_timeout: float, explain: Explain
+    ) -> None:
+        self._connections = connections
+        self._info = info
+        self._connect_timeout = connect_timeout
+        self.explain = explain
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, str], PeerStream] = {}
+        self._lost_callbacks: list[Callable[[str, str], None]] = []
+
+    def of(self, me: str, peer: str) -> PeerStream:
+        """Return both directions between two addresses."""
+        with self._lock:
+            stream = self._streams.get((me, peer))
+            if stream is None:
+                stream = self._streams[me, peer] = PeerStream(me, peer)
+            return stream
+
+    def all(self) -> list[PeerStream]:
+        with self._lock:
+            return list(self._streams.values())
+
+    def on_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
+        self._lost_callbacks.append(callback)
+
+    def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
+        """Return the stream's connection; None when the peer lives in this process."""
+        connection = stream.outgoing.connection
+        if connection is not None and not connection.closed:
+            return connection
+        if stream.incarnation == self._info.incarnation:
+            return None
+        if stream.resolver is None:
+            raise PeerNotFoundError(stream.peer, f"`{stream.peer}` is not connected, and nothing tells where it is")
+        deadline = min(work.deadline, time.monotonic() + self._connect_timeout)
+        info = stream.resolver.lookup(WorkerAddress.from_name(stream.peer), deadline - time.monotonic())
+        if info.incarnation == self._info.incarnation:
+            stream.incarnation = info.incarnation
+            return None
+        try:
+            connection = self._connections.connect(info, deadline)
+        except UnreachableError as error:
+            if error.gone:
+                raise self.explain(stream.peer, error.why or error.message) from error
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            if deadline == work.deadline:
+                # It was given less time than a connection may take.
+                raise CommunicationTimeoutError(work.title, work.seconds, picture=why) from error
+            raise PeerNotFoundError(
+                stream.peer,
+                f"`{stream.peer}` could not be reached in {self._connect_timeout:g} s",
+                why=why,
+                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks",
+            ) from error
+        self.bind(stream, connection)
+        return connection
+
+    def bind(self, stream: PeerStream, connection: Connection) -> None:
+        """Route a stream through a connection."""
+        incarnation = connection.peer.incarnation
+        if stream.incarnation not in (None, incarnation):
+            dropped = stream.incoming.reset()
+            if dropped:
+                _log.warning("`%s` was launched anew: %d messages of its predecessor are dropped", stream.peer, dropped)
+        stream.incarnation = incarnation
+        current = stream.outgoing.connection
+        if current is None or current.closed or current.peer.incarnation != incarnation:
+            stream.outgoing.connection = connection
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """Fail the operations that go on through a connection that is over."""
+        for stream in self.all():
+            if stream.outgoing.connection is connection:
+                for callback in self._lost_callbacks:
+                    callback(stream.peer, reason)
+                works = stream.open_works()
+                stream.outgoing.unacknowledged.clear()
+                if works:
+                    self.explain_later(stream.peer, reason, lambda error, works=works: fail_all(works, error))
+
+    def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
+        """Call `then` with the error for a lost peer, in a thread of its own: the explanation may take a moment.
+
+        Everything that ends because a peer was lost ends here: the thread that notices the loss reads for everybody.
+        """
+        threading.Thread(target=lambda: then(self.explain(peer, reason)), name="rlinf-lost-peer", daemon=True).start()

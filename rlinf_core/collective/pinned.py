@@ -1,4 +1,4 @@
-"""Through the host: from a device into pinned memory piece by piece, and on from there while the next piece comes.
+"""Pinned staging: copies from a device to the host, piece by piece, through two buffers of pinned memory.
 
 Copies between a device and ordinary memory are several times slower than through pinned memory.
 """
@@ -33,7 +33,7 @@ class Staging(ABC):
 
 
 class CudaStaging(Staging):
-    """On a CUDA device, with a stream of its own."""
+    """Staging from a CUDA device, on a stream of its own."""
 
     def __init__(self, device: torch.device, piece: int = _PIECE) -> None:
         import torch
@@ -45,7 +45,7 @@ class CudaStaging(Staging):
         self._events: list[Any] = [torch.cuda.Event() for _ in range(2)]
 
     def begin(self, slot: int, source: torch.Tensor) -> None:
-        # What computes the tensor may still be under way on the caller's stream.
+        # The tensor may still be being computed on the caller's stream.
         self._stream.wait_stream(self._torch.cuda.current_stream(source.device))
         with self._torch.cuda.stream(self._stream):
             self._buffers[slot][: source.numel()].copy_(source, non_blocking=True)
@@ -58,7 +58,7 @@ class CudaStaging(Staging):
 
 
 class PinnedStager:
-    """Copies tensors off devices. Each device has one staging, used by one thread at a time."""
+    """The copier of tensors from devices. Each device has one staging, used by one thread at a time."""
 
     def __init__(self, make: Callable[[torch.device], Staging] = CudaStaging) -> None:
         self._make = make

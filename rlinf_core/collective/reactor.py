@@ -1,4 +1,4 @@
-"""The endpoint's own thread: it reads while nobody waits, and writes what did not fit."""
+"""The reactor: the endpoint's own thread, which reads while nobody waits and writes what did not fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLICE = 0.1
 
 
 class Reactor:
-    """Waits for the readiness of connections, and calls them when it comes."""
+    """The event loop of an endpoint: it waits for readiness of connections and calls them."""
 
     def __init__(self, name: str, may_resume: Callable[[Connection], bool], spin: float = 0.0) -> None:
         """`may_resume` tells whether a connection whose reading paused may go on."""
@@ -31,7 +31,7 @@ class Reactor:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
         self._held_back: set[Connection] = set()
-        # The other side is gone, and not all that it sent is read.
+        # Connections whose other side is gone, and of which not everything is read.
         self._hung: set[Connection] = set()
         self._calls: deque[Callable[[], None]] = deque()
         self._stopped = False
@@ -45,17 +45,17 @@ class Reactor:
         self._epoll.register(connection.fd, select.EPOLLIN)
 
     def watch(self, connection: Connection, reading: bool, writing: bool) -> None:
-        """Watch a connection for these events from now on; at first it is reading."""
+        """Set the events to wait for of a connection; the default is readability."""
         if connection.closed or self._stopped:
             return
         events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
         try:
             self._epoll.modify(connection.fd, events)
         except (OSError, ValueError):
-            return  # it was closed meanwhile
+            return  # the connection was closed meanwhile
 
     def hold_back(self, connection: Connection) -> None:
-        """Look at a connection again now and then, whose reading paused."""
+        """Retry a connection whose reading is paused at intervals."""
         if connection not in self._held_back:
             self._held_back.add(connection)
             self._call(lambda: None)
@@ -85,7 +85,7 @@ class Reactor:
         os.close(self._wake)
 
     def abandon(self) -> None:
-        """In a forked child, which has no such thread."""
+        """Close the descriptors in a forked child, which has no such thread."""
         self._stopped = True
         self._epoll.close()
         os.close(self._wake)
@@ -122,7 +122,7 @@ class Reactor:
         if event & ~select.EPOLLOUT:
             self._guarded(connection.ready)
         if event & (select.EPOLLHUP | select.EPOLLERR) and not connection.closed:
-            # The kernel would say so without end, whatever is looked for.
+            # The kernel would report this without end, whatever events are asked for.
             self._epoll.unregister(connection.fd)
             self._hung.add(connection)
             self._held_back.add(connection)

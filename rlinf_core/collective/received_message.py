@@ -1,27 +1,33 @@
-"""A message that has arrived and was not yet opened: its frame, and where its body lies."""
+"""Received messages that are not decoded yet, and the receives that are posted for them."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.frame import Flag, Frame, layout
-from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.payload import PartKind, copy_bytes, private_memory
+from rlinf_core.collective.pipelined_copy import Growth
 from rlinf_core.collective.segment import BlockLease
 from rlinf_core.collective.torch_payload import TensorTarget
+from rlinf_core.collective.work import WaitTable, Work
+from rlinf_core.errors import MismatchError
+from rlinf_core.waiting import OperationKind
 
-# From a part that is a handle to device memory to the tensor of bytes that it stands for.
+# (kind, handle to device memory) -> the flat tensor of bytes that it stands for.
 Adopt = Callable[[int, memoryview], object]
 
 
 class ReceivedMessage:
-    """One message as it lies here. It is opened once with `load`, handed on, or dropped with `release`.
+    """A received message. It is decoded once with `load`, forwarded, or dropped with `release`.
 
     Attributes:
         frame: the message's frame.
-        nbytes: what it weighs in memory of this process outside shared memory.
-        growth: how much of its body is there, where its sender still writes it.
+        nbytes: the bytes that it takes of this process's own memory.
+        growth: the progress of its body, where its sender still writes it.
     """
 
     __slots__ = ("_body", "_lease", "frame", "growth", "nbytes")
@@ -105,7 +111,7 @@ class ReceivedMessage:
             target.fill(source)
 
     def release(self) -> None:
-        """Drop the message unopened."""
+        """Drop the message undecoded."""
         lease, self._lease, self._body = self._lease, None, None
         if lease is not None:
             lease.release()
@@ -126,7 +132,7 @@ class ReceivedMessage:
         if not keep:
             return lease.peek()
         if lease.segment.crowded() and not lease.private:
-            # Who keeps what it receives must not fill the sender's memory.
+            # A receiver that keeps what it receives must not fill the sender's memory.
             copy = private_memory(lease.size)
             copy_bytes(copy, lease.peek())
             lease.release()
@@ -141,3 +147,118 @@ def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | 
     return [
         buffer if kind == PartKind.HOST else adopt(kind, buffer) for kind, buffer in zip(kinds, buffers, strict=True)
     ]
+
+
+T = TypeVar("T")
+
+
+class PostedReceive(Work[T], Generic[T]):
+    """A receive that was issued. Its message is decoded once, by the first thread that asks for the result.
+
+    So a large copy or a slow unpickling never holds up the thread that receives for everybody.
+
+    Attributes:
+        buffer: the buffer that `recv_tensor` fills, or None for `recv`.
+        filled: whether the connection wrote the body straight into that buffer.
+    """
+
+    __slots__ = ("_open", "_opened", "_opening", "buffer", "filled")
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        source: str,
+        seconds: float,
+        opener: Callable[[ReceivedMessage, bool], T],
+        waits: WaitTable | None = None,
+        *,
+        detached: bool = False,
+        target: TensorTarget | None = None,
+    ) -> None:
+        """`opener(received, filled)` makes the result, see `filled`.
+
+        It must not refer to this handle: in a cycle, a large message would stay until the next garbage collection.
+        """
+        super().__init__(kind, source, seconds, waits, detached=detached)
+        self.buffer = target
+        self.filled = False
+        self._open = opener
+        self._opened = False
+        self._opening = threading.Lock()
+
+    def arrive(self, received: ReceivedMessage) -> bool:
+        """Take a message that is here or still being written; return whether this receive still wanted it."""
+        growth = received.growth
+        if growth is not None:
+            growth.expect(self.seconds, self.since)
+            if self.serial is not None and not self._done:
+                # The operation is asynchronous: nothing that is asked of its handle may block.
+                growth.when_ended(lambda: self._complete(received, growth))
+                return True
+        return self._settle(received, None)
+
+    def _complete(self, received: ReceivedMessage, growth: Growth) -> None:
+        settled = self.fail(growth.error) if growth.error is not None else self._settle(received, None)
+        if growth.error is not None or not settled:
+            received.release()
+
+    def done(self) -> bool:
+        """Return whether it has finished; a message that has arrived is opened for that."""
+        if self._done:
+            self._open_once()
+        return self._done
+
+    def result(self) -> T:
+        self._open_once()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        if self._done:
+            self._open_once()
+        return self._error
+
+    def _open_once(self) -> None:
+        if self._opened:
+            return
+        with self._opening:
+            if self._opened:
+                return
+            if self._error is None:
+                try:
+                    self._value = self._open(cast("ReceivedMessage", self._value), self.filled)
+                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                    self._value, self._error = None, error
+            self._opened = True
+
+
+def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
+    # The last bracket opens the shape; a dtype may hold others, as in `<M8[s]`.
+    return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
+
+
+def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: str) -> MismatchError | None:
+    """Return why a message does not fit a receive, or None when it does."""
+    frame, target = received.frame, posted.buffer
+    is_tensor = bool(frame.flags & Flag.TENSOR)
+    sent = bytes(frame.head).decode() if is_tensor else "an object with `send`"
+    if target is None:
+        if not is_tensor:
+            return None
+        return MismatchError(
+            f"{sent} with `send_tensor`", "an object: it called `recv`", where=where, help="pair it with `recv_tensor`"
+        )
+    if not is_tensor:
+        return MismatchError(sent, f"{target}: it called `recv_tensor`", where=where, help="pair `send` with `recv`")
+    size = frame.sizes[0]
+    if any(frame.kinds):
+        # A handle has a size of its own: what it stands for has that of its shape.
+        size = target.nbytes if _elements(sent) == math.prod(target.shape) else -1
+    if fits(target.dtype, target.nbytes, sent, size):
+        return None
+    return MismatchError(sent, str(target), where=where, help="size and dtype of both buffers must be the same")
+
+
+def _elements(dtype_and_shape: str) -> int:
+    """Return how many elements `float32[4, 2]` has."""
+    shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
+    return math.prod(map(int, shape.split(","))) if shape else 1

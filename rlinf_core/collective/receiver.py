@@ -1,4 +1,4 @@
-"""The incoming half of an endpoint: from a frame that is complete to whoever waits for it."""
+"""The receiving half of an endpoint: from a complete frame to the receive or the service that it is for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Protocol
 from rlinf_core.collective.arena import Arena
 from rlinf_core.collective.connection import Connection, ConnectionHandler
 from rlinf_core.collective.frame import Flag, Frame, FrameError, FrameKind
-from rlinf_core.collective.growth import Growth
 from rlinf_core.collective.payload import private_memory
 from rlinf_core.collective.peer_stream import AnyReceive, MessageSource, PeerStream
-from rlinf_core.collective.pipelined_copy import read_grown
+from rlinf_core.collective.pipelined_copy import Growth, read_grown
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.segment import BlockLease, SharedSegment
 from rlinf_core.collective.settings import Settings
@@ -50,7 +49,7 @@ Handler = Callable[[ServiceMessage], None]
 
 
 class ReceiverContext(Protocol):
-    """The services of an endpoint that its receiver needs."""
+    """The endpoint, as its receiver uses it."""
 
     @property
     def settings(self) -> Settings: ...
@@ -63,12 +62,12 @@ class ReceiverContext(Protocol):
     def bind(self, stream: PeerStream, connection: Connection) -> None: ...
     def connection_lost(self, connection: Connection, reason: str) -> None: ...
     def hold_back(self, connection: Connection) -> None: ...
-    def explain(self, stream: PeerStream, reason: str) -> Exception: ...
+    def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None: ...
 
 
 @dataclass(slots=True)
 class _Arriving:
-    """The destination of the body that a connection is reading, where that is no plain memory."""
+    """The destination of a body that is being read, where that is not plain memory."""
 
     stream: PeerStream
     lease: BlockLease | None = None
@@ -76,7 +75,7 @@ class _Arriving:
 
 
 class Receiver(ConnectionHandler):
-    """Takes frames from connections, and gives them to receives and services."""
+    """The receiver: passes the frames of connections to receives and services."""
 
     def __init__(self, host: ReceiverContext) -> None:
         self._host = host
@@ -98,7 +97,7 @@ class Receiver(ConnectionHandler):
         """Return whether a connection that was held back may read again."""
         return connection.stalled or not connection.paused
 
-    # What connections ask and tell
+    # Callbacks of connections
 
     def place(self, connection: Connection, frame: Frame) -> memoryview | None:
         size = frame.body_size
@@ -142,24 +141,16 @@ class Receiver(ConnectionHandler):
     def lost(self, connection: Connection, reason: str) -> None:
         arriving = self._arriving.pop(connection, None)
         self._host.connection_lost(connection, reason)
-        # It is closed by now: one that begins at this very moment sees that for itself.
+        # The connection is closed by now: a body that begins at this moment sees that for itself.
         growing = self._growing.pop(connection, {})
         routes = self._routes.pop(connection, {})
         if arriving is not None and arriving.lease is not None:
             arriving.lease.release()
         if arriving is not None and arriving.claim is not None:
             claim = arriving.claim
-            self._mourn(claim.fail, self._host.stream_by_names("", claim.target), reason)
+            self._host.explain_later(self._host.stream_by_names("", claim.target), reason, claim.fail)
         for (route, _), growth in growing.items():
-            self._mourn(growth.fail, routes[route], reason)
-
-    def _mourn(self, fail: Callable[[Exception], object], stream: PeerStream, reason: str) -> None:
-        """End what will never be whole; not in this thread, which reads for all: to explain may take a moment."""
-
-        def explain_and_fail() -> None:
-            fail(self._host.explain(stream, reason))
-
-        threading.Thread(target=explain_and_fail, name="rlinf-lost", daemon=True).start()
+            self._host.explain_later(routes[route], reason, growth.fail)
 
     def moved(self) -> None:
         self._host.waits.operations.moved()
@@ -167,7 +158,7 @@ class Receiver(ConnectionHandler):
     # What arrives
 
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Deliver a message from an address of this process to another."""
+        """Deliver a message from one address of this process to another."""
         there = self._host.stream_by_names(stream.peer, stream.me)
         self._deliver(there, received, _Here(stream))
 
@@ -199,11 +190,11 @@ class Receiver(ConnectionHandler):
         growing[key] = growth
         if connection.closed:
             growing.pop(key, None)
-            self._mourn(growth.fail, stream, "the connection was closed")
+            self._host.explain_later(stream, "the connection was closed", growth.fail)
         return growth
 
     def _grown(self, connection: Connection, frame: Frame) -> None:
-        """More of a body is there, or never will be."""
+        """Handle the progress of a body, or its failure."""
         growing, key = self._growing.get(connection, {}), (frame.route, frame.sequence)
         growth = growing.get(key)
         if growth is None:
@@ -255,7 +246,7 @@ class Receiver(ConnectionHandler):
         source, destination, sent, expected = json.loads(bytes(frame.head))
         _settle(self._host.stream_by_names(source, destination), frame.sequence, sent, expected)
 
-    # Holding back who sends faster than it is received
+    # Backpressure
 
     def queued(self, connection: Connection, received: ReceivedMessage) -> None:
         with self._lock:
@@ -279,7 +270,7 @@ class Receiver(ConnectionHandler):
 
 
 class _There(MessageSource):
-    """A received that came through a connection."""
+    """The source of a message that came through a connection."""
 
     def __init__(self, receiver: Receiver, connection: Connection, stream: PeerStream) -> None:
         self._receiver = receiver
@@ -301,7 +292,7 @@ class _There(MessageSource):
 
 
 class _Here(MessageSource):
-    """A received from another address of this process."""
+    """The source of a message from another address of this process."""
 
     def __init__(self, stream: PeerStream) -> None:
         self._stream = stream
@@ -312,7 +303,7 @@ class _Here(MessageSource):
 
 
 def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str | None) -> None:
-    """Take note of what the receiver says became of a message of this stream."""
+    """Record the acknowledgement of a message of this stream."""
     error = None
     if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{stream.me} -> {stream.peer}")
@@ -332,7 +323,7 @@ def _lease(connection: Connection, frame: Frame) -> BlockLease:
         if segment is None:
             segment = SharedSegment(fd, place.segment, event, owns_event=True)
         else:
-            # Two frames were under way when the sender learnt that the first had taken it along.
+            # Two frames carried it before the sender knew that the first had arrived.
             os.close(fd)
             if event is not None:
                 os.close(event)

@@ -1,4 +1,4 @@
-"""Shared memory as the receiver sees it: segments of other processes, and leases on blocks of them.
+"""Shared segments, and leases: the right of a receiver to use a block of one.
 
 A segment is memory without a name (memfd): a control area and data. The sender takes a block, hands it to a receiver
 with a lease, and the receiver gives it back by writing one byte of the control area. No message and no lock is
@@ -15,7 +15,36 @@ import struct
 import weakref
 from enum import IntEnum
 
-from rlinf_core.collective.private_pages import NO_RESERVE, forget_writes
+PAGE = mmap.PAGESIZE
+# MAP_NORESERVE, which Python names from 3.13 on: nearly nothing of the mapping will ever be private.
+NO_RESERVE = 0x4000
+_ENTRY = 8
+# In memory or swapped out; and whether it is still the file's. See pagemap in the kernel's documentation.
+_THERE, _OF_THE_FILE = 0xC0, 0x20
+
+
+def forget_writes(mapping: mmap.mmap, address: int, offset: int, size: int) -> None:
+    """Make `size` bytes at `offset` of a private mapping, which lie at `address`, show its file again."""
+    if _written(address, size):
+        mapping.madvise(mmap.MADV_DONTNEED, offset, size)
+
+
+def _written(address: int, size: int) -> bool:
+    """Return whether any page has become the process's own; true where the kernel does not tell."""
+    pages = (size + PAGE - 1) // PAGE
+    try:
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            entries = os.pread(fd, pages * _ENTRY, address // PAGE * _ENTRY)
+        finally:
+            os.close(fd)
+    except OSError:
+        return True
+    if len(entries) != pages * _ENTRY:
+        return True
+    # All that matters is in the highest byte of each entry.
+    return any(flags & _THERE and not flags & _OF_THE_FILE for flags in set(entries[_ENTRY - 1 :: _ENTRY]))
+
 
 CONTROL_SIZE = 32 << 10
 _USE = struct.Struct("<QQ")
@@ -24,7 +53,7 @@ LEASES = CONTROL_SIZE - FIRST_LEASE
 
 
 class LeaseState(IntEnum):
-    """The value of a lease's byte."""
+    """The state of a lease, kept in one byte of its segment."""
 
     FREE = 0
     HELD = 1

@@ -1,4 +1,4 @@
-"""The outgoing half of an endpoint: from a message to a frame on the right connection."""
+"""The sending half of an endpoint: from a message to a frame on the right connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JOIN = 16 << 10
 
 
 class Sender:
-    """Sends messages: by the calling thread where it may block, else by the stream's own."""
+    """The sender of messages, in the calling thread where it may block, else in the stream's own."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class Sender:
     def _write_share(
         self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, body: EncodedBody
     ) -> None:
-        """One peer's frame: at once where it need not wait, as a few words seldom do."""
+        """Write the frame of one peer, at once where that need not wait."""
 
         def write() -> None:
             self._write_or_undo(stream, connection, message, body, work, None)
@@ -332,7 +332,7 @@ class Sender:
     # Within this process
 
     def _deliver_here(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> None:
-        """Return a private copy, as any receiver gets one."""
+        """Deliver a private copy to another address of this process."""
         size = message.body_size
         stream.outgoing.sequence += 1
         frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(size=size))
@@ -350,11 +350,11 @@ class Sender:
 
 
 def _keep() -> None:
-    """Shared memory that could not be sent goes with its last reference."""
+    """Do nothing: a segment of its own is freed with its last reference."""
 
 
 def _owners(connection: Connection, growing: memoryview | None) -> tuple[str, ...]:
-    """Return who holds a body: its receiver, and its sender too while it still writes it."""
+    """Return the owners of a body: its receiver, and its sender as well while it still writes it."""
     peer = connection.peer.incarnation
     return (peer,) if growing is None else (peer, LOCAL)
 

@@ -1,4 +1,4 @@
-"""The numbers that the data plane turns on, read from the environment once per endpoint."""
+"""The settings of an endpoint, read from the environment once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for an event for a moment before sleeping: to be woken costs more than the event."""
+"""Spinning: polling for a moment before sleeping, since a wake-up costs more than the event."""
 
 from __future__ import annotations
 

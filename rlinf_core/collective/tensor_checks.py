@@ -1,7 +1,8 @@
-"""Checks of tensors that `send_tensor` and `recv_tensor` refuse, before the other side hears anything."""
+"""The checks of `send_tensor` and `recv_tensor`: tensors that are more, or less, than their bytes are refused."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,34 @@ from rlinf_core.errors import PayloadError
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+# Kinds whose names, as in `float32`, torch has as well.
+_NUMBERS = frozenset("biufc")
+# Types that a package adds, as ml_dtypes does `bfloat16`: only their names tell them apart.
+_ADDED = 2
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_words(dtype: np.dtype[Any]) -> str:
+    """Return what the bytes of an array mean: two dtypes have the same words if each can take the other's bytes as
+    they are.
+
+    The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
+    order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.
+    """
+    fields: Any = dtype.fields
+    if fields is not None:
+        placed = [(name, *fields[name][:2]) for name in dtype.names or ()]
+        inner = ", ".join(f"{name!r}: {dtype_words(kind)} at {offset}" for name, kind, offset in placed)
+        return f"{{{inner}}} of {dtype.itemsize} bytes"
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return f"{shape} of {dtype_words(base)}"
+    if dtype.kind in _NUMBERS or dtype.isbuiltin == _ADDED:
+        return dtype.name if dtype.isnative else f"{dtype.byteorder}{dtype.name}"
+    # With the length of text, and the unit of time.
+    return dtype.str
+
 
 _USE_SEND = "use `send`, and `recv` on the other side"
 
@@ -33,7 +62,7 @@ def check_tensor(tensor: torch.Tensor, operation: str) -> None:
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """Check that a dense tensor has the memory that it speaks of.
+    """Check that a dense tensor has memory of its own.
 
     Raises:
         PayloadError: its storage was freed, or it is a wrapper around other tensors.
@@ -74,7 +103,7 @@ def check_array(array: np.ndarray[Any, Any], operation: str) -> None:
 
 
 def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1) -> None:
-    """Check that every element of a buffer has a place of its own; a contiguous one need not be asked.
+    """Check that the elements of a buffer do not share memory; contiguous ones never do.
 
     Args:
         shape: its shape.

@@ -1,4 +1,4 @@
-"""Encoding of tensors: their bytes out of band, whatever their dtype, device and strides.
+"""The codec of tensors: their bytes out of band, whatever their dtype, device and strides.
 
 The one file of the data plane that imports torch, and only when a process holds a tensor or receives one.
 """
@@ -12,10 +12,9 @@ import pickle
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from rlinf_core.collective.array_dtype import dtype_words
 from rlinf_core.collective.payload import DeviceExport, HostPart, Part, copy_bytes
 from rlinf_core.collective.pinned import PinnedStager, flat_bytes
-from rlinf_core.collective.tensor_checks import check_array, check_memory, check_separate, check_tensor
+from rlinf_core.collective.tensor_checks import check_array, check_memory, check_separate, check_tensor, dtype_words
 from rlinf_core.errors import PayloadError
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def rebuild_tensor(
 def rebuild_parameter(
     buffer: Any, dtype: str, shape: tuple[int, ...], device: tuple[str, int | None], requires_grad: bool
 ) -> object:
-    """As `rebuild_tensor`, for a parameter of a module."""
+    """Return a parameter of a module, see `rebuild_tensor`."""
     data = rebuild_tensor(buffer, dtype, shape, device)
     torch = sys.modules.get("torch")
     return data if torch is None else torch.nn.Parameter(data, requires_grad)
@@ -172,7 +171,7 @@ class TensorTarget:
         self._tensor = _as_tensor(buffer)
         self.nbytes: int
         self.dtype: str
-        # Whether the bytes that come are those that shall lie there, in one piece on the host.
+        # Whether received bytes can be copied there as they are, into one piece of host memory.
         self._plain: bool
         if self._tensor is not None:
             tensor = self._tensor
@@ -234,9 +233,8 @@ class TensorTarget:
             import numpy as np
 
             array = self._array
-            if not on_host:
-                source = cast("memoryview", memoryview(source.cpu().numpy()))
-            np.copyto(array, np.frombuffer(source, dtype=array.dtype).reshape(self.shape))
+            data = cast("Any", source if on_host else source.cpu().numpy())
+            np.copyto(array, np.frombuffer(data, dtype=array.dtype).reshape(self.shape))
 
 
 def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any], export: DeviceExport | None) -> tuple[bytes, Part]:
@@ -273,5 +271,5 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
 
 
 def describe(dtype: str, shape: tuple[int, ...]) -> str:
-    """As in `float32[4, 2]`."""
+    """Return a dtype and a shape as text: `float32[4, 2]`."""
     return f"{dtype}[{', '.join(map(str, shape))}]"

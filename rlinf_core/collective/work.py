@@ -1,4 +1,4 @@
-"""Work handles: the outcome of an operation that may still be going on."""
+"""Work handles: the future results of operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ U = TypeVar("U")
 
 
 class Poller(Protocol):
-    """The means of a waiting thread to make its own operation finish, instead of sleeping."""
+    """A way for a waiting thread to make its own operation progress instead of sleeping."""
 
     def poll(self, work: Work[object], deadline: float) -> None:
         """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
@@ -33,7 +33,7 @@ class Poller(Protocol):
 
 
 class _State:
-    """One lock for the state of all handles: it is held for a few instructions, and never while calling out."""
+    """The lock of the state of all handles: held for a few instructions, and never while calling out."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_state.__init__)
 
 
 class WaitTable:
-    """The waits of a process's threads: told to others, and the place where a blocked operation is failed.
+    """The operations in which the threads and tasks of a process wait: published, and failed from outside.
 
     Attributes:
         operations: what is told.
@@ -108,7 +108,7 @@ class WaitTable:
         return serial
 
     def leave(self, work: Work[object], serial: int) -> None:
-        """Do what `during` does last."""
+        """End what `enter` began."""
         self._waiting.pop(serial, None)
         if spans.recorder is not None and serial in self._traced:
             since, task_key = self._traced.pop(serial)
@@ -120,7 +120,7 @@ class WaitTable:
 
 
 def _go_on() -> None:
-    """Nothing keeps anybody from waiting."""
+    """Allow every wait."""
 
 
 def plain_seconds(timeout: float) -> float:
@@ -199,7 +199,7 @@ class Work(Generic[T]):
 
     @property
     def deadline(self) -> float:
-        """When it should have finished, on the monotonic clock."""
+        """The deadline on the monotonic clock."""
         return self.since + self.seconds
 
     @property
@@ -237,7 +237,7 @@ class Work(Generic[T]):
         return self.async_wait().__await__()
 
     async def async_wait(self) -> T:
-        """As `wait`, without blocking the event loop. Cancelling it leaves the operation as it is."""
+        """Return the result without blocking the event loop, see `wait`. Cancelling leaves the operation as it is."""
         if not self._done:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
@@ -321,7 +321,7 @@ class Work(Generic[T]):
         sleeper = threading.Lock()
         sleeper.acquire()
         self.add_done_callback(sleeper.release)
-        # One very long wait overflows the platform's clock.
+        # A very long timeout overflows the platform's clock.
         return sleeper.acquire(timeout=min(1e6, max(0.0, deadline - time.monotonic())))
 
     def _settle(self, value: object, error: BaseException | None) -> bool:
@@ -351,7 +351,7 @@ class Work(Generic[T]):
 
 
 class ChainedWork(Work[U]):
-    """The result of a function that is applied to the result of another operation."""
+    """The handle of a function's result, applied to the result of another operation."""
 
     __slots__ = ("_after",)
 
@@ -373,7 +373,7 @@ class ChainedWork(Work[U]):
 
     @property
     def deadline(self) -> float:
-        """When the other operation should have finished; once it has, when the function should have."""
+        """The deadline of the other operation; once that has finished, the one of the function."""
         return super().deadline if self._after.settled else self._after.deadline
 
     def wait(self, timeout: float | None = None) -> U:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.manager.manager import Manager
 
 

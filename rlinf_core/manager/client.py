@@ -16,10 +16,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.codec import FallbackDumps
 from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.peer_stream import PeerStream
-from rlinf_core.collective.resolver import Resolver, StaticResolver
-from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.collective.work import Work
 from rlinf_core.context import Session

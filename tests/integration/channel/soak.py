@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.statistics import KeyStatistics
+from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, RLinfError
 from rlinf_core.placement.node import NodePlacementStrategy
@@ -76,9 +76,9 @@ def note_signatures(channel: Channel, book: Book) -> None:
     # It is signed by the thread that takes: the one that reads, or the one that waits.
     here = threading.local()
 
-    def note_count(stream: Any, request: Any, slot: int, pieces: Any) -> None:
+    def note_count(stream: Any, request: Any, ack_slot: int, pieces: Any) -> None:
         here.count = len(pieces)
-        take(stream, request, slot, pieces)
+        take(stream, request, ack_slot, pieces)
 
     def note(*of: Any) -> None:
         book.write("signs", here.count)
@@ -201,7 +201,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def memory(pid: int) -> int:
-    """Return bytes of a process, each page that it shares counted in part."""
+    """Return bytes of a process, each mailbox that it shares counted in part."""
     return int(re.findall(r"Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[0]) << 10
 
 

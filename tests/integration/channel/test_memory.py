@@ -48,7 +48,7 @@ def memory(processes: Sequence[int]) -> int:
     """Return bytes of all processes: what is each one's own, and each piece of shared memory once, whoever has mapped
     it.
 
-    Not the proportional sizes that the kernel gives: a page that one maps while another is looked at counts twice.
+    Not the proportional sizes that the kernel gives: a mailbox that one maps while another is looked at counts twice.
     """
     texts = (Path(f"/proc/{one}/smaps_rollup").read_text() for one in processes)
     own = sum(int(re.findall(r"Anonymous:\s+(\d+)", text)[0]) << 10 for text in texts)
@@ -70,7 +70,7 @@ def shared(process: int) -> list[tuple[int, int]]:
 class Peak:
     """The most that some processes took together while a block ran.
 
-    They stand still while they are looked at: a page that two share counts half for each, and would count more than
+    They stand still while they are looked at: a mailbox that two share counts half for each, and would count more than
     once where the second maps it between the two looks.
     """
 

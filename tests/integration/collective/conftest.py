@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.settings import Settings
 
 _SCRIPT = Path(__file__).with_name("peer_process.py")

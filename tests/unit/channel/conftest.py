@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.boxes import ID_STEP, AnswerSlots, box_of
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.clients import ChannelClients
+from rlinf_core.channel.client import ChannelClients
+from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of
 from rlinf_core.channel.memory_gate import MIB, MemoryGate
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.resolver import StaticResolver
-from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from tests.waiting import until
 
@@ -70,15 +70,15 @@ def greeted(stage: Stage, name: str) -> Channel:
     return made
 
 
-def boxes_of(channel: Channel) -> AnswerSlots:
+def slots_of(channel: Channel) -> AnswerSlots:
     backend: Any = channel._backend
-    return backend._pending.pages[backend.stream].boxes
+    return backend._pending.mailboxes[backend.stream].slots
 
 
 def check_nothing_is_left(channel: Channel) -> None:
     """Every box is free, and no operation is remembered."""
     backend: Any = channel._backend
     until(lambda: not backend._pending._open and not backend._pending._withdrawn)
-    boxes = boxes_of(channel)
-    taken = [box_of(boxes.take(number * ID_STEP)) for number in range(10**6, 10**6 + ID_STEP)]
+    slots = slots_of(channel)
+    taken = [slot_of(slots.reserve(number * ID_STEP)) for number in range(10**6, 10**6 + ID_STEP)]
     assert sorted(taken) == list(range(ID_STEP))

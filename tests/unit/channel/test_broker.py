@@ -37,7 +37,7 @@ def test_who_floods_a_channel_is_held_back_until_somebody_takes(stage: Stage, ca
     producer.put("urgent", key="other", timeout=5)
     assert hungry.wait() == "urgent"
     stage.free = 1 << 40
-    stage.broker.keep_house()
+    stage.broker.run_maintenance()
     producer.put("last")
     count = producer.qsize()
     assert [consumer.get() for _ in range(count)][-1] == "last"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.channel import keyed_queue
-from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Lost, Reason, Refused
 from rlinf_core.channel.keyed_queue import KeyedQueue
+from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, Reason, Refused
 
 
 def told(effects: list[Effect[str]]) -> list[tuple[object, ...]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_core.channel.effects import Accepted, Acknowledged, Delivered, Effect, Lost, Refused
 from rlinf_core.channel.keyed_queue import KeyedQueue
+from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, Refused
 
 KEYS = st.sampled_from(["x", "y"])
 PARTIES = st.sampled_from(["p", "q", "r"])

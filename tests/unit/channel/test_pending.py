@@ -1,4 +1,4 @@
-"""Waiting for a channel's answers: in boxes and by messages, interrupted, too late, and all at once."""
+"""Waiting for a channel's answers: in slots and by messages, interrupted, too late, and all at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.boxes import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
-from rlinf_core.channel.effects import Reason
+from rlinf_core.channel.broker_clients import Outbox
+from rlinf_core.channel.mailbox import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
 from rlinf_core.channel.operation import ChannelOperation
-from rlinf_core.channel.outbox import Outbox
+from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
@@ -54,7 +54,7 @@ def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeyp
     assert messages.said == []
     figures = producer.statistics()["default"]
     assert (figures.puts, figures.gets) == (51, 51)
-    stage.broker.keep_house()
+    stage.broker.run_maintenance()
     producer.close()
     until(stage.broker.announce_end)
 
@@ -65,13 +65,13 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     assert consumer.get() == "first"
     messages = Messages(monkeypatch)
     asleep = threading.Event()
-    leave_note = AnswerSlots.leave_note
+    request_wakeup = AnswerSlots.request_wakeup
 
-    def leave_note_and_tell(boxes: AnswerSlots, op_id: int) -> None:
-        leave_note(boxes, op_id)
+    def leave_note_and_tell(slots: AnswerSlots, op_id: int) -> None:
+        request_wakeup(slots, op_id)
         asleep.set()
 
-    monkeypatch.setattr(AnswerSlots, "leave_note", leave_note_and_tell)
+    monkeypatch.setattr(AnswerSlots, "request_wakeup", leave_note_and_tell)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(consumer.get()))
     thread.start()
@@ -88,21 +88,21 @@ def test_what_a_note_and_an_answer_missed_of_each_other_is_seen_a_little_later(
     producer, consumer = stage.client("p:0"), stage.client("k:0")
     producer.put("first")
     assert consumer.get() == "first"
-    deliver = AnswerWriter.deliver
+    deliver = AnswerWriter.write_item
 
-    def blind(self: AnswerWriter, op_id: int, slot: int, item: bytes) -> bool:
-        deliver(self, op_id, slot, item)
+    def blind(self: AnswerWriter, op_id: int, ack_slot: int, item: bytes) -> bool:
+        deliver(self, op_id, ack_slot, item)
         return False
 
     def answer_blind(self: AnswerWriter, op_id: int) -> bool:
         answer(self, op_id)
         return False
 
-    answer = AnswerWriter.answer
-    monkeypatch.setattr(AnswerWriter, "deliver", blind)
-    monkeypatch.setattr(AnswerWriter, "answer", answer_blind)
+    answer = AnswerWriter.write_answer
+    monkeypatch.setattr(AnswerWriter, "write_item", blind)
+    monkeypatch.setattr(AnswerWriter, "write_answer", answer_blind)
     monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
-    # LocalItem the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
+    # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
     monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
     answered = AnswerSlots.answered
@@ -125,7 +125,7 @@ def test_a_put_that_was_accepted_in_its_box_is_not_said_to_have_failed(
     def overtake(look: object, until: float) -> None:
         """What the producer hears of before it looks."""
         ((_, request),) = producer._backend._pending._open.items()
-        wait_for(lambda: request.boxes.answered(request.op_id))
+        wait_for(lambda: request.slots.answered(request.op_id))
         if ends == "closed":
             request.refuse(Reason.CLOSED, "")
         elif ends == "failed":
@@ -292,7 +292,7 @@ def test_who_has_a_box_of_a_connection_that_was_lost_is_answered_by_a_message(
 def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> None:
     client = greeted(stage, "p:0")
     pending = cast("Any", client._backend)._pending
-    shared = weakref.ref(pending.pages[cast("Any", client._backend).stream])
+    shared = weakref.ref(pending.mailboxes[cast("Any", client._backend).stream])
     stage.endpoints["c:0"].close()
     until(lambda: shared() is None)
     with pytest.raises(WorkerDiedError):

@@ -33,8 +33,8 @@ def test_requests_survive(ask: wire.RequestKind, wait: bool, op_id: int, key: st
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**16 - 1),
 )
-def test_replies_survive(say: wire.ReplyKind, op_id: int, place: int, total: int, slot: int) -> None:
-    reply = (say, op_id, place, total, slot)
+def test_replies_survive(say: wire.ReplyKind, op_id: int, place: int, total: int, ack_slot: int) -> None:
+    reply = (say, op_id, place, total, ack_slot)
     assert wire.unpack_reply(wire.pack_reply(*reply)) == reply
 
 

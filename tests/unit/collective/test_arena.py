@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.collective.arena import Arena, spill
-from rlinf_core.collective.private_pages import PAGE
+from rlinf_core.collective.segment import PAGE
 
 CAPACITY = 64 * PAGE
 

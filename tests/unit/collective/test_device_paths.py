@@ -20,11 +20,11 @@ from rlinf_core.collective import device_paths
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.device_paths import DeviceTransport, PathState, Rendezvous
 from rlinf_core.collective.endpoint import Endpoint, device_transports
+from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.nccl import NcclTransport, TorchPair, rendezvous_store
 from rlinf_core.collective.payload import HostPart, Part, PartKind
 from rlinf_core.collective.pinned import flat_bytes
-from rlinf_core.collective.resolver import StaticResolver
-from rlinf_core.collective.secret import ClusterSecret
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import EnvironmentVariableError, PayloadError
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.collective import memory_budget
-from rlinf_core.collective.endpoint_info import make_endpoint_info
-from rlinf_core.collective.network import advertised_address
+from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
+from rlinf_core.collective.listener import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
 from rlinf_core.collective.settings import Settings
-from rlinf_core.collective.unix_directory import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.errors import EnvironmentVariableError
 
 MIB = 1 << 20
@@ -90,7 +89,7 @@ def test_a_directory_is_private_and_goes_with_its_process(tmp_path: Path) -> Non
         mine = UnixDirectory(base)
         assert mine.path.stat().st_mode & 0o777 == 0o700
         code = (
-            "import os, sys; from rlinf_core.collective.unix_directory import UnixDirectory;"
+            "import os, sys; from rlinf_core.collective.listener import UnixDirectory;"
             f"print(UnixDirectory({base!r}).path, flush=True); os._exit(9)"
         )
         killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

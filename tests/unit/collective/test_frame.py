@@ -14,11 +14,11 @@ from rlinf_core.collective.frame import (
     Frame,
     FrameError,
     FrameKind,
+    FrameReader,
     SharedPlace,
     layout,
     unpack,
 )
-from rlinf_core.collective.frame_reader import FrameReader
 
 frames = st.builds(
     lambda key, head, sizes, route, sequence, weight, shared: Frame(

@@ -16,9 +16,8 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective import handshake
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.handshake import Acceptance, Admission, PeerIdentity
-from rlinf_core.collective.resolver import StaticResolver
-from rlinf_core.collective.secret import ClusterSecret
+from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import AuthenticationError
 

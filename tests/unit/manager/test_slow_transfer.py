@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
-from rlinf_core.collective.resolver import StaticResolver
+from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.manager.actor import ManagerProcess

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from rlinf_core.collective.frame import Flag, Frame, FrameKind
 from rlinf_core.collective.payload import PartKind
-from rlinf_core.collective.peer_stream import MessageSource, ReceiveQueue, SendQueue, find_mismatch
-from rlinf_core.collective.posted_receive import PostedReceive
-from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.peer_stream import MessageSource, ReceiveQueue, SendQueue
+from rlinf_core.collective.received_message import PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.torch_payload import TensorTarget
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError

@@ -1,0 +1,217 @@
+"""The mailbox: memory that a client and a channel on the same host share, so that small operations need no message.
+
+It has two parts:
+
+* Answer slots. A client that waits for one operation reserves a slot and puts its number into the operation's id. The
+  channel writes the answer into the slot, and then the id. The client looks for the id for a moment before it sleeps;
+  before it goes to sleep it requests a wake-up in the slot, and the channel, which looks for such a request after it
+  has written the id, then sends a message as well.
+* Ack words. A consumer acknowledges a delivery by writing its operation's id into a word, before its caller sees the
+  items. The word can be read after the consumer's death: an acknowledged item is not redelivered, any other is.
+
+The id and the wake-up request may miss each other, since a processor may delay a store beyond a later load: so the
+client looks once more a little later, when both have long become visible. No other order of loads and stores is relied
+on than that of x86; elsewhere there are no answer slots, and every answer is a message.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+import threading
+
+from rlinf_core.collective.received_message import ReceivedMessage
+
+_BITS = 4
+# How far apart operation ids are, so that each has room for the number of a slot; slot 0 means none.
+ID_STEP = 1 << _BITS
+_SLOT = ID_STEP - 1
+_WORDS = 8 * ID_STEP
+_ITEM = 1024
+_HEAD = struct.Struct("<II")
+# The largest item that a slot holds, in bytes.
+LARGEST = _ITEM - _HEAD.size
+_SLOTS_SIZE = 2 * _WORDS + ID_STEP * _ITEM
+# Whether stores become visible in the order in which they are made.
+_ORDERED = platform.machine() in ("x86_64", "AMD64")
+
+# Deliveries to one consumer that may be unacknowledged with a word of their own.
+ACK_SLOTS = 512
+_ACKS_SIZE = 8 * ACK_SLOTS
+# For a delivery without a word: its consumer acknowledges it by a message.
+NO_ACK_SLOT = 0xFFFF
+SIZE = _ACKS_SIZE + _SLOTS_SIZE
+
+
+def slot_of(op_id: int) -> int:
+    """Return the number of the slot in an operation's id; 0: none."""
+    return op_id & _SLOT
+
+
+class AnswerSlots:
+    """The client's side of the answer slots."""
+
+    def __init__(self, memory: memoryview, *, ordered: bool = _ORDERED) -> None:
+        self._ids = memory[:_WORDS].cast("Q")
+        self._wakeups = memory[_WORDS : 2 * _WORDS].cast("Q")
+        self._items = memory[2 * _WORDS : _SLOTS_SIZE]
+        self._free = list(range(ID_STEP - 1, 0, -1)) if ordered else []
+        # Ids with a slot that the channel may still write, and those that their client may still read.
+        self._writable: set[int] = set()
+        self._readable: set[int] = set()
+        self._lock = threading.Lock()
+
+    def reserve(self, op_id: int) -> int:
+        """Return `op_id` with the number of a slot that is now its own, or unchanged when none is free.
+
+        The slot is free again once both `channel_done` and `client_done` were called.
+        """
+        with self._lock:
+            if not self._free:
+                return op_id  # a message will answer it
+            op_id |= self._free.pop()
+            self._writable.add(op_id)
+            self._readable.add(op_id)
+            return op_id
+
+    def channel_done(self, op_id: int) -> None:
+        """Record that the channel will not write this operation's slot any more; idempotent."""
+        self._release(op_id, self._writable, self._readable)
+
+    def client_done(self, op_id: int) -> None:
+        """Record that the client will not read this operation's slot any more; idempotent."""
+        self._release(op_id, self._readable, self._writable)
+
+    def _release(self, op_id: int, held: set[int], other: set[int]) -> None:
+        with self._lock:
+            if op_id in held:
+                held.remove(op_id)
+                if op_id not in other:
+                    self._free.append(op_id & _SLOT)
+
+    def answered(self, op_id: int) -> bool:
+        """Return whether the answer is in the slot."""
+        return self._ids[op_id & _SLOT] == op_id
+
+    def request_wakeup(self, op_id: int) -> None:
+        """Ask the channel to send a message as well once it has answered."""
+        self._wakeups[op_id & _SLOT] = op_id
+
+    def read_item(self, op_id: int) -> tuple[int, bytes]:
+        """Return the ack slot of the delivery, and its packed item."""
+        at = (op_id & _SLOT) * _ITEM
+        ack_slot, size = _HEAD.unpack_from(self._items, at)
+        at += _HEAD.size
+        return ack_slot, bytes(self._items[at : at + size])
+
+
+class AnswerWriter:
+    """The channel's side of one client's answer slots."""
+
+    def __init__(self, memory: memoryview, since: int = 0) -> None:
+        """`since`: the operation that shared the memory; slots of earlier ones are in the client's memory before."""
+        self._since = since
+        self._ids = memory[:_WORDS].cast("Q")
+        self._wakeups = memory[_WORDS : 2 * _WORDS].cast("Q")
+        self._items = memory[2 * _WORDS : _SLOTS_SIZE]
+
+    def has_slot(self, op_id: int) -> bool:
+        """Return whether an operation has a slot in this memory."""
+        return bool(op_id & _SLOT) and op_id > self._since
+
+    def write_item(self, op_id: int, ack_slot: int, item: bytes | bytearray) -> bool:
+        """Answer with a packed item of at most `LARGEST` bytes; return whether a message must wake the client."""
+        at = (op_id & _SLOT) * _ITEM
+        _HEAD.pack_into(self._items, at, ack_slot, len(item))
+        at += _HEAD.size
+        self._items[at : at + len(item)] = item
+        return self.write_answer(op_id)
+
+    def write_answer(self, op_id: int) -> bool:
+        """Answer that the operation is done; return whether a message must wake the client."""
+        slot = op_id & _SLOT
+        self._ids[slot] = op_id
+        return self._wakeups[slot] == op_id
+
+
+class AckWriter:
+    """The consumer's side of the ack words."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:_ACKS_SIZE].cast("Q")
+
+    def acknowledge(self, ack_slot: int, op_id: int) -> None:
+        """Acknowledge the delivery of an operation."""
+        self._words[ack_slot] = op_id
+
+
+class AckReader:
+    """The channel's side of one consumer's ack words."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:_ACKS_SIZE].cast("Q")
+        self._free = list(range(ACK_SLOTS))
+        self._pending: list[tuple[int, int]] = []
+
+    def reserve(self, op_id: int) -> int:
+        """Return the ack slot for a delivery that begins now, or NO_ACK_SLOT."""
+        if not self._free:
+            return NO_ACK_SLOT
+        ack_slot = self._free.pop()
+        self._pending.append((ack_slot, op_id))
+        return ack_slot
+
+    def collect(self) -> list[int]:
+        """Return the operations whose deliveries were acknowledged since the last call."""
+        if not self._pending:
+            return []
+        acknowledged: list[int] = []
+        pending: list[tuple[int, int]] = []
+        # Each word is read once: it may change at any moment.
+        for ack_slot, op_id in self._pending:
+            if self._words[ack_slot] == op_id:
+                acknowledged.append(op_id)
+                self._free.append(ack_slot)
+            else:
+                pending.append((ack_slot, op_id))
+        self._pending = pending
+        return acknowledged
+
+    def drop(self, op_id: int) -> None:
+        """Free the ack slot of a delivery that was taken back."""
+        for ack_slot, one in self._pending:
+            if one == op_id:
+                self._pending.remove((ack_slot, op_id))
+                self._free.append(ack_slot)
+                return
+
+
+class ClientMailbox:
+    """The client's side of a mailbox.
+
+    Attributes:
+        acks: where it acknowledges deliveries.
+        slots: where it finds answers.
+        small: whether the last item fitted into a slot, so that the next one may.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self.acks = AckWriter(memory[:_ACKS_SIZE])
+        self.slots = AnswerSlots(memory[_ACKS_SIZE:SIZE])
+        self.small = True
+
+
+class BrokerMailbox:
+    """The channel's side of one client's mailbox.
+
+    Attributes:
+        acks: which deliveries were acknowledged.
+        answers: where it writes answers.
+    """
+
+    def __init__(self, received: ReceivedMessage, since: int) -> None:
+        """`received` holds the memory, which stays as long as this object; it came with the operation `since`."""
+        self._received = received
+        memory = received.body()
+        self.acks = AckReader(memory[:_ACKS_SIZE])
+        self.answers = AnswerWriter(memory[_ACKS_SIZE:SIZE], since)
