@@ -7,6 +7,7 @@ room for the next, so strangers cannot keep members out.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -22,8 +23,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from rlinf_core import env_vars
 from rlinf_core.collective.handshake import Acceptance, ClusterSecret
-from rlinf_core.errors import AuthenticationError
+from rlinf_core.errors import AuthenticationError, ClusterError
 
 _PREFIX = "rlinf-"
 # The kernel's limit is 107 bytes; some systems have less.
