@@ -65,7 +65,7 @@ class LocalBackend(Backend):
     """The queues of a local channel, for the threads and tasks of one process."""
 
     def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
-        """`waits`: where blocked operations are published."""
+        """Make the queues; `waits` publishes blocked operations."""
         super().__init__(name)
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
         self._waits = waits

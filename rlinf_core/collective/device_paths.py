@@ -129,6 +129,7 @@ class _Path:
     state: PathState = PathState.OPENING
     answered: threading.Event = field(default_factory=threading.Event)
     why: str = "the peer did not answer"
+    reported: bool = False
 
 
 class DevicePaths:
@@ -223,15 +224,15 @@ class DevicePaths:
 
     def _fail(self, path: _Path, error: Exception) -> None:
         with self._lock:
-            known, path.state = path.state is PathState.FAILED, PathState.FAILED
-        if known or path.connection.closed:
-            return
-        _log.warning(
-            "tensors to `%s` go through host memory, for %s failed: %s",
-            path.stream.peer,
-            path.transport.kind.name,
-            " ".join(str(error).split()) or type(error).__name__,
-        )
+            reported, path.reported = path.reported, True
+        if not reported and not path.connection.closed:
+            _log.warning(
+                "tensors to `%s` go through host memory, for %s failed: %s",
+                path.stream.peer,
+                path.transport.kind.name,
+                " ".join(str(error).split()) or type(error).__name__,
+            )
+        path.state = PathState.FAILED
         self._close(path)
 
     # Receiving

@@ -87,7 +87,7 @@ class Growth:
         return self._error
 
     def expect(self, seconds: float, since: float) -> None:
-        """A receive takes it, which may last so many seconds from then on."""
+        """Set the time limit of the receive that takes it: `seconds` from `since` on."""
         self._seconds, self._since = seconds, since
 
     def grown(self, filled: int) -> None:
@@ -95,7 +95,7 @@ class Growth:
         self._tell(filled, None)
 
     def fail(self, error: Exception) -> None:
-        """The rest will never be there."""
+        """Record that the rest will never be there."""
         self._tell(self._filled, error)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
