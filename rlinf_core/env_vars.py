@@ -205,6 +205,7 @@ REGISTER: Mapping[str, EnvVar[object]] = {
         CLUSTER,
         NODE_RANK,
         NET_IF,
+        PORTS,
         SHM_LIMIT,
         DEVICE_TRANSPORT,
         LOG_LEVEL,
