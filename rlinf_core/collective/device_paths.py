@@ -110,7 +110,7 @@ class DeviceTransport(ABC):
 
 
 class PathState(Enum):
-    """How far the verification of a path has come."""
+    """The state of a path's verification."""
 
     OPENING = "opening"
     VERIFIED = "verified"

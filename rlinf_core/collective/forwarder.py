@@ -207,7 +207,7 @@ class Forwarder:
 
 
 class _Handed:
-    """Whether a frame was sent."""
+    """The outcome of sending a frame."""
 
     done = False
 
