@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import JobLayout, masked, secret_texts
+from rlinf_cli.render import prose
 from rlinf_cli.render.picture import NODE, Card, Picture
 from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
@@ -24,7 +25,7 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
         (*_row(name, each, layout.resources[name]), _visible_accelerators(each, job.topology))
         for name, each in layout.placements.items()
     ]
-    lines = [console.style(picture.title, "bold"), picture.subtitle, ""]
+    lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
     notes = [*sharing_lines(picture), *_environment_lines(job, layout)]
     return "\n".join([*lines, "", *notes] if notes else lines)

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from rlinf_cli import console
+from rlinf_cli.render import prose
 from rlinf_cli.render.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section
 from rlinf_core.config.ranks import format_ranks
 
@@ -18,7 +19,7 @@ _BRANCHES = (("├── ", "│   "), ("└── ", "    "))
 
 def tree_text(picture: Picture, *, every_node: bool = False) -> str:
     """Return the tree, a line for each run of like nodes, or each node, and for each run of like units on them."""
-    lines = [console.style(picture.title, "bold"), picture.subtitle]
+    lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle)]
     for section, (branch, below) in _branched(picture.sections):
         lines.append(f"{branch}{console.style(section.title, 'bold')}  {console.style(section.subtitle, 'dim')}")
         runs = [[card] for card in section.cards] if every_node else _runs(section)

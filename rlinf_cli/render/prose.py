@@ -9,6 +9,20 @@ from rlinf_cli import console
 _READABLE = 100
 
 
+def parts(text: str, separator: str = " · ") -> str:
+    """Return a line of parts, folded between them where it is wider than the terminal."""
+    columns = console.width()
+    first, *others = text.split(separator)
+    lines = [first]
+    for part in others:
+        longer = f"{lines[-1]}{separator}{part}"
+        if len(longer) <= columns:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
 def paragraphs(text: str, indent: str = "") -> str:
     """Return `text` folded; blank lines part its paragraphs, and an indented paragraph stays as it is."""
     columns = min(console.width(), _READABLE)

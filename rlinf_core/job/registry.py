@@ -55,11 +55,11 @@ def find_recipe(name: str) -> Recipe:
 
 
 def _with_own_config(recipe: Recipe, module: str) -> Recipe:
-    """Return a recipe that names the path of a config which its package brings; a shipped one's name stays."""
+    """Return a recipe that names the path of a config which lies beside its module; another name stays."""
     if not recipe.default_config.endswith((".yaml", ".yml")):
         return recipe
-    folder = Path(str(sys.modules[module].__file__)).parent
-    return recipe._replace(default_config=str(folder / recipe.default_config))
+    own = Path(str(sys.modules[module].__file__)).parent / recipe.default_config
+    return recipe._replace(default_config=str(own)) if own.exists() else recipe
 
 
 def _entry_points() -> dict[str, EntryPoint]:
