@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots import registry
+
+# `plugin_driven` is imported here, so that each test's own registry begins with what it registers.
+from rlinf_core.hardware.robots import plugin_driven, registry
 from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
 from rlinf_core.hardware.robots.registry import hardware_model, hardware_types, register_hardware
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Float, YamlInt
 
+assert plugin_driven
 OURS = ["DOSW1", "DualFranka", "Franka", "GimArm", "Turtle2"]
 ARM: dict[str, Any] = {"node_rank": 16, "robot_ip": "10.10.10.1"}
 
