@@ -14,6 +14,9 @@ from rlinf_core.version import __version__
 
 if TYPE_CHECKING:
     from rlinf_core.address import WorkerAddress as WorkerAddress
+    from rlinf_core.algorithms.losses.inputs import Loss as Loss
+    from rlinf_core.algorithms.losses.inputs import LossInputs as LossInputs
+    from rlinf_core.algorithms.losses.inputs import LossSettings as LossSettings
     from rlinf_core.channel.channel import Channel as Channel
     from rlinf_core.channel.errors import ChannelEmpty as ChannelEmpty
     from rlinf_core.channel.errors import ChannelFull as ChannelFull
@@ -21,23 +24,37 @@ if TYPE_CHECKING:
     from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
     from rlinf_core.channel.load_balancing import distribute as distribute
     from rlinf_core.channel.load_balancing import rank_key as rank_key
+    from rlinf_core.channel.queue_state import KeyStatistics as KeyStatistics
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
+    from rlinf_core.config.cluster import ClusterConfig as ClusterConfig
+    from rlinf_core.config.sections.job import JobConfig as JobConfig
+    from rlinf_core.errors import AuthenticationError as AuthenticationError
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
     from rlinf_core.errors import ChannelClosed as ChannelClosed
+    from rlinf_core.errors import ChannelError as ChannelError
+    from rlinf_core.errors import CheckpointError as CheckpointError
     from rlinf_core.errors import ClusterError as ClusterError
     from rlinf_core.errors import CommunicationTimeoutError as CommunicationTimeoutError
     from rlinf_core.errors import ConfigError as ConfigError
     from rlinf_core.errors import DeadlockError as DeadlockError
+    from rlinf_core.errors import EnvironmentVariableError as EnvironmentVariableError
+    from rlinf_core.errors import InvalidNameError as InvalidNameError
     from rlinf_core.errors import MismatchError as MismatchError
     from rlinf_core.errors import PayloadError as PayloadError
     from rlinf_core.errors import PeerNotFoundError as PeerNotFoundError
     from rlinf_core.errors import PlacementError as PlacementError
     from rlinf_core.errors import RemoteError as RemoteError
     from rlinf_core.errors import RLinfError as RLinfError
+    from rlinf_core.errors import RunError as RunError
+    from rlinf_core.errors import RuntimeFailure as RuntimeFailure
     from rlinf_core.errors import UnknownGroupError as UnknownGroupError
     from rlinf_core.errors import WorkerDiedError as WorkerDiedError
     from rlinf_core.failures import WorkerGroupError as WorkerGroupError
+    from rlinf_core.hardware.accelerators.registry import register_accelerator as register_accelerator
+    from rlinf_core.hardware.robots.registry import register_hardware as register_hardware
+    from rlinf_core.hardware.robots.unit import RobotUnit as RobotUnit
+    from rlinf_core.job.load import Job as Job
     from rlinf_core.job.load import load_job as load_job
     from rlinf_core.job.recipe import Recipe as Recipe
     from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
@@ -48,6 +65,13 @@ if TYPE_CHECKING:
     from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
     from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
+    from rlinf_core.runners.reasoning_runner import ReasoningRunner as ReasoningRunner
+    from rlinf_core.runners.record import RunRecord as RunRecord
+    from rlinf_core.runners.recovery import with_recovery as with_recovery
+    from rlinf_core.runners.run_folder import RunFolder as RunFolder
+    from rlinf_core.topology import ClusterTopology as ClusterTopology
+    from rlinf_core.topology import NodeGroupInfo as NodeGroupInfo
+    from rlinf_core.topology import NodeInfo as NodeInfo
     from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
     from rlinf_core.worker.worker import Worker as Worker
     from rlinf_core.worker.worker import WorkerInfo as WorkerInfo
@@ -56,22 +80,37 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _PUBLIC: dict[str, str] = {
+    "AuthenticationError": "rlinf_core.errors",
     "CancelledOperationError": "rlinf_core.errors",
     "Channel": "rlinf_core.channel.channel",
     "ChannelClosed": "rlinf_core.errors",
     "ChannelEmpty": "rlinf_core.channel.errors",
+    "ChannelError": "rlinf_core.errors",
     "ChannelFull": "rlinf_core.channel.errors",
+    "CheckpointError": "rlinf_core.errors",
     "Cluster": "rlinf_core.cluster.cluster",
+    "ClusterConfig": "rlinf_core.config.cluster",
     "ClusterError": "rlinf_core.errors",
+    "ClusterTopology": "rlinf_core.topology",
     "CommunicationTimeoutError": "rlinf_core.errors",
     "ComponentPlacement": "rlinf_core.placement.component",
     "ConfigError": "rlinf_core.errors",
     "DeadlockError": "rlinf_core.errors",
     "EmbodiedRunner": "rlinf_core.runners.embodied_runner",
+    "EnvironmentVariableError": "rlinf_core.errors",
     "FlexiblePlacementStrategy": "rlinf_core.placement.flexible",
     "HybridComponentPlacement": "rlinf_core.placement.component",
+    "InvalidNameError": "rlinf_core.errors",
+    "Job": "rlinf_core.job.load",
+    "JobConfig": "rlinf_core.config.sections.job",
+    "KeyStatistics": "rlinf_core.channel.queue_state",
     "LeastLoaded": "rlinf_core.channel.load_balancing",
+    "Loss": "rlinf_core.algorithms.losses.inputs",
+    "LossInputs": "rlinf_core.algorithms.losses.inputs",
+    "LossSettings": "rlinf_core.algorithms.losses.inputs",
     "MismatchError": "rlinf_core.errors",
+    "NodeGroupInfo": "rlinf_core.topology",
+    "NodeInfo": "rlinf_core.topology",
     "NodePlacementStrategy": "rlinf_core.placement.node",
     "PackedPlacementStrategy": "rlinf_core.placement.packed",
     "PayloadError": "rlinf_core.errors",
@@ -80,9 +119,15 @@ _PUBLIC: dict[str, str] = {
     "PlacementMode": "rlinf_core.placement.component",
     "PlacementStrategy": "rlinf_core.placement.strategy",
     "RLinfError": "rlinf_core.errors",
+    "ReasoningRunner": "rlinf_core.runners.reasoning_runner",
     "Recipe": "rlinf_core.job.recipe",
     "RemoteError": "rlinf_core.errors",
+    "RobotUnit": "rlinf_core.hardware.robots.unit",
     "RoundRobin": "rlinf_core.channel.load_balancing",
+    "RunError": "rlinf_core.errors",
+    "RunFolder": "rlinf_core.runners.run_folder",
+    "RunRecord": "rlinf_core.runners.record",
+    "RuntimeFailure": "rlinf_core.errors",
     "UnknownGroupError": "rlinf_core.errors",
     "Work": "rlinf_core.collective.work",
     "Worker": "rlinf_core.worker.worker",
@@ -95,6 +140,9 @@ _PUBLIC: dict[str, str] = {
     "distribute": "rlinf_core.channel.load_balancing",
     "load_job": "rlinf_core.job.load",
     "rank_key": "rlinf_core.channel.load_balancing",
+    "register_accelerator": "rlinf_core.hardware.accelerators.registry",
+    "register_hardware": "rlinf_core.hardware.robots.registry",
+    "with_recovery": "rlinf_core.runners.recovery",
 }
 
 pin_own_packages()

@@ -1,6 +1,32 @@
 """The errors that rlinf raises on purpose: what happened, where, why, and what to do about it.
 
-Every one of them survives pickling with its fields, because it may be raised in a worker and read in the driver.
+    RLinfError
+      ConfigError                     the configuration is wrong
+      PlacementError                  processes cannot be laid out as asked
+      InvalidNameError                also ValueError
+      EnvironmentVariableError        also ValueError
+      ClusterError                    the cluster cannot be reached, or cannot start what was asked of it
+      RunError                        a run folder cannot be written, read or found
+        CheckpointError
+      WorkerGroupError                also ExceptionGroup: a call failed on some ranks (in `failures`)
+      RuntimeFailure                  base of what goes wrong between processes
+        UnknownGroupError             also LookupError
+        PeerNotFoundError             also LookupError
+        WorkerDiedError
+        CommunicationTimeoutError     also TimeoutError
+        DeadlockError
+        CancelledOperationError
+        PayloadError                  an object cannot be sent
+        MismatchError                 also ValueError: the two sides of a transfer do not fit
+        AuthenticationError
+        RemoteError                   stands for an exception whose type cannot be rebuilt here
+        ChannelError
+          ChannelClosed
+          ChannelFull                 also asyncio.QueueFull (in `channel.errors`)
+          ChannelEmpty                also asyncio.QueueEmpty (in `channel.errors`)
+
+`rlinf_core` exports all of them. Every one survives pickling with its fields, because it may be raised in a worker and
+read in the driver.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rlinf_core.collective.connection import NO_ANSWER
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.peer_stream import PeerStream
-from rlinf_core.errors import RLinfError
+from rlinf_core.errors import RLinfError, UnknownGroupError
 from rlinf_core.failures import PackedError
 from rlinf_core.manager import evidence
 from rlinf_core.manager import messages as m
@@ -24,6 +24,7 @@ from rlinf_core.manager.job_picture import views
 from rlinf_core.manager.ownership import Kind, Ownership, Resource
 from rlinf_core.manager.post import Post, expect
 from rlinf_core.manager.registry import Life, NotYet, Registry, WorkerRecord
+from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 
 _log = logging.getLogger(__name__)
@@ -295,11 +296,29 @@ class Manager:
             if now >= death.until:
                 del self._deaths[name]
                 self._conclude(death.party, None)
+        self._watch.unknown = frozenset(one.name for one in self._pending if self._is_unknown(one))
         for deadlock in self._watch.tick(now, self._ask, self._dead):
+            if self._refuse_unknown(deadlock):
+                continue
             _log.warning("deadlock among %s: %s", ", ".join(deadlock.members), deadlock.picture)
             for name in deadlock.members:
                 serials = tuple(serial for owner, serial in deadlock.operations if owner == name)
                 self._send(name, m.Stuck(serials, deadlock.members, deadlock.picture))
+
+    def _is_unknown(self, pending: _Pending) -> bool:
+        """Return whether a process waits for a name that no group or channel has."""
+        name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
+        return self._registry.incarnation(name) is None
+
+    def _refuse_unknown(self, deadlock: Deadlock) -> bool:
+        """Refuse the names that nobody can launch any more, since everybody waits; False where there are none."""
+        hopeless = [one for one in self._pending if one.stream.peer in deadlock.members and self._is_unknown(one)]
+        self._pending = [one for one in self._pending if one not in hopeless]
+        for pending in hopeless:
+            name = pending.name if pending.sizes_only else pending.name.rpartition(":")[0]
+            error = UnknownGroupError(name, tuple(self._registry.groups()), where=pending.stream.peer)
+            self._refuse(pending.stream, pending.serial, error)
+        return bool(hopeless)
 
     def _report(self, stream: PeerStream, message: object) -> None:
         self._watch.alarm()

@@ -48,10 +48,12 @@ class JobView:
     Attributes:
         channels: by name.
         dead: the processes that died.
+        unknown: the names that processes look for and that no group or channel has.
     """
 
     channels: Mapping[str, ChannelView] = field(default_factory=dict[str, ChannelView])
     dead: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
         """Return a living process as the wait-for graph wants it."""
@@ -75,6 +77,10 @@ class JobView:
         if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
             peers = operation.peers
             return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
+        if operation.kind is OperationKind.CONNECT and operation.target in self.unknown:
+            # Whoever runs may launch it yet, and nobody else.
+            state = "which nobody has launched"
+            return Wait(operation, age, anyone=True, state=state)
         # A question to a channel is answered by its process, whatever other processes do.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)

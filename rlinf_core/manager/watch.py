@@ -46,14 +46,19 @@ class Round:
         """Whether everybody has answered."""
         return self.asked <= self.answers.keys()
 
-    def processes(self, dead: Mapping[str, float]) -> list[Process]:
-        """Everyone who answered, and the dead, each with the seconds since."""
+    def processes(self, dead: Mapping[str, float], unknown: frozenset[str] = frozenset()) -> list[Process]:
+        """Return everyone who answered, and the dead.
+
+        Args:
+            dead: the processes that died, with the seconds since.
+            unknown: the names that processes look for and that no group or channel has.
+        """
         channels: dict[str, ChannelView] = {}
         called: set[str] = set()
         for answer in self.answers.values():
             channels.update(answer.channels)
             called.update(answer.in_flight)
-        view = JobView(channels, frozenset(dead))
+        view = JobView(channels, frozenset(dead), unknown)
         found = [Process(name, died=seconds) for name, seconds in dead.items()]
         for name, answer in self.answers.items():
             publication = answer.publication
@@ -79,6 +84,8 @@ class Watch:
         self._looking = False
         self._next_look = 0.0
         self._found: list[Deadlock] = []
+        # The names that processes look for and that no group or channel has; the manager keeps them.
+        self.unknown: frozenset[str] = frozenset()
 
     def alarm(self) -> None:
         """Look at a process that waits for long."""
@@ -132,7 +139,7 @@ class Watch:
     def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
         self._looking = False
         self._watching = any(map(_waits, answers.answers.items()))
-        self._found += self._detector.look(answers.processes(dead), time.monotonic())
+        self._found += self._detector.look(answers.processes(dead, self.unknown), time.monotonic())
 
 
 def _waits(named: tuple[str, Answer]) -> bool:

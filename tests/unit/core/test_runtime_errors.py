@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+import rlinf_core
 from rlinf_core import errors
 from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
 from rlinf_core.errors import RLinfError, RuntimeFailure
@@ -67,3 +68,19 @@ def test_an_unknown_cause_of_death_is_said() -> None:
 def test_a_timeout_says_operation_seconds_and_picture() -> None:
     error = errors.CommunicationTimeoutError("recv from actor:0", 30.0, where="env:3", picture="env:3 waits")
     assert str(error) == "env:3: `recv from actor:0` did not finish in 30 s\n  why: env:3 waits"
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    """Every error stands below its base, indented by two, and `rlinf_core` exports it."""
+    found: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        name = line.split()[0] if line.startswith("    ") and line.strip() else ""
+        if name:
+            found.append(((len(line) - len(line.lstrip()) - 4) // 2, name))
+    bases: list[type] = []
+    for depth, name in found:
+        kind = getattr(rlinf_core, name)
+        assert depth == 0 or issubclass(kind, bases[depth - 1]), name
+        bases[depth:] = [kind]
+    defined = {name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)}
+    assert defined <= {name for _, name in found}

@@ -89,6 +89,28 @@ def test_what_cannot_be_found(join: Join) -> None:
         driver.lookup(WorkerAddress("actro", 0), 5)
 
 
+def test_a_name_that_nobody_can_launch_any_more_is_refused_before_its_time(join: Join) -> None:
+    driver = join("driver")
+    worker = join("actor:0", driver.open_group("actor", 1, 5))
+    errors: list[Exception] = []
+
+    def look() -> None:
+        try:
+            worker.lookup(WorkerAddress("actro", 0), 600)
+        except UnknownGroupError as error:
+            errors.append(error)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    # The driver runs, and could launch it.
+    looking.join(4)
+    assert looking.is_alive()
+    with driver.board.during(OperationKind.CALL, "actor.run()", peers=("actor:0",)):
+        looking.join(60)
+    (error,) = errors
+    assert "did you mean `actor`" in str(error)
+
+
 def test_the_word_of_a_past_life_does_not_count(join: Join) -> None:
     driver = join("driver")
     first = driver.open_group("actor", 1, 5)
