@@ -78,7 +78,7 @@ class TestARun:
             f"  run folder  runs/{run.path.name}",
         ]
         told = ended.err.splitlines()
-        assert "component  processes  group  nodes  units   per process" in told
+        assert any(line.startswith("component  processes  group  nodes  units   per process") for line in told)
         assert f"run folder: runs/{run.path.name}" in told
         assert "waiting for rollout: 2 processes, at most 30 s" in told
         assert "a worker prints" in told
@@ -117,21 +117,8 @@ class TestARun:
         ended = cli("train", "recipe=fake", "runner.max_steps=3")
         assert "  steps       3, in" in ended.out
 
-    def test_what_workers_print_has_no_colours_in_a_pipe(self, folder: Path) -> None:
-        code = (
-            "import os; from rlinf_cli.main import main; main(['train', 'recipe=fake', '-q']);"
-            "print(os.environ.get('RAY_COLOR_PREFIX'), os.environ.get('RAY_DEDUP_LOGS'))"
-        )
-        hidden = ("RAY_COLOR_PREFIX", "RAY_DEDUP_LOGS")
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert done.stdout.splitlines()[-1] == "0 0"
-
     def test_a_file_of_its_own_or_from_standard_input(self, cli: Cli, rlinf: Cli, folder: Path) -> None:
-        from fakerecipe import _HERE  # pyright: ignore - the package of the fixture
-
-        text = Path(_HERE).read_bytes()
+        text = (Path(__file__).parent / "packages" / "fake.yaml").read_bytes()
         (folder / "job.yaml").write_bytes(text)
         assert cli("train", "job.yaml", "-q").code == 0
         assert rlinf("train", "-", "-q", stdin=text).code == 0
