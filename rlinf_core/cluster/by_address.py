@@ -9,6 +9,7 @@ from rlinf_core.bootstrap.down import RunningJob
 from rlinf_core.bootstrap.status import NodeStatus, Report, State
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.topology import NodeInfo
 
 _SECONDS: Final = 5
@@ -51,7 +52,7 @@ def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
     """Return the drivers that are connected besides this one; None when the head does not tell."""
     ray: Any = ray_api()
     try:
-        listed = ray._raylet.GcsClient(address=address).get_all_job_info(timeout=_SECONDS)
+        listed = gcs_client(address).get_all_job_info(timeout=_SECONDS)
     except ray.exceptions.RayError:
         return None
     own = ray.get_runtime_context().get_job_id()

@@ -11,9 +11,10 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib import import_module
 from types import FrameType
 from typing import Any
+
+from rlinf_core.cluster.ray_private import ray_module
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -41,7 +42,7 @@ def own_signals() -> Generator[None, None, None]:
         return
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
-    utils: Any = import_module("ray._private.utils")
+    utils: Any = ray_module("ray._private.utils")
     set_handler = utils.set_sigterm_handler
     utils.set_sigterm_handler = _leave_handler
     try:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-from importlib import import_module
 from typing import Any
+
+from rlinf_core.cluster.ray_private import ray_module
 
 
 def let_go() -> None:
     """From now on Ray is in no cluster, in this child, and its handlers of the end do nothing."""
-    worker: Any = import_module("ray._private.worker")
-    state: Any = import_module("ray._private.state")
-    store: Any = import_module("ray.experimental.internal_kv")
+    worker: Any = ray_module("ray._private.worker")
+    state: Any = ray_module("ray._private.state")
+    store: Any = ray_module("ray.experimental.internal_kv")
     connected, node = worker.global_worker, worker._global_node
     # Never freed, also when the interpreter ends.
     for kept in (connected, connected.__dict__.get("core_worker"), node, state.state, store.global_gcs_client):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from rlinf_core import import_path
+from rlinf_core.cluster.ray_private import ray_module
 from rlinf_core.errors import ClusterError
 
 LOOPBACK: Final = "127.0.0.1"
@@ -21,7 +22,7 @@ _absence = "this process is in no cluster"
 def ray_api() -> Any:
     """Return the module `ray`, with its submodules that rlinf uses. From now on it starts no cluster by itself."""
     import_module("ray.util.scheduling_strategies")
-    automatic: Any = import_module("ray._private.auto_init_hook")
+    automatic: Any = ray_module("ray._private.auto_init_hook")
     automatic.enable_auto_connect = False
     # Ray calls it before whatever needs a cluster, and would say that `ray.init()` was forgotten.
     automatic.auto_init_ray = _check_joined
@@ -30,8 +31,7 @@ def ray_api() -> Any:
 
 def session_folder() -> str:
     """Return the folder of this node's Ray, which goes when that Ray is removed."""
-    # Private to Ray, which offers no public way to it.
-    node: Any = import_module("ray._private.worker").global_worker.node
+    node: Any = ray_module("ray._private.worker").global_worker.node
     return str(node.get_session_dir_path())
 
 
@@ -58,7 +58,7 @@ def loopback_only() -> Generator[None, None, None]:
     Ray takes a loopback address for a mistake and puts the machine's own in its place, but where clusters of several
     machines are off, as on macOS. Its processes listen everywhere unless they are given a loopback address.
     """
-    constants: Any = import_module("ray._private.ray_constants")
+    constants: Any = ray_module("ray._private.ray_constants")
     several = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -83,7 +83,7 @@ def job_config() -> Any:
     """
     if not import_path.is_managed():
         return None
-    config: Any = import_module("ray.job_config").JobConfig()
+    config: Any = ray_module("ray.job_config").JobConfig()
     here = os.path.realpath(os.getcwd())
     config._py_driver_sys_path = _OwnOrder([here] if here == import_path.OWN_ROOT else [])
     return config

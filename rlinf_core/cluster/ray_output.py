@@ -12,9 +12,10 @@ import sys
 import time
 from collections import Counter
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
+
+from rlinf_core.cluster.ray_private import ray_module
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -47,7 +48,7 @@ def keep_plain() -> None:
 @cache  # once in a process: a second Ray of this process shows its lines by the same function
 def take_over() -> None:
     """From now on Ray's own lines are logged: its warnings as such, what it writes to files for who debugs."""
-    worker: Any = import_module("ray._private.worker")
+    worker: Any = ray_module("ray._private.worker")
     show = worker.print_to_stdstream
 
     # The names of the parameters are Ray's.

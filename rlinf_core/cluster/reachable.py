@@ -10,6 +10,7 @@ from typing import Final
 
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.errors import ClusterError
 
 _ANSWER_SECONDS: Final = 5.0
@@ -88,7 +89,7 @@ def _until_here(address: str) -> tuple[str | None, list[str]]:
     ray = ray_api()
     begun = time.monotonic()
     try:
-        client = ray._raylet.GcsClient(address=address)
+        client = gcs_client(address)
         while True:
             found = client.get_all_node_info(timeout=_LIST_SECONDS).values()
             alive = [node for node in found if node.state == _ALIVE]

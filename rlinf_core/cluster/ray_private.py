@@ -1,0 +1,85 @@
+"""The parts of Ray that are private to it and that rlinf uses all the same, each with the reason.
+
+No other module reaches into Ray. `tests/unit/cluster/test_ray_private.py` finds out with a new Ray whether each part is
+still there, and that nobody goes around this list.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+
+class PrivatePart(NamedTuple):
+    """One module of Ray's.
+
+    Attributes:
+        names: what is used of it, as dotted paths.
+        reason: why no public way serves.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    reason: str
+
+
+PARTS: Final = (
+    PrivatePart(
+        "ray._raylet",
+        ("GcsClient", "InnerGcsClient.get_all_node_info", "InnerGcsClient.get_all_job_info"),
+        "asking a head before `ray.init`, which tries for minutes; the public state API needs a dashboard",
+    ),
+    PrivatePart(
+        "ray._private.auto_init_hook",
+        ("enable_auto_connect", "auto_init_ray"),
+        "a call of Ray outside of a cluster would start one; the variable for it is read before rlinf is imported",
+    ),
+    PrivatePart(
+        "ray._private.worker",
+        (
+            "global_worker",
+            "global_worker.set_is_connected",
+            "global_worker.set_mode",
+            "_global_node",
+            "shutdown",
+            "print_to_stdstream",
+        ),
+        "the folder of the node's session, the lines that workers print, and letting go of Ray after a fork",
+    ),
+    PrivatePart("ray._private.state", ("state",), "letting go of Ray after a fork: its connection must not be freed"),
+    PrivatePart(
+        "ray.experimental.internal_kv",
+        ("global_gcs_client",),
+        "letting go of Ray after a fork: its client must not be freed",
+    ),
+    PrivatePart(
+        "ray._private.ray_constants",
+        ("ENABLE_RAY_CLUSTER",),
+        "Ray puts the machine's own address in the place of a loopback one unless this is off, and listens everywhere",
+    ),
+    PrivatePart(
+        "ray._private.utils", ("set_sigterm_handler",), "Ray would end the driver with a crash report at SIGTERM"
+    ),
+    PrivatePart(
+        "ray.job_config",
+        ("JobConfig",),
+        "`_py_driver_sys_path`: workers would import from the driver's working folder before the standard library",
+    ),
+)
+_MODULES: Final = frozenset(part.module for part in PARTS)
+
+
+def ray_module(name: str) -> Any:
+    """Return a module of `PARTS`.
+
+    Raises:
+        KeyError: it is not listed.
+    """
+    if name not in _MODULES:
+        raise KeyError(name)
+    return import_module(name)
+
+
+def gcs_client(address: str) -> Any:
+    """Return a client of the head at `HOST:PORT`, which connects without `ray.init`."""
+    return ray_module("ray._raylet").GcsClient(address=address)

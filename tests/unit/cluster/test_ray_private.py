@@ -1,0 +1,55 @@
+"""Whether a new Ray still has what rlinf uses of its private parts, and whether they are used in one place only."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.cluster import ray_private
+from rlinf_core.cluster.ray_private import PARTS, PrivatePart
+
+ROOT = Path(ray_private.__file__).parents[2]
+# What is run on a node in an interpreter of its own, which has no rlinf, is a text.
+AS_TEXT = "rlinf_core/bootstrap/node_members.py"
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.module)
+def test_ray_has_it_still(part: PrivatePart) -> None:
+    module = import_module(part.module)
+    for name in part.names:
+        found = module
+        for word in name.split("."):
+            assert hasattr(found, word), f"{part.module}.{name}: {part.reason}"
+            found = getattr(found, word)
+
+
+def test_a_job_config_keeps_its_list_of_folders() -> None:
+    assert import_module("ray.job_config").JobConfig()._py_driver_sys_path == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed"),
+    [
+        (r"\bray\._(?!_)|\b_raylet\b", {"rlinf_core/cluster/ray_private.py", AS_TEXT}),
+        (r"^\s*(from|import) ray\b|import_module\(.ray\b", {"rlinf_core/cluster/ray_api.py", AS_TEXT}),
+    ],
+    ids=["private", "any"],
+)
+def test_one_place_touches_ray(pattern: str, allowed: set[str]) -> None:
+    found: list[str] = []
+    for package in ("rlinf_core", "rlinf_cli", "recipes"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            lines = file.read_text(encoding="utf-8").splitlines()
+            used = [line for line in lines if "ray_module(" not in line and re.search(pattern, line)]
+            if used and name not in allowed:
+                found += [f"{name}: {line.strip()}" for line in used]
+    assert found == []
+
+
+def test_what_is_not_listed_is_refused() -> None:
+    with pytest.raises(KeyError):
+        ray_private.ray_module("ray._private.services")
