@@ -194,7 +194,8 @@ class WorkerProcess:
             failure = failed.error.summary
             raise failed from None
         finally:
-            client.board.returned(method, failure)
+            if method != "__init__":
+                client.board.returned(method, failure)
             client.board.end(call.operation)
             leave_call(token)
             del self._calls[call.serial]

@@ -265,7 +265,7 @@ def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
     assert error.operation == "recv from waiters:1"
     assert error.picture is not None
     assert error.picture.startswith("waiters:0 waits in recv from waiters:1 for 0.")
-    assert "waiters:1 is idle: no method of it has been called" in error.picture
+    assert "waiters:1 is idle" in error.picture
 
 
 def test_a_driver_that_gives_up_hears_who_waits_for_whom(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
