@@ -46,3 +46,15 @@ def whole_files() -> list[tuple[str, str]]:
 def test_files_shown_are_valid(name: str, text: str) -> None:
     job = load_job("-", stdin=text.encode())
     assert job.ok, "\n".join(render_text(diagnostic) for diagnostic in job.diagnostics)
+
+
+def test_the_files_of_the_glossary_are_there() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", (REPOSITORY / "docs/glossary.md").read_text(), re.M)
+    missing = [
+        (term, file)
+        for term, file in rows
+        if not (REPOSITORY / file).exists() and not (REPOSITORY / "rlinf_core" / file).exists()
+    ]
+    assert len(rows) >= 40
+    assert len({term for term, _ in rows}) == len(rows)
+    assert not missing
