@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import queue
-import time
 from typing import Any
 
 import pytest
@@ -43,6 +42,7 @@ def collect(side: Any) -> None:
 
 
 def opened(side: Any, count: int, keep: bool) -> list[float]:
+    import time  # this function travels to another process
 
     deadline = time.monotonic() + 10
     while len(side.kept["parcels"]) < count:
