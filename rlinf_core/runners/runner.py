@@ -123,11 +123,17 @@ class Runner(ABC):
         for step in itertools.count(record.step + 1):
             if last is not None and step > last:
                 break
-            self.train(step)
-            if self._is_due(self.config.val_check_interval, step):
-                self.evaluate(step)
-            if self._is_due(self.config.save_interval, step):
-                self.save_checkpoint(step)
+            try:
+                self.train(step)
+                if self._is_due(self.config.val_check_interval, step):
+                    self.evaluate(step)
+                if self._is_due(self.config.save_interval, step):
+                    self.save_checkpoint(step)
+            except (KeyboardInterrupt, SystemExit):
+                # Between its training and the next step's the actor is as the step has left it.
+                if self.config.save_on_interrupt and record.has_unsaved(step):
+                    self.save_checkpoint(step)
+                raise
             record.collect_trace(*self.groups.values(), last=step == last)
         self.finish()
 

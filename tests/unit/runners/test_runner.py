@@ -90,3 +90,24 @@ def test_a_resumed_loop_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     again.run()
     assert told.of(events.StepFinished) == [4, 5]
     assert 0 not in told.of(events.Evaluated)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: type[BaseException], kept: bool) -> None:
+    told = Told()
+    loop, _ = made(tmp_path, told, max_steps=5, val_check_interval=-1, save_on_interrupt=kept)
+    loop.init_workers()
+    take = told.append
+
+    def interrupt(event: Event) -> None:
+        take(event)
+        if isinstance(event, events.StepFinished) and event.step == 2:
+            raise end
+
+    loop.record.tell = interrupt
+    with pytest.raises(end):
+        loop.run()
+
+    assert told.of(events.StepFinished) == [1, 2]
+    assert told.of(events.CheckpointSaved) == ([2] if kept else [])
