@@ -41,7 +41,7 @@ def test_what_is_declared_is_compared_with_what_the_nodes_have(hosts: Hosts, tmp
         stack.enter_context(hosts["trainer1"].nvidia(1))
         lacking = hosts.control.rlinf("validate", str(path), "--live", "--output", "json")
     assert sound.returncode == 0, sound.stderr
-    assert "lab.yaml: valid" in sound.stderr
+    assert "lab.yaml: valid" in sound.stdout
     assert lacking.returncode == 2, lacking.stderr
     findings = json.loads(lacking.stdout)["diagnostics"]
     (finding,) = (each for each in findings if each["severity"] == "error")

@@ -71,12 +71,13 @@ if __name__ == "__main__":
     job = load_job(sys.argv[1])
     with Cluster(cluster_cfg=job.cluster) as cluster:
         labels = [group.label for group in job.cluster.node_groups]
-        seen, listening = [], [listeners()]
+        seen, listening = [], []
         for number, (label, nodes) in enumerate(zip(labels, ([0, 1], [0, 1], [0]), strict=True)):
             group = Seer.create_group().launch(cluster, NodePlacementStrategy(nodes, label), name=f"seer{number}")
             seen += group.see().wait()
             listening += group.listeners().wait()
-        print(json.dumps([seen, listening]))
+        # The driver listens, too, once it has spoken to its workers.
+        print(json.dumps([seen, [listeners(), *listening]]))
     sys.exit(7)
 """
 
