@@ -37,7 +37,9 @@ _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
 
 # What workers have by themselves. `create_group` runs in none of them: a class may extend it.
-_OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"}
+# The names of `_FREE_NAMES` are conveniences that nothing here relies on: a class may use them for methods of its own.
+_FREE_NAMES = frozenset({"acquire_free_port", "hardware_infos", "has_accelerator", "log_on_first_rank", "rank"})
+_OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 # What pickling raises.
 _NO_PICKLE = (TypeError, pickle.PicklingError)
 # The groups that this process launched and has not shut down.
@@ -401,7 +403,9 @@ def _items(share: Any) -> int | None:
 
 def _public_methods(worker_class: type[Worker]) -> set[str]:
     """Return the names of what the users' classes, and not `Worker` itself, define as public methods."""
-    inherited = set(dir(Worker))
+    inherited = set(dir(Worker)) - {
+        name for name in _FREE_NAMES if getattr(worker_class, name) is not getattr(Worker, name)
+    }
     return {
         name
         for name in dir(worker_class)

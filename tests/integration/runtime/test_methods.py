@@ -180,8 +180,8 @@ def test_names_of_subclasses_are_their_own(cluster: Cluster) -> None:
 
 def test_what_the_runtime_keeps_in_workers_is_named_for_it() -> None:
     ours = {name for name in dir(Worker) if name.startswith("_") and not name.startswith(("__", "_rlinf"))}
-    # The two that users read, and what they override to give back what they hold.
-    assert ours == {"_rank", "_world_size", "_close"}
+    # Those that users read, and what they override to give back what they hold.
+    assert ours == {"_rank", "_world_size", "_group_name", "_close"}
 
 
 class Teller(Worker):
