@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -134,13 +135,15 @@ def test_the_record_of_a_job_is_its_users_only(job: Any) -> None:
     assert {record.stat().st_mode & 0o777 for record in records} == {0o600}
 
 
-def test_without_any_job(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [RLINF, "inspect", "workers"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+def test_without_any_job() -> None:
+    # A folder of a longer path, as pytest's own, is left for the one of all jobs.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        done = subprocess.run(
+            [RLINF, "inspect", "workers"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": folder},
+        )
     assert done.returncode == 3
     assert "no job is running" in done.stderr
