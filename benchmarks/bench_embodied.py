@@ -31,7 +31,7 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.models.base import Inputs, PolicyOutput
 from recipes.embodied.models.mlp_policy import MlpPolicy
 from recipes.embodied.program import program
-from recipes.embodied.weights import FlatWeights
+from recipes.training.weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.job.load import Job, load_job

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from recipes.embodied.batch import samples_of
 from recipes.embodied.batch_sizes import batch_sizes
-from recipes.embodied.checkpoint import load, save
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.layout import rollouts_of, routes_of, trajectory_key
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.embodied.precision import weight_type
-from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.sharding import Sharded, parallelize
 from recipes.embodied.trajectory import RolloutBatch, joined
-from recipes.embodied.weights import FlatWeights
+from recipes.training.checkpoint import load, save
+from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.sharding import Sharded, parallelize
+from recipes.training.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
 

@@ -13,10 +13,10 @@ from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepRe
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.episodes import EpisodeSums, Sums
-from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes
 from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
+from recipes.training.finite import NonFiniteError
 from rlinf_core import Worker
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.embodied_runner import Layout

@@ -13,20 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.precision import computing, evaluation_in_float32
-from recipes.embodied.sharding import ParallelStrategy
+from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.sharding import ParallelStrategy
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
-
-# Advice for every tensor of the training that is not finite.
-REMEDY = (
-    "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`; checkpoints from before are good:"
-    " `runner.resume_dir=auto` goes on from the newest, and `runner.on_nonfinite=skip` leaves such updates out"
-)
 
 
 @dataclass

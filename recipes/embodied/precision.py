@@ -9,8 +9,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.models.base import ActionEval, PolicyOutput
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from recipes.training.precision import DTYPES
 
 
 def weight_type(config: EmbodiedActorConfig) -> torch.dtype:

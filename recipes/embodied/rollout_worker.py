@@ -15,9 +15,9 @@ from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
-from recipes.embodied.seeding import Purpose, seed_of
 from recipes.embodied.trajectory import CHUNKS, RolloutBatch, RolloutBuffer, stacked
-from recipes.embodied.weights import FlatWeights
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
 

@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.embodied.checkpoint import load, save
-from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer
-from recipes.embodied.seeding import Purpose, seed_of
-from recipes.embodied.sharding import parallelize
-from recipes.embodied.weights import FlatWeights
 from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
 from recipes.language.config import LanguageConfig
@@ -25,9 +20,14 @@ from recipes.language.layout import LanguageLayout
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.models import make_model, make_tokenizer, with_lora
 from recipes.language.policy import LanguagePolicy
-from recipes.language.precision import DTYPES
 from recipes.language.warm_start import warm_start
 from recipes.language.weights import WeightUpdate
+from recipes.training.checkpoint import load, save
+from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer
+from recipes.training.precision import DTYPES
+from recipes.training.seeding import Purpose, seed_of
+from recipes.training.sharding import parallelize
+from recipes.training.weights import FlatWeights
 from rlinf_core import RLinfError, Worker
 from rlinf_core.algorithms.advantages import AdvantageSettings
 from rlinf_core.algorithms.losses.inputs import LossSettings

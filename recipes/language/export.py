@@ -14,7 +14,7 @@ from torch import Tensor
 from recipes.language.config import LanguageActorConfig
 from recipes.language.engines.adapter import MergedAdapter
 from recipes.language.models import make_model
-from recipes.language.precision import DTYPES
+from recipes.training.precision import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.finite import NonFiniteError
-from recipes.embodied.learner import REMEDY
-from recipes.embodied.sharding import ParallelStrategy
 from recipes.language.batch import RolloutBatch, balanced, token_budget_parts, whole_groups
 from recipes.language.packing import PackedRow, pack, packed_tokens
 from recipes.language.policy import AnswerEval, LanguagePolicy
+from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.sharding import ParallelStrategy
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from recipes.embodied.weights import FlatWeights
 from recipes.language.engines.base import Engine
 from recipes.language.fingerprint import fingerprint
+from recipes.training.weights import FlatWeights
 from rlinf_core import MismatchError
 
 

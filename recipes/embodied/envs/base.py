@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State, observation_digest
-from recipes.embodied.finite import NonFiniteError, OnNonFinite, nonfinite_rows
+from recipes.training.finite import NonFiniteError, OnNonFinite, nonfinite_rows
 
 if TYPE_CHECKING:
     from recipes.embodied.env_config import EnvironmentConfig

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
-from recipes.embodied.finite import NonFiniteError
+from recipes.training.finite import NonFiniteError
 from rlinf_core.errors import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]

@@ -30,7 +30,7 @@ def make_engine(
         raise ConfigError(f"`rollout.backend: {backend}` is not available yet", help="write `backend: torch`")
     from recipes.language.engines.torch_engine import TorchEngine
     from recipes.language.models import make_model
-    from recipes.language.precision import DTYPES
+    from recipes.training.precision import DTYPES
 
     rollout, actor = config.rollout, config.actor
     # In float32 on a CPU: half the bits are slower there.

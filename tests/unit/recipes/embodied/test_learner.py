@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.finite import NonFiniteError
 from recipes.embodied.learner import Figures, Learner
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.optimizer import make_optimizer
-from recipes.embodied.sharding import SingleProcess
+from recipes.training.finite import NonFiniteError
+from recipes.training.optimizer import make_optimizer
+from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
 

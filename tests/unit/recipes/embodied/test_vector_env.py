@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.envs.base import EnvSettings, StepResult, VectorEnv
 from recipes.embodied.envs.state import pack, unpack
-from recipes.embodied.finite import NonFiniteError
+from recipes.training.finite import NonFiniteError
 
 Make = Callable[..., VectorEnv]
 

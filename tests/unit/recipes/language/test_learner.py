@@ -8,10 +8,10 @@ pytest.importorskip("transformers")
 
 import torch
 
-from recipes.embodied.sharding import SingleProcess
 from recipes.language.advantages import token_advantages
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.policy import LanguagePolicy
+from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.losses.inputs import LossSettings
 from rlinf_core.algorithms.losses.policy_loss import actor

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.embodied.optimizer import move_state
-from recipes.embodied.weights import FlatWeights
+from recipes.training.optimizer import move_state
+from recipes.training.weights import FlatWeights
 
 
 def network(seed: int) -> nn.Sequential:

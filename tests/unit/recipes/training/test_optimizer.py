@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.embodied.optimizer import apply_settings, learning_rate_factor, make_optimizer
 from recipes.sections.actor import OptimConfig
+from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer
 
 
 def factors(*steps: int, last_step: int | None = 12, **keys: Any) -> list[float]:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.embodied.sharding import Replicated
+from recipes.training.sharding import Replicated
 
 
 @pytest.mark.parametrize("reduce_type", [None, torch.bfloat16])

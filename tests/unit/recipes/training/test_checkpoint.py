@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.embodied import checkpoint
+from recipes.training import checkpoint
 from rlinf_core.errors import CheckpointError
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from recipes.embodied.precision import DTYPES
 from recipes.sections.actor import FsdpConfig
+from recipes.training.precision import DTYPES
 from rlinf_core import env_vars
 
 

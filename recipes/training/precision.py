@@ -1,4 +1,4 @@
-"""Types of weights by the names of `precision`."""
+"""Data types by the names that `precision` and `mixed_precision` use."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Training code that recipes share: sharding, the optimizer, weights in flat buffers, checkpoints, seeds."""
