@@ -10,14 +10,12 @@ policy that sleep. Exits with 1 when a goal is missed.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks import single_process_ppo
+from benchmarks.meter import Meter
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.starts import Starts
@@ -33,15 +32,12 @@ from recipes.embodied.models.mlp_policy import MlpPolicy
 from recipes.embodied.program import program
 from recipes.training.weights import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.placement.node import NodePlacementStrategy
-from rlinf_core.runners.events import Evaluated, Event, RunStarted, StepFinished
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
 
 MB = 1 << 20
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -56,72 +52,6 @@ class Result:
 
 
 # What a run costs
-
-
-def cpu_seconds() -> dict[int, float]:
-    """CPU seconds by process, of this one and of everything below the Ray that it has started."""
-    ray = ray_api()
-    session = ray._private.worker._global_node.get_session_dir_path()
-    rows: dict[int, tuple[int, float]] = {}
-    roots = {os.getpid()}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended
-        rows[int(name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
-        if session.encode() in command:
-            roots.add(int(name))
-
-    def ours(pid: int) -> bool:
-        while pid in rows:
-            if pid in roots:
-                return True
-            pid = rows[pid][0]
-        return False
-
-    return {pid: seconds for pid, (_, seconds) in rows.items() if ours(pid)}
-
-
-class Meter:
-    """Listens to a run, and keeps what all its processes had used by then.
-
-    Attributes:
-        marks: CPU seconds by process and the wall clock, when the workers were there (0) and after each step asked for.
-        evaluations: success by step.
-        startup: seconds until training began.
-    """
-
-    def __init__(self, steps: Sequence[int]) -> None:
-        self.steps = set(steps)
-        self.marks: dict[int, tuple[dict[int, float], float]] = {}
-        self.evaluations: dict[int, float] = {}
-        self.times: list[dict[str, float]] = []
-        self._made = time.monotonic()
-        self.startup = 0.0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.startup = time.monotonic() - self._made
-            self.marks[0] = cpu_seconds(), time.monotonic()
-        elif isinstance(event, StepFinished):
-            self.times.append(dict(event.metrics))
-            if event.step in self.steps:
-                self.marks[event.step] = cpu_seconds(), time.monotonic()
-        elif isinstance(event, Evaluated):
-            self.evaluations[event.step] = event.metrics.get("eval/success_at_end", 0.0)
-
-    def cpu(self, first: int, last: int) -> float:
-        """CPU seconds between two marks."""
-        before, after = self.marks[first][0], self.marks[last][0]
-        return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
-
-    def wall(self, first: int, last: int) -> float:
-        """Return seconds between two marks."""
-        return self.marks[last][1] - self.marks[first][1]
 
 
 def shipped(*overrides: str) -> tuple[Job, EmbodiedConfig]:
@@ -165,7 +95,7 @@ def training(seeds: Sequence[int], steps: int) -> list[Result]:
             Result(f"CPU time of {steps} steps of pick, seed {seed}", cost, f"{ratio:.2f}x", "<= 2x", ratio <= 2)
         )
         if steps == whole:
-            found = meter.evaluations[steps]
+            found = meter.evaluations[steps].get("eval/success_at_end", 0.0)
             measured = f"256 starts that training has not seen; the loop {after.success:.3f}"
             results.append(
                 Result(f"greedy success then, seed {seed}", measured, f"{found:.3f}", ">= 0.9", found >= 0.9)

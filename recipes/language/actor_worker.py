@@ -12,15 +12,12 @@ from torch import Tensor
 from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
 from recipes.language.config import LanguageConfig
-from recipes.language.data.load import load_problems
-from recipes.language.data.problems import training_order
-from recipes.language.data.prompts import PromptEncoder
 from recipes.language.export import export
 from recipes.language.layout import LanguageLayout
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.models import make_model, make_tokenizer, with_lora
 from recipes.language.policy import LanguagePolicy
-from recipes.language.warm_start import warm_start
+from recipes.language.warm_start import right_answers, warm_start
 from recipes.language.weights import WeightUpdate
 from recipes.training.checkpoint import load, save
 from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer
@@ -103,18 +100,7 @@ class LanguageActor(Worker):
         start = config.actor.warm_start
         if not start.steps or config.actor.model.model_path is not None:
             return
-        data = config.data
-        problems = load_problems(data, evaluation=False)
-        encoder = PromptEncoder(self._tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
-        count = start.steps * data.rollout_batch_size
-        order = training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True)
-        end = cast("Any", self._tokenizer).eos_token_id
-        examples: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        for index in order:
-            problem = problems[index]
-            answer = cast("Any", self._tokenizer).encode(problem.answer, add_special_tokens=False)
-            examples.append((encoder.encode(problem.prompt) or (), (*answer, end)))
-        warm_start(policy, examples, data.rollout_batch_size, start.lr)
+        warm_start(policy, right_answers(config, self._tokenizer), config.data.rollout_batch_size, start.lr)
 
     # Weights
 

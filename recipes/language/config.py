@@ -26,7 +26,7 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.config.tree import Path
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool, Data, Text
 
 REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
 
@@ -190,7 +190,7 @@ class LanguageDataConfig(DataConfig):
         " where `train_data_paths` is given, else sums.",
     )
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
-    task_config: Mapping[str, Any] = Field(
+    task_config: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
     )
     train_size: Count = Field(default=10_000, description="Training problems of a reasoning-gym task.")

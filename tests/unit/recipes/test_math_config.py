@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
+
+from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
 LAPTOP = f"recipe: math\ncluster:\n  num_nodes: 1\n  component_placement:\n    actor,rollout,reward: {NODE}\n"
@@ -105,3 +108,10 @@ def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, under
 )
 def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined: str) -> None:
     assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+
+
+@pytest.mark.parametrize("name", ["math_laptop", "math_smollm"])
+def test_a_shipped_config_travels_to_the_workers(name: str) -> None:
+    config: Any = load_job(name, (), environ={}).config
+
+    assert pickle.loads(pickle.dumps(config)) == config

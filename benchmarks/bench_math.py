@@ -1,0 +1,233 @@
+"""The math recipe: what it learns in half a minute, and what a sample costs against TRL and a plain loop.
+
+    python -m benchmarks.bench_math [--only PART ...] [--seeds 0 1 2] [--steps N] [--smollm2 FOLDER] [--trl PYTHON]
+
+    python3 -m venv venv-trl && venv-trl/bin/pip install -c constraints.txt torch && \\
+        venv-trl/bin/pip install -c constraints.txt trl==1.16.0 peft
+
+makes the interpreter that `--trl` (or the variable TRL_PYTHON) names; without one those lines are left out. FOLDER (or
+the variable SMOLLM2) is what configs/math_smollm.yaml trains; its head says how to make it. CPU seconds are those of
+all processes, Ray's included, from the first training step on. Baselines run before and after each of our runs. Exits
+with 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.meter import Meter
+from recipes.math.config import MathConfig
+from recipes.math.program import program
+from rlinf_core.job.load import Job, load_job
+from rlinf_core.runners.run_folder import RunFolder
+
+BASELINES = Path(__file__).with_name("math_baselines.py")
+# Nothing but training steps.
+BARE = (
+    "runner.val_check_interval=-1",
+    "runner.val_before_train=false",
+    "runner.save_interval=-1",
+    "runner.sample_interval=-1",
+    "runner.save_format=dcp",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table."""
+
+    what: str
+    measured: str
+    figure: str
+    goal: str
+    met: bool
+
+
+def shipped(name: str, *overrides: str) -> tuple[Job, MathConfig]:
+    """Return the job of a shipped config."""
+    job = load_job(name, overrides, environ={})
+    job.raise_if_bad()
+    return job, cast("MathConfig", job.config)
+
+
+def run(name: str, meter: Meter, *overrides: str) -> None:
+    """Run a shipped config in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as folder:
+        job, config = shipped(name, f"runner.logger.log_path={folder}", *overrides)
+        program(job, RunFolder.create(config.runner, "math"), meter)
+
+
+def curve(seeds: Sequence[int]) -> list[Result]:
+    """Train the default config whole, by each seed."""
+    results: list[Result] = []
+    steps = shipped("math_laptop")[1].runner.max_steps
+    for seed in seeds:
+        meter = Meter([steps])
+        run("math_laptop", meter, f"actor.seed={seed}", f"data.seed={seed}")
+        rewards = [each["rollout/reward"] for each in meter.times]
+        first, last = rewards[0], statistics.fmean(rewards[-5:])
+        spent = (
+            f"{meter.cpu(0, steps):.1f} cpu-s, {meter.wall(0, steps):.0f} s for {steps} steps,"
+            f" start-up {meter.startup:.0f} s apart, load {os.getloadavg()[0]:.0f}"
+        )
+        results.append(
+            Result(f"sampled reward, last 5 steps, seed {seed}", spent, f"{last:.3f}", ">= 0.88", last >= 0.88)
+        )
+        gain = last - first
+        results.append(
+            Result(f"gain over the warm start, seed {seed}", f"from {first:.3f}", f"{gain:.3f}", ">= 0.4", gain >= 0.4)
+        )
+    return results
+
+
+def warm_model(folder: Path) -> None:
+    """Write the model of the default config as it is after its warm start."""
+    import torch
+
+    from recipes.language.models import built_model, built_tokenizer
+    from recipes.language.policy import LanguagePolicy
+    from recipes.language.warm_start import right_answers, warm_start
+
+    torch.set_num_threads(1)
+    _, config = shipped("math_laptop")
+    tokenizer: Any = built_tokenizer()
+    model: Any = built_model(tokenizer, seed=config.actor.seed)
+    warm_start(
+        LanguagePolicy(model),
+        right_answers(config, tokenizer),
+        config.data.rollout_batch_size,
+        config.actor.warm_start.lr,
+    )
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def baseline(python: str, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what `math_baselines.py` measured in a process of its own."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(settings, file)
+        file.flush()
+        done = subprocess.run(
+            [python, str(BASELINES), kind, file.name],
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": str(settings["threads"]), "PYTHONWARNINGS": "ignore"},
+        )
+    if done.returncode:
+        raise SystemExit(f"{kind} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def settings_of(config: MathConfig, model: str, steps: int) -> dict[str, Any]:
+    """Return what the baselines need to do as a config says: the same problems in the same order."""
+    from recipes.language.data.load import load_problems
+    from recipes.language.data.problems import training_order
+
+    data, params = config.data, config.rollout.sampling_params
+    problems = load_problems(data, evaluation=False)
+    order = training_order(len(problems), 0, steps * data.rollout_batch_size, seed=data.seed, shuffle=data.shuffle)
+    lora = config.actor.model.adapter()
+    return {
+        "model": model,
+        "problems": [[data.few_shot + problems[index].prompt, problems[index].answer] for index in order],
+        "steps": steps,
+        "prompts": data.rollout_batch_size,
+        "group_size": config.algorithm.group_size,
+        "max_new_tokens": params.max_new_tokens,
+        "lr": config.actor.optim.lr,
+        "lora_rank": lora.rank if lora else 0,
+        "threads": 1,
+        "stop": params.stop[0] if params.stop else "",
+    }
+
+
+def against(
+    name: str, title: str, model: str, steps: int, pythons: dict[str, str], goals: dict[str, float]
+) -> list[Result]:
+    """Return samples per CPU second of the recipe by those of each baseline, which runs before and after it."""
+    overrides = (*BARE, f"runner.max_steps={steps}", f"actor.model.model_path={model}")
+    overrides = (*overrides, "actor.threads=1", "rollout.threads=1")
+    _, config = shipped(name, *overrides)
+    settings = settings_of(config, model, steps)
+    spent: dict[str, list[float]] = {kind: [] for kind in goals}
+    rewards: dict[str, float] = {}
+
+    def all_baselines() -> None:
+        for kind in goals:
+            found = baseline(pythons[kind], kind, settings)
+            spent[kind].append(found["cpu_seconds"])
+            rewards[kind] = statistics.fmean(found["rewards"][-5:])
+
+    all_baselines()
+    meter = Meter([steps])
+    run(name, meter, *overrides)
+    all_baselines()
+    ours, samples = meter.cpu(0, steps), steps * config.answers_per_step
+    mine = statistics.fmean(each["rollout/reward"] for each in meter.times[-5:])
+    results: list[Result] = []
+    for kind, goal in goals.items():
+        theirs = statistics.fmean(spent[kind])
+        ratio = theirs / ours
+        measured = (
+            f"{samples / ours:.0f} samples/cpu-s against {samples / theirs:.0f}"
+            f" ({', '.join(f'{samples / each:.0f}' for each in spent[kind])}); rewards {mine:.2f}, {rewards[kind]:.2f}"
+        )
+        results.append(Result(f"{title}, by {kind}", measured, f"{ratio:.2f}x", f">= {goal}x", ratio >= goal))
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return the results as text."""
+    lines = [f"{'goal missed: ' if not each.met else ''}{each.what}: {each.figure} ({each.goal})" for each in results]
+    return "\n".join(f"{line}\n    {each.measured}" for line, each in zip(lines, results, strict=True))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=["curve", "tiny", "smollm"], default=["curve", "tiny", "smollm"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60, help="of the tiny model")
+    parser.add_argument("--smollm2", default=os.environ.get("SMOLLM2", "models/smollm2"), metavar="FOLDER")
+    parser.add_argument("--trl", default=os.environ.get("TRL_PYTHON", ""), metavar="PYTHON")
+    args = parser.parse_args()
+    pythons = {"plain": sys.executable, "trl": args.trl}
+    results: list[Result] = []
+    if "tiny" in args.only:
+        goals = {"plain": 0.9, **({"trl": 1.6} if args.trl else {})}
+        with tempfile.TemporaryDirectory() as folder:
+            warm_model(Path(folder) / "model")
+            found = against("math_laptop", "one-digit sums", f"{folder}/model", args.steps, pythons, goals)
+        results += found
+        print(table(found), flush=True)
+    if "curve" in args.only:
+        found = curve(args.seeds)
+        results += found
+        print(table(found), flush=True)
+    if "smollm" in args.only and not Path(args.smollm2).is_dir():
+        print(f"SmolLM2 is left out: there is no `{args.smollm2}`; configs/math_smollm.yaml says how to make it")
+    elif "smollm" in args.only:
+        goals = {"trl": 3.0} if args.trl else {"plain": 3.0}
+        folder = str(Path(args.smollm2).resolve())
+        found = against("math_smollm", "SmolLM2, few-shot prompts", folder, 4, pythons, goals)
+        results += found
+        print(table(found), flush=True)
+    if not args.trl:
+        print("TRL is left out: `--trl PYTHON` names an interpreter that has it; the head of this script says how")
+    return 0 if all(each.met for each in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

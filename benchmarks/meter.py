@@ -1,0 +1,80 @@
+"""CPU time of a run of a recipe: of the driver, the workers, and everything of the Ray that it has started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.runners.events import Evaluated, Event, RunStarted, StepFinished
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds() -> dict[int, float]:
+    """Return CPU seconds by process, of this one and of everything below the Ray that it has started."""
+    ray = ray_api()
+    session = ray._private.worker._global_node.get_session_dir_path()
+    rows: dict[int, tuple[int, float]] = {}
+    roots = {os.getpid()}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text().rsplit(")", 1)[1].split()
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        rows[int(name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
+        if session.encode() in command:
+            roots.add(int(name))
+
+    def ours(pid: int) -> bool:
+        while pid in rows:
+            if pid in roots:
+                return True
+            pid = rows[pid][0]
+        return False
+
+    return {pid: seconds for pid, (_, seconds) in rows.items() if ours(pid)}
+
+
+class Meter:
+    """A listener to a run that keeps the CPU time of all its processes.
+
+    Attributes:
+        marks: CPU seconds by process and the wall clock, when the workers were there (0) and after each step asked for.
+        evaluations: metrics of evaluations, by step.
+        times: metrics of every step.
+        startup: seconds until training began.
+    """
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = set(steps)
+        self.marks: dict[int, tuple[dict[int, float], float]] = {}
+        self.evaluations: dict[int, dict[str, float]] = {}
+        self.times: list[dict[str, float]] = []
+        self._made = time.monotonic()
+        self.startup = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RunStarted):
+            self.startup = time.monotonic() - self._made
+            self.marks[0] = cpu_seconds(), time.monotonic()
+        elif isinstance(event, StepFinished):
+            self.times.append(dict(event.metrics))
+            if event.step in self.steps:
+                self.marks[event.step] = cpu_seconds(), time.monotonic()
+        elif isinstance(event, Evaluated):
+            self.evaluations[event.step] = dict(event.metrics)
+
+    def cpu(self, first: int, last: int) -> float:
+        """Return CPU seconds between two marks."""
+        before, after = self.marks[first][0], self.marks[last][0]
+        return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+    def wall(self, first: int, last: int) -> float:
+        """Return seconds between two marks."""
+        return self.marks[last][1] - self.marks[first][1]
