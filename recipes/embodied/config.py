@@ -23,7 +23,7 @@ from rlinf_core.scalars import Bool, Data, Text
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = ("mlp_policy", "cnn_policy")
 # Advantages that are relative to the other members of a group.
-COMPARING = ("grpo", "reinpp_baseline")
+COMPARING = ("grpo", "reinforce_pp_baseline")
 
 
 class EmbodiedRunnerConfig(RunnerConfig):

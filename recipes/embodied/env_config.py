@@ -70,7 +70,7 @@ class EnvironmentConfig(ConfigModel):
         default=None,
         description="Start new episodes at the beginning of every pass, instead of continuing those that the pass"
         " before left unfinished. Evaluations always do. Default: true for robots, without `auto_reset`, and where"
-        " advantages use no values (grpo, reinpp); else false.",
+        " advantages use no values (grpo, reinforce_pp); else false.",
     )
     ignore_terminations: Bool = Field(
         default=False, description="Let episodes run to their full length, whether or not the task is done before."

@@ -19,7 +19,7 @@ from rlinf_core.config.sections.values import (
 )
 from rlinf_core.scalars import Bool, Data, Float, Text
 
-ADVANTAGES = ("gae", "grpo", "reinpp", "reinpp_baseline")
+ADVANTAGES = ("gae", "grpo", "reinforce_pp", "reinforce_pp_baseline")
 LOSSES = ("actor_critic", "actor")
 AdvantageType = Annotated[Text, KnownOrOwn("adv_type", ADVANTAGES)]
 LossType = Annotated[Text, KnownOrOwn("loss_type", LOSSES)]
@@ -68,7 +68,7 @@ class AlgorithmConfig(ConfigModel):
 
     adv_type: AdvantageType = Field(
         default="grpo",
-        description="How advantages are computed: gae, grpo, reinpp, reinpp_baseline, or `package.module:name`.",
+        description="How advantages are computed: gae, grpo, reinforce_pp, reinforce_pp_baseline, or `package.module:name`.",
     )
     loss_type: LossType = Field(
         default="actor",

@@ -85,31 +85,70 @@ def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     Raises:
         ValueError: there are no values.
     """
-    if trajectories.values is None:
-        raise ValueError("`adv_type: gae` needs values: the model has no value head")
-    advantages = gae_advantages(
-        trajectories.rewards, trajectories.values, trajectories.dones, settings.gamma, settings.gae_lambda
-    )
-    returns = advantages + trajectories.values[:-1]
-    if settings.normalize_advantages:
-        advantages = normalize(advantages, trajectories.mask, settings.reduce_sum)
-    return Advantages(advantages, returns)
+    values = _values_of(trajectories, "gae")
+    mask, gamma = trajectories.mask, settings.gamma
+    rewards = _rewards(trajectories, settings)
+    advantages = gae_advantages(rewards, values, trajectories.dones, gamma, settings.gae_lambda, mask)
+    return _with_values(advantages, advantages + values[:-1], trajectories, settings)
+
+
+def turn_gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Compute GAE over turns: a turn is one action, and its tokens share its advantage and its return.
+
+    A turn is a run of steps that count; what does not count between two of them, such as the words of a tool, or the
+    end of an episode, parts them. Its reward is the sum over its steps, its state's value that of its first step:
+    Wei et al., "Reinforcing multi-turn reasoning in LLM agents via turn-level reward design", arXiv 2505.11821. An
+    answer without tools is one turn, whose advantage is its total reward less the value of the prompt.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    values = _values_of(trajectories, "turn_gae")
+    rewards, dones = _rewards(trajectories, settings), trajectories.dones
+    mask = expand_mask(trajectories.mask, rewards)
+    continues = torch.zeros_like(mask)
+    continues[1:] = mask[1:] & mask[:-1] & ~dones[:-1]
+    starts = mask & ~continues
+    advantages = torch.zeros_like(rewards)
+    after, total, following = torch.zeros_like(rewards[0]), torch.zeros_like(rewards[0]), values[-1]
+    for step in range(len(rewards) - 1, -1, -1):
+        goes_on = 1 - dones[step].to(values.dtype)
+        after, following = after * goes_on, following * goes_on
+        total = total + torch.where(mask[step], rewards[step], 0)
+        difference = total + settings.gamma * following - values[step]
+        found = difference + settings.gamma * settings.gae_lambda * after
+        begins = starts[step]
+        advantages[step] = torch.where(begins, found, 0)
+        after, following = torch.where(begins, found, after), torch.where(begins, values[step], following)
+        total = torch.where(begins, 0, total)
+    returns = torch.where(starts, advantages + values[:-1], 0)
+    for step in range(1, len(rewards)):
+        for each in (advantages, returns):
+            each[step] = torch.where(continues[step], each[step - 1], each[step])
+    return _with_values(advantages, returns, trajectories, settings)
 
 
 def grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Compute group-relative advantages of total rewards, the same for every step that counts, else 0."""
-    rewards = trajectories.rewards
-    mask = expand_mask(trajectories.mask, rewards)
-    relative = group_advantages(total_rewards(rewards, mask), settings.group_size).to(rewards.dtype)
-    return Advantages(torch.where(mask, relative, 0))
+    return _by_group(trajectories, settings, group_advantages)
 
 
-def reinpp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+def dr_grpo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Compute group-relative advantages that are not divided by the standard deviation: `group_differences`."""
+    return _by_group(trajectories, settings, group_differences)
+
+
+def rloo(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Compute total rewards less the mean of the others of the group: `leave_one_out_advantages`."""
+    return _by_group(trajectories, settings, leave_one_out_advantages)
+
+
+def reinforce_pp(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Compute REINFORCE++ (arXiv 2501.03262): discounted returns, less the divergence, normalized over the step."""
     return _reinforce(trajectories, settings, trajectories.rewards)
 
 
-def reinpp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+def reinforce_pp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
     """Compute REINFORCE++ with the mean total reward of the group as baseline.
 
     The baseline is taken off once, with the last step of a trajectory that counts, so that every step's return lacks
@@ -127,15 +166,48 @@ def reinpp_baseline(trajectories: Trajectories, settings: AdvantageSettings) -> 
 
 def _reinforce(trajectories: Trajectories, settings: AdvantageSettings, rewards: Tensor) -> Advantages:
     mask = expand_mask(trajectories.mask, rewards)
-    if trajectories.kl is not None:
-        rewards = rewards - settings.kl_beta * trajectories.kl
+    rewards = _less_divergence(rewards, trajectories, settings)
     returns = discounted_returns(torch.where(mask, rewards, 0), trajectories.dones, settings.gamma)
     if settings.normalize_advantages:
         returns = normalize(returns, mask, settings.reduce_sum)
     return Advantages(torch.where(mask, returns, 0))
 
 
-def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, gae_lambda: float) -> Tensor:
+def _by_group(
+    trajectories: Trajectories, settings: AdvantageSettings, compare: Callable[[Tensor, int], Tensor]
+) -> Advantages:
+    """Give every step that counts what `compare` makes of the total rewards of groups."""
+    rewards = _rewards(trajectories, settings)
+    mask = expand_mask(trajectories.mask, rewards)
+    relative = compare(total_rewards(rewards, mask), settings.group_size).to(rewards.dtype)
+    return Advantages(torch.where(mask, relative, 0))
+
+
+def _rewards(trajectories: Trajectories, settings: AdvantageSettings) -> Tensor:
+    return _less_divergence(trajectories.rewards, trajectories, settings)
+
+
+def _less_divergence(rewards: Tensor, trajectories: Trajectories, settings: AdvantageSettings) -> Tensor:
+    return rewards if trajectories.kl is None else rewards - settings.kl_beta * trajectories.kl
+
+
+def _values_of(trajectories: Trajectories, name: str) -> Tensor:
+    if trajectories.values is None:
+        raise ValueError(f"`adv_type: {name}` needs values: the model has no value head")
+    return trajectories.values
+
+
+def _with_values(
+    advantages: Tensor, returns: Tensor, trajectories: Trajectories, settings: AdvantageSettings
+) -> Advantages:
+    if settings.normalize_advantages:
+        advantages = normalize(advantages, trajectories.mask, settings.reduce_sum)
+    return Advantages(advantages, returns)
+
+
+def gae_advantages(
+    rewards: Tensor, values: Tensor, dones: Tensor, gamma: float, gae_lambda: float, mask: Tensor | None = None
+) -> Tensor:
     """A_t = delta_t + gamma lambda (1 - d_{t+1}) A_{t+1}, delta_t = r_t + gamma V_{t+1} (1 - d_{t+1}) - V_t.
 
     Schulman et al., "High-dimensional continuous control using generalized advantage estimation", arXiv 1506.02438,
@@ -147,18 +219,25 @@ def gae_advantages(rewards: Tensor, values: Tensor, dones: Tensor, gamma: float,
         dones: bool [T, ...].
         gamma: discount by step.
         gae_lambda: decay of later differences.
+        mask: bool [T, ...]; a step that does not count is passed over, as if the one before it led to the one after
+            it: its reward and its value have no part, its advantage is 0. None: every step counts.
 
     Returns:
         float [T, ...].
     """
     goes_on = 1 - dones.to(values.dtype)
-    deltas = rewards + gamma * values[1:] * goes_on - values[:-1]
-    decay = gamma * gae_lambda * goes_on
-    advantages = torch.empty_like(deltas)
-    after = torch.zeros_like(deltas[0])
-    for step in range(len(deltas) - 1, -1, -1):
-        after = deltas[step] + decay[step] * after
-        advantages[step] = after
+    advantages = torch.zeros_like(rewards)
+    after, following = torch.zeros_like(rewards[0]), values[-1]
+    for step in range(len(rewards) - 1, -1, -1):
+        after, following = after * goes_on[step], following * goes_on[step]
+        found = rewards[step] + gamma * following - values[step] + gamma * gae_lambda * after
+        if mask is None:
+            advantages[step] = after = found
+            following = values[step]
+        else:
+            counts = mask[step].bool()
+            advantages[step] = torch.where(counts, found, 0)
+            after, following = torch.where(counts, found, after), torch.where(counts, values[step], following)
     return advantages
 
 
@@ -184,12 +263,30 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     Raises:
         ValueError: there are no whole groups, or groups of one.
     """
-    if group_size < 2:
-        raise ValueError(f"a group needs two members to be compared, `group_size` is {group_size}")
-    groups = _groups(scores, group_size)
+    groups = _compared(scores, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
     relative = centered / (groups.std(dim=1, keepdim=True, correction=1) + GROUP_EPSILON)
     return torch.where(_varies(groups)[:, None], relative, 0).reshape(scores.shape)
+
+
+def group_differences(scores: Tensor, group_size: int) -> Tensor:
+    """Score - mean of the group; exactly 0 where a group's scores are equal.
+
+    Liu et al., "Understanding R1-Zero-like training" (Dr. GRPO), arXiv 2503.20783: without the division,
+    problems that are nearly always or nearly never solved weigh no more than others. Arguments as for
+    `group_advantages`.
+    """
+    groups = _compared(scores, group_size)
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    return torch.where(_varies(groups)[:, None], centered, 0).reshape(scores.shape)
+
+
+def leave_one_out_advantages(scores: Tensor, group_size: int) -> Tensor:
+    """Score - mean of the other members of the group; exactly 0 where a group's scores are equal.
+
+    Ahmadian et al., "Back to basics" (RLOO), arXiv 2402.14740. Arguments as for `group_advantages`.
+    """
+    return group_differences(scores, group_size) * (group_size / (group_size - 1))
 
 
 def groups_that_vary(scores: Tensor, group_size: int) -> Tensor:
@@ -217,6 +314,12 @@ def normalize(values: Tensor, mask: Tensor | None, reduce_sum: Callable[[Tensor]
     squares = reduce_sum((counted - mean).square().sum())
     deviation = torch.where(count > 1, (squares / (count - 1).clamp(min=1)).sqrt(), torch.ones_like(squares))
     return ((values - mean) / (deviation + NORMALIZE_EPSILON)).to(values.dtype)
+
+
+def _compared(scores: Tensor, group_size: int) -> Tensor:
+    if group_size < 2:
+        raise ValueError(f"a group needs two members to be compared, `group_size` is {group_size}")
+    return _groups(scores, group_size)
 
 
 def _groups(scores: Tensor, group_size: int) -> Tensor:

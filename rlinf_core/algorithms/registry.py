@@ -33,17 +33,15 @@ class RewardFunction(Protocol):
 _ADVANTAGES: Registry[AdvantageFunction] = Registry(
     "advantage",
     {
-        "gae": "rlinf_core.algorithms.advantages:gae",
-        "grpo": "rlinf_core.algorithms.advantages:grpo",
-        "reinpp": "rlinf_core.algorithms.advantages:reinpp",
-        "reinpp_baseline": "rlinf_core.algorithms.advantages:reinpp_baseline",
+        name: f"rlinf_core.algorithms.advantages:{name}"
+        for name in ("gae", "turn_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
     },
 )
 _POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
     "policy loss",
     {
-        "actor_critic": "rlinf_core.algorithms.losses.policy_loss:actor_critic",
-        "actor": "rlinf_core.algorithms.losses.policy_loss:actor",
+        name: f"rlinf_core.algorithms.losses.policy_loss:{name}"
+        for name in ("actor_critic", "actor", "decoupled_actor", "gspo")
     },
 )
 _REWARDS: Registry[RewardFunction] = Registry("reward", {})

@@ -17,10 +17,13 @@ class LossInputs:
 
     Attributes:
         logprobs: float [n, ...], of the policy that learns, with gradients.
-        old_logprobs: float [n, ...], of the policy that acted.
+        old_logprobs: float [n, ...], of the policy that ratios are taken against: that which acted, or, where
+            `behaviour_logprobs` are given, that before the update.
         advantages: float, the shape of `logprobs` or its leading dimensions.
         entropy: float [n, ...], with gradients; None when it is not asked for.
         ref_logprobs: float [n, ...], of the reference model; None: no divergence in the loss.
+        behaviour_logprobs: float [n, ...], of the policy that acted, where `old_logprobs` are of another one; None
+            else.
         mask: bool, the shape of `logprobs` or its leading dimensions; None: everything counts.
         values: float [n, ...], of the critic that learns, with gradients; None for a policy alone.
         old_values: float, the shape of `values`, when the samples were made.
@@ -30,6 +33,8 @@ class LossInputs:
             rank on average: the mean of the parts' losses is the loss of the whole.
         entropy_total: the same for `entropy`, needed where its shape is not that of `logprobs`.
         value_total: how many values count in the whole batch.
+        token_total: the denominator of means in the metrics of the whole batch, by part and rank on average; None:
+            metrics are means over this part.
     """
 
     logprobs: Tensor
@@ -37,6 +42,7 @@ class LossInputs:
     advantages: Tensor
     entropy: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
     mask: Tensor | None = None
     values: Tensor | None = None
     old_values: Tensor | None = None
@@ -45,6 +51,7 @@ class LossInputs:
     total: Tensor | float | None = None
     entropy_total: Tensor | float | None = None
     value_total: Tensor | float | None = None
+    token_total: Tensor | float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +69,7 @@ class LossSettings:
     entropy_bonus: float = 0.0
     kl_beta: float = 0.0
     kl_penalty: KlEstimator = "k3"
+    tis_cap: float | None = None
     value_clip: float | None = 0.2
     huber_delta: float = 10.0
     options: Any = field(default_factory=dict[str, Any])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.aggregation import aggregate, expand_trailing, masked_mean
+from rlinf_core.algorithms.aggregation import aggregate, expand_mask, expand_trailing, masked_mean
 from rlinf_core.algorithms.kl import MAX_LOG_RATIO, kl_estimate
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
-from rlinf_core.algorithms.losses.value_loss import clipped_value_loss
+from rlinf_core.algorithms.losses.value_loss import value_loss
 
 
 def clipped_policy_losses(
@@ -43,26 +43,82 @@ def clipped_policy_losses(
 def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return policy loss - entropy_bonus * entropy + kl_beta * divergence from the reference.
 
+    With `tis_cap` each sample is weighted by min(old / behaviour, tis_cap), the truncated importance sampling of
+    Ionides (2008), for samples of an engine, or of weights, that are not those of `old_logprobs`.
+
     `approx_kl` is the k3 estimate of the divergence of the policy from the one that acted, `clip_fraction` the share of
     samples whose gradient the clip stopped.
+
+    Raises:
+        ValueError: `tis_cap` is given, and `behaviour_logprobs` are missing.
     """
-    log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weights = None if settings.tis_cap is None else _behaviour_weights(inputs, settings.tis_cap, "tis_cap")
+    return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, weights)
+
+
+def decoupled_actor(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return the loss of `actor` with three policies: the ratio is clipped around `old_logprobs`, the proximal policy,
+    and each sample is weighted by old / behaviour, in the place of what the clip cannot make up for.
+
+    Hilton et al., "Batch size-invariance for policy optimization", arXiv 2110.00641, eq. 4; for samples of older
+    weights Fu et al., "AReaL", arXiv 2505.24298, section 5.2. Weights are at most `tis_cap` where that is given.
+
+    Raises:
+        ValueError: `behaviour_logprobs` are missing.
+    """
+    weights = _behaviour_weights(inputs, settings.tis_cap, "loss_type: decoupled_actor")
+    return _policy_loss(inputs, settings, inputs.logprobs - inputs.old_logprobs, weights)
+
+
+def gspo(inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return the loss of `actor` with one ratio for each sequence, the geometric mean of those of its tokens that
+    count.
+
+    Zheng et al., "Group sequence policy optimization", arXiv 2507.18071: eq. 7 for the ratio, eq. 14 for gradients by
+    token, which allow advantages by token. `loss_agg_func: seq-mean-token-mean` gives eq. 5; bounds of the ratio are
+    about 3e-4 there.
+    """
+    difference = inputs.logprobs - inputs.old_logprobs
+    rows = difference.detach().reshape(difference.shape[0], -1)
+    counted = expand_mask(inputs.mask, difference).reshape(rows.shape)
+    means = torch.where(counted, rows, 0).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+    sequence = means.reshape(-1, *[1] * (difference.dim() - 1))
+    # Of the value of the sequence's ratio, and of the gradient of the token's.
+    log_ratio = sequence + inputs.logprobs - inputs.logprobs.detach()
+    weights = None if settings.tis_cap is None else _behaviour_weights(inputs, settings.tis_cap, "tis_cap")
+    return _policy_loss(inputs, settings, log_ratio, weights)
+
+
+def _behaviour_weights(inputs: LossInputs, cap: float | None, needed_by: str) -> Tensor:
+    if inputs.behaviour_logprobs is None:
+        raise ValueError(f"`{needed_by}` needs the log-probabilities of the policy that drew the samples")
+    log_weights = inputs.old_logprobs - inputs.behaviour_logprobs
+    return log_weights.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(min=0, max=cap)
+
+
+def _policy_loss(inputs: LossInputs, settings: LossSettings, log_ratio: Tensor, weights: Tensor | None) -> Loss:
+    """Return the clipped loss of ratios, times `weights`, with entropy and divergence."""
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     advantages = expand_trailing(inputs.advantages, ratio.shape)
     losses, active, dual = clipped_policy_losses(
         ratio, advantages, settings.clip_ratio_low, settings.clip_ratio_high, settings.clip_ratio_c
     )
+    if weights is not None:
+        losses = losses * weights
     how, mask = settings.loss_agg_func, inputs.mask
     policy_loss = loss = aggregate(losses, mask, how, inputs.total)
     with torch.no_grad():
-        metrics = {
-            "actor/policy_loss": policy_loss.detach(),
-            "actor/approx_kl": masked_mean(ratio - 1 - log_ratio, mask),
-            "actor/clip_fraction": masked_mean(active.float(), mask),
-            "actor/ratio": masked_mean(ratio, mask),
-        }
+        means = {"approx_kl": ratio - 1 - log_ratio, "clip_fraction": active.float(), "ratio": ratio}
         if settings.clip_ratio_c is not None:
-            metrics["actor/dual_clip_fraction"] = masked_mean(dual.float(), mask)
+            means["dual_clip_fraction"] = dual.float()
+        if weights is not None:
+            means["behaviour_weight"] = weights
+            if settings.tis_cap is not None:
+                means["tis_fraction"] = (weights >= settings.tis_cap).float()
+        metrics = {"actor/policy_loss": policy_loss.detach()}
+        metrics |= {f"actor/{name}": _mean(each, mask, inputs.token_total) for name, each in means.items()}
+        metrics["actor/ratio_max"] = torch.where(expand_mask(mask, ratio), ratio, 0).amax()
     if inputs.entropy is not None:
         entropy = aggregate(inputs.entropy, _leading(mask, inputs.entropy), how, _entropy_total(inputs, inputs.entropy))
         metrics["actor/entropy"] = entropy.detach()
@@ -76,6 +132,11 @@ def actor(inputs: LossInputs, settings: LossSettings) -> Loss:
     return Loss(loss, metrics)
 
 
+def _mean(values: Tensor, mask: Tensor | None, total: Tensor | float | None) -> Tensor:
+    """Return the mean of what counts, or, where that is a part of a batch, its part of the mean of the batch."""
+    return masked_mean(values, mask) if total is None else aggregate(values, mask, "token-mean", total)
+
+
 def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the loss of `actor` plus the value loss.
 
@@ -85,15 +146,10 @@ def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
     if inputs.values is None or inputs.old_values is None or inputs.returns is None:
         raise ValueError("`loss_type: actor_critic` needs values, old values and returns")
     policy = actor(inputs, settings)
-    losses, clipped = clipped_value_loss(
-        inputs.values, inputs.old_values, inputs.returns, settings.value_clip, settings.huber_delta
+    value = value_loss(
+        inputs.values, inputs.old_values, inputs.returns, settings, inputs.value_mask, inputs.value_total
     )
-    value_loss = aggregate(losses, inputs.value_mask, "token-mean", inputs.value_total)
-    metrics = {
-        "critic/value_loss": value_loss.detach(),
-        "critic/value_clip_fraction": masked_mean(clipped.float(), inputs.value_mask),
-    }
-    return Loss(policy.loss + value_loss, policy.metrics | metrics)
+    return Loss(policy.loss + value.loss, policy.metrics | value.metrics)
 
 
 def _leading(mask: Tensor | None, like: Tensor) -> Tensor | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlinf_core.algorithms.aggregation import aggregate
+from rlinf_core.algorithms.losses.inputs import Loss, LossSettings
+
 
 def huber(errors: Tensor, delta: float) -> Tensor:
     """e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond. The shape of `errors`."""
@@ -36,3 +39,25 @@ def clipped_value_loss(
     near = old_values + (values - old_values).clamp(-value_clip, value_clip)
     clipped = huber(returns - near, huber_delta)
     return torch.maximum(plain, clipped), clipped > plain
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    settings: LossSettings,
+    mask: Tensor | None = None,
+    total: Tensor | float | None = None,
+) -> Loss:
+    """Return the mean of `clipped_value_loss` over the values that count.
+
+    Args:
+        values, old_values, returns: see `clipped_value_loss`.
+        settings: `value_clip` and `huber_delta` count.
+        mask: bool, the shape of `values` or its leading dimensions; None: everything counts.
+        total: how many values count in the whole batch when this is a part of it, see `LossInputs.value_total`.
+    """
+    losses, clipped = clipped_value_loss(values, old_values, returns, settings.value_clip, settings.huber_delta)
+    loss = aggregate(losses, mask, "token-mean", total)
+    fraction = aggregate(clipped.float(), mask, "token-mean", total)
+    return Loss(loss, {"critic/value_loss": loss.detach(), "critic/value_clip_fraction": fraction})

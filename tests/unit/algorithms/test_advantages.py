@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,17 @@ from torch import Tensor
 from rlinf_core.algorithms.advantages import (
     AdvantageSettings,
     Trajectories,
+    dr_grpo,
     gae,
     gae_advantages,
     group_advantages,
     groups_that_vary,
     grpo,
     normalize,
-    reinpp,
-    reinpp_baseline,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+    turn_gae,
 )
 
 # Made with RolloutBuffer.compute_returns_and_advantage of Stable-Baselines3 2.9.2, gamma 0.97, gae_lambda 0.9.
@@ -205,6 +209,100 @@ def test_groups_must_be_whole_and_have_members(count: int, size: int, message: s
         group_advantages(torch.zeros(count), size)
 
 
+@given(st.lists(st.floats(-5, 5, width=32), min_size=12, max_size=12), st.sampled_from([2, 3, 4, 6]))
+def test_differences_and_leave_one_out_equal_loops(scores: list[float], size: int) -> None:
+    plain: list[float] = []
+    others: list[float] = []
+    for start in range(0, len(scores), size):
+        group = scores[start : start + size]
+        same = max(group) - min(group) <= 1e-6 * max(map(abs, group))
+        for index, score in enumerate(group):
+            plain.append(0.0 if same else score - math.fsum(group) / size)
+            rest = [*group[:index], *group[index + 1 :]]
+            others.append(0.0 if same else score - math.fsum(rest) / (size - 1))
+    rewards = torch.stack((torch.zeros(12), torch.tensor(scores, dtype=torch.float64)))
+    t = Trajectories(rewards=rewards, dones=torch.zeros(2, 12).bool())
+    for function, expected in ((dr_grpo, plain), (rloo, others)):
+        found = function(t, AdvantageSettings(group_size=size))
+        wanted = torch.tensor(expected, dtype=torch.float64).expand(2, 12)
+        torch.testing.assert_close(found.advantages, wanted, atol=1e-9, rtol=1e-9)
+        assert found.returns is None
+
+
+@pytest.mark.parametrize("function", [grpo, dr_grpo, rloo, reinforce_pp, gae, turn_gae])
+def test_a_divergence_is_taken_off_the_rewards(function: Any) -> None:
+    t = sample(7, batch=6)
+    assert t.kl is not None
+    settings = AdvantageSettings(group_size=3, kl_beta=0.3, gamma=0.9, gae_lambda=0.8)
+    less = Trajectories(rewards=t.rewards - 0.3 * t.kl, dones=t.dones, values=t.values, mask=t.mask)
+    found, expected = function(t, settings), function(less, settings)
+    torch.testing.assert_close(found.advantages, expected.advantages)
+
+
+@given(seeds, st.floats(0, 1), st.floats(0, 1))
+def test_gae_passes_over_steps_that_do_not_count(seed: int, gamma: float, decay: float) -> None:
+    t = sample(seed, end=0.0)
+    assert t.values is not None
+    assert t.mask is not None
+    found = gae_advantages(t.rewards, t.values, t.dones, gamma, decay, t.mask)
+    for b in range(t.rewards.shape[1]):
+        rows = t.mask[:, b].nonzero()[:, 0]
+        if not len(rows):
+            continue
+        values = torch.cat((t.values[rows, b], t.values[-1:, b]))[:, None]
+        alone = Trajectories(rewards=t.rewards[rows, b][:, None], dones=t.dones[rows, b][:, None], values=values)
+        torch.testing.assert_close(found[rows, b], naive_gae(alone, gamma, decay)[:, 0], atol=1e-9, rtol=1e-9)
+    assert torch.equal(found[~t.mask], torch.zeros_like(found[~t.mask]))
+
+
+@given(seeds, st.floats(0, 1), st.floats(0, 1))
+def test_gae_over_turns_equals_a_loop_over_turns(seed: int, gamma: float, decay: float) -> None:
+    t = sample(seed, steps=9)
+    assert t.values is not None
+    assert t.mask is not None
+    expected, targets = torch.zeros_like(t.rewards), torch.zeros_like(t.rewards)
+    for b in range(t.rewards.shape[1]):
+        turns: list[list[int]] = []
+        ended: list[bool] = []  # whether the episode ends before the next turn
+        for step in range(len(t.rewards)):
+            if t.mask[step, b]:
+                if step and t.mask[step - 1, b] and not t.dones[step - 1, b]:
+                    turns[-1].append(step)
+                else:
+                    turns.append([step])
+                    ended.append(False)
+            if t.dones[step, b] and ended:
+                ended[-1] = True
+        for first in range(len(turns)):
+            weight, total = 1.0, 0.0
+            for number in range(first, len(turns)):
+                following = float(t.values[turns[number + 1][0] if number + 1 < len(turns) else -1, b])
+                reward = math.fsum(float(t.rewards[step, b]) for step in turns[number])
+                value = float(t.values[turns[number][0], b])
+                total += weight * (reward + (0 if ended[number] else gamma * following) - value)
+                weight *= gamma * decay
+                if ended[number]:
+                    break
+            for step in turns[first]:
+                expected[step, b] = total
+                targets[step, b] = total + float(t.values[turns[first][0], b])
+    without = Trajectories(rewards=t.rewards, dones=t.dones, values=t.values, mask=t.mask)
+    found = turn_gae(without, AdvantageSettings(gamma=gamma, gae_lambda=decay, normalize_advantages=False))
+    torch.testing.assert_close(found.advantages, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(found.returns, targets, atol=1e-9, rtol=1e-9)
+
+
+def test_an_answer_without_tools_is_one_turn() -> None:
+    t = Trajectories(
+        rewards=torch.tensor([[0.0], [0.0], [1.0]]),
+        dones=torch.tensor([[False], [False], [True]]),
+        values=torch.tensor([[0.4], [0.9], [-3.0], [5.0]]),
+    )
+    found = turn_gae(t, AdvantageSettings(normalize_advantages=False))
+    torch.testing.assert_close(found.advantages, torch.full((3, 1), 0.6))
+    torch.testing.assert_close(found.returns, torch.ones(3, 1))
+
+
 def test_grpo_gives_every_counted_step_the_same() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 0, 0]]).bool()
@@ -240,7 +338,7 @@ def naive_reinforce(t: Trajectories, rewards: Tensor, beta: float, gamma: float)
 @given(seeds, st.floats(0.5, 1), st.floats(0, 0.5))
 def test_reinforce_equals_a_loop(seed: int, gamma: float, beta: float) -> None:
     t = sample(seed)
-    found = reinpp(t, AdvantageSettings(gamma=gamma, kl_beta=beta))
+    found = reinforce_pp(t, AdvantageSettings(gamma=gamma, kl_beta=beta))
     torch.testing.assert_close(found.advantages, naive_reinforce(t, t.rewards, beta, gamma), atol=1e-6, rtol=1e-6)
 
 
@@ -256,14 +354,14 @@ def test_the_baseline_is_the_group_mean(seed: int) -> None:
         for b in members:
             last = max(step for step in range(len(rewards)) if t.mask[step, b])
             rewards[last, b] -= math.fsum(scores) / 3
-    found = reinpp_baseline(t, AdvantageSettings(group_size=3, kl_beta=0.1))
+    found = reinforce_pp_baseline(t, AdvantageSettings(group_size=3, kl_beta=0.1))
     torch.testing.assert_close(found.advantages, naive_reinforce(t, rewards, 0.1, 1.0), atol=1e-6, rtol=1e-6)
 
 
 def test_a_baseline_cancels_what_a_whole_group_gets() -> None:
     rewards = torch.tensor([[0.0] * 4, [5.0, 5.0, 1.0, 0.0]])
     t = Trajectories(rewards=rewards, dones=torch.tensor([[0] * 4, [1] * 4]).bool())
-    found = reinpp_baseline(t, AdvantageSettings(group_size=2, normalize_advantages=False)).advantages
+    found = reinforce_pp_baseline(t, AdvantageSettings(group_size=2, normalize_advantages=False)).advantages
     assert found.tolist() == [[0, 0, 0.5, -0.5], [0, 0, 0.5, -0.5]]
 
 

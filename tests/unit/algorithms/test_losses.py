@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.losses.policy_loss import actor, actor_critic, clipped_policy_losses
+from rlinf_core.algorithms.losses.policy_loss import actor, actor_critic, clipped_policy_losses, decoupled_actor, gspo
 from rlinf_core.algorithms.losses.value_loss import clipped_value_loss, huber
 
 finite = st.floats(-3, 3)
@@ -207,3 +208,84 @@ def test_impossible_ratios_stay_finite() -> None:
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
     assert "actor/dual_clip_fraction" not in found.metrics
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_decoupled_loss_equals_a_loop_over_three_policies(seed: int, cap: float | None) -> None:
+    b = replace(batch(seed), entropy=None, ref_logprobs=None)
+    behaviour = b.old_logprobs - 0.5 * torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)).double()
+    assert b.mask is not None
+    losses: list[float] = []
+    for i in range(8):
+        for t in range(3):
+            if b.mask[i, t]:
+                now, old, drew = (float(each[i, t]) for each in (b.logprobs.detach(), b.old_logprobs, behaviour))
+                weight = min(math.exp(old - drew), cap or math.inf)
+                losses.append(weight * naive_policy(math.exp(now - old), float(b.advantages[i, t]), 0.2, 0.28, 3.0))
+    settings = replace(SETTINGS, tis_cap=cap)
+    given = replace(b, behaviour_logprobs=behaviour)
+    found = decoupled_actor(given, settings)
+    assert found.loss.item() == pytest.approx(sum(losses) / len(losses), abs=1e-9)
+    if cap is None:  # `actor` takes the weights only where they are truncated
+        assert actor(given, settings).loss.item() == pytest.approx(actor(b, settings).loss.item(), abs=1e-12)
+    else:
+        assert actor(given, settings).loss.item() == pytest.approx(found.loss.item(), abs=1e-12)
+    (gradient,) = torch.autograd.grad(found.loss, b.logprobs)
+    assert torch.isfinite(gradient).all()
+
+
+def test_policies_that_are_the_same_need_no_weights() -> None:
+    b = replace(batch(1), behaviour_logprobs=batch(1).old_logprobs)
+    for loss in (actor, decoupled_actor, gspo):
+        capped = loss(b, replace(SETTINGS, tis_cap=2.0))
+        assert capped.metrics["actor/behaviour_weight"].item() == pytest.approx(1)
+        assert capped.metrics["actor/tis_fraction"].item() == 0
+    assert decoupled_actor(b, SETTINGS).loss.item() == pytest.approx(actor(b, SETTINGS).loss.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "cap"), [(decoupled_actor, None), (actor, 2.0), (gspo, 2.0)])
+def test_weights_need_the_policy_that_acted(loss: Any, cap: float | None) -> None:
+    with pytest.raises(ValueError, match="drew the samples"):
+        loss(batch(1), replace(SETTINGS, tis_cap=cap))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gspo_equals_a_loop_over_sequences_with_its_gradient(seed: int) -> None:
+    b = replace(batch(seed, tokens=6), entropy=None, ref_logprobs=None)
+    assert b.mask is not None
+    b.mask[:, 0] = True
+    scores = torch.randn(8, generator=torch.Generator().manual_seed(seed)).double()
+    settings = replace(SETTINGS, loss_agg_func="seq-mean-token-mean", clip_ratio_low=0.05, clip_ratio_high=0.08)
+    losses = torch.zeros(8, dtype=torch.float64)
+    for i in range(8):
+        ratios = [b.logprobs[i, t] - b.old_logprobs[i, t] for t in range(6) if b.mask[i, t]]
+        ratio = (torch.stack(ratios).sum() / len(ratios)).exp()
+        objective = torch.min(ratio * scores[i], ratio.clamp(0.95, 1.08) * scores[i])
+        losses[i] = -(objective if scores[i] >= 0 else torch.max(objective, 3.0 * scores[i]))
+    (expected,) = torch.autograd.grad(losses.mean(), b.logprobs)
+
+    found = gspo(replace(b, advantages=scores), settings)
+
+    assert found.loss.item() == pytest.approx(losses.mean().item(), abs=1e-9)
+    (gradient,) = torch.autograd.grad(found.loss, b.logprobs)
+    torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+    assert 0 < found.metrics["actor/clip_fraction"].item() < 1
+
+
+def test_metrics_of_parts_add_up_to_those_of_the_whole() -> None:
+    b = replace(batch(3), behaviour_logprobs=batch(4).old_logprobs)
+    assert b.mask is not None
+    settings = replace(SETTINGS, tis_cap=1.2)
+    whole = actor(b, settings).metrics
+    total = denominator(b.mask, b.logprobs.shape, "token-mean") / 2
+    parts: list[dict[str, torch.Tensor]] = []
+    for rows in (slice(0, 3), slice(3, 8)):
+        part = {name: getattr(b, name) for name in LossInputs.__dataclass_fields__}
+        part = {name: value[rows] if isinstance(value, torch.Tensor) else value for name, value in part.items()}
+        parts.append(actor(LossInputs(**{**part, "total": total, "token_total": total}), settings).metrics)
+    assert set(parts[0]) == set(whole)
+    for name, value in whole.items():
+        both = [each[name].item() for each in parts]
+        found = max(both) if name.endswith("_max") else sum(both) / 2
+        assert found == pytest.approx(value.item(), abs=1e-6), name

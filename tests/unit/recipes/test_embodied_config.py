@@ -316,7 +316,7 @@ class TestConflicts:
             ("algorithm:\n  adv_type: grpo\n  group_size: 8\n", "grpo"),
             ("algorithm:\n  adv_type: grpo\n  loss_type: actor_critic\n  group_size: 8\n", "actor_critic"),
             ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n", "grpo"),
-            ("algorithm:\n  adv_type: reinpp_baseline\n  loss_type: actor\n", "reinpp_baseline"),
+            ("algorithm:\n  adv_type: reinforce_pp_baseline\n  loss_type: actor\n", "reinforce_pp_baseline"),
             ("algorithm:\n  filter_rewards: true\n", "true"),
             ("algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 1\n", "1"),
             (
@@ -354,7 +354,7 @@ class TestPasses:
         [
             "env:\n  train: {max_episode_steps: 60, auto_reset: false}\n",
             "env:\n  train: {max_episode_steps: 60, reset_each_pass: true}\n",
-            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: reinpp, loss_type: actor}\n",
+            "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: reinforce_pp, loss_type: actor}\n",
             "env:\n  train: {max_episode_steps: 60}\nalgorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\n",
         ],
         ids=["rest", "told", "no values", "groups"],
@@ -376,7 +376,7 @@ class TestPasses:
         [
             ("auto_reset: false", "{}", "leaves an episode that ended"),
             ("group_size: 8", "{adv_type: grpo, loss_type: actor}", "compares episodes"),
-            ("group_size: 1", "{adv_type: reinpp, loss_type: actor}", "has no values"),
+            ("group_size: 1", "{adv_type: reinforce_pp, loss_type: actor}", "has no values"),
         ],
     )
     def test_what_cannot_be_continued_is_refused(self, findings: Any, env: str, algorithm: str, why: str) -> None:

@@ -146,7 +146,7 @@ class Endless(CountingEnv):
         ((), [False, False, True]),
         (("algorithm.bootstrap_type=always",), [False, True, True]),
         (
-            ("algorithm.adv_type=reinpp", "algorithm.loss_type=actor", "actor.model.add_value_head=false"),
+            ("algorithm.adv_type=reinforce_pp", "algorithm.loss_type=actor", "actor.model.add_value_head=false"),
             [False, False, False],
         ),
     ],
