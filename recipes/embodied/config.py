@@ -13,7 +13,7 @@ from pydantic import Field
 from recipes.embodied.env_config import EnvironmentConfig, EnvSection
 from recipes.embodied.env_types import is_robot
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
-from recipes.sections.algorithm import ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
+from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -22,8 +22,6 @@ from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 MODEL_TYPES = ("mlp_policy", "cnn_policy")
-# Advantages that are relative to the other members of a group.
-COMPARING = ("grpo", "reinforce_pp_baseline")
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -161,6 +159,6 @@ def uses_values(config: EmbodiedConfig) -> bool:
 def comparing_setting(config: EmbodiedConfig) -> str | None:
     """Return the setting that compares the members of a group, as it is written; None without one."""
     algorithm = config.algorithm
-    if algorithm.adv_type in COMPARING:
+    if algorithm.adv_type in GROUP_ADVANTAGES:
         return f"adv_type: {algorithm.adv_type}"
     return "filter_rewards: true" if algorithm.filter_rewards else None

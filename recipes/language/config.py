@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
-from recipes.sections.algorithm import AdvantageType, AlgorithmConfig, LossType
+from recipes.language.algorithm_config import LanguageAlgorithmConfig
+from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
@@ -19,8 +19,8 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.sections.values import (
     Count,
     KnownOrOwn,
-    NonNegativeFloat,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     Seed,
     StepsOrNever,
@@ -123,6 +123,39 @@ class LanguageActorConfig(ActorConfig):
     )
 
 
+class LanguageCriticConfig(ConfigModel):
+    """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"strategy": "training_backend"}
+
+    group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")
+    training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
+    max_tokens_per_micro_batch: Count = Field(
+        default=4096, description="Packed tokens of one forward and backward pass on one rank."
+    )
+    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    model: LanguageModelConfig | None = Field(
+        default=None, description="The model that values are learned on: model_path, precision, lora. Default: actor's."
+    )
+    optim: LanguageOptimConfig = Field(
+        default_factory=LanguageOptimConfig, description="Optimizer: lr, value_lr of the value itself, clipping."
+    )
+    fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
+
+
+class LanguageReferenceConfig(ConfigModel):
+    """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
+
+    group_name: Text = Field(
+        default="ReferenceGroup", description="Name of the worker group; others address it by this."
+    )
+    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens of one forward pass.")
+    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    model_path: OptionalPath = Field(
+        default=None, description="Folder of the reference model. Default: what the actor starts from."
+    )
+
+
 class LanguageSamplingParams(SamplingParams):
     """The settings by which tokens are drawn."""
 
@@ -151,31 +184,6 @@ class LanguageRolloutConfig(RolloutConfig):
     sampling_params: LanguageSamplingParams = Field(
         default_factory=LanguageSamplingParams,
         description="How tokens are drawn: temperature, top_k, top_p, max_new_tokens, stop.",
-    )
-
-
-class LanguageAlgorithmConfig(AlgorithmConfig):
-    """GRPO with a higher upper clip."""
-
-    not_available: ClassVar[Mapping[str, str]] = _without(
-        AlgorithmConfig.not_available, "n_minibatches", "recompute_logprobs"
-    )
-
-    adv_type: AdvantageType = "grpo"
-    loss_type: LossType = "actor"
-    group_size: Count = 8
-    clip_ratio_high: NonNegativeFloat = 0.28
-    n_minibatches: Count | None = Field(
-        default=None, description="Optimizer steps of one pass over a training step's answers. Default: 1."
-    )
-    recompute_logprobs: Bool = Field(
-        default=False, description="Take ratios against the trainer's own log-probabilities before the update."
-    )
-    filter_groups: Bool = Field(
-        default=False, description="Drop groups whose rewards are all equal, and generate others in their place (DAPO)."
-    )
-    max_refills: NonNegativeInt = Field(
-        default=4, description="How often a step generates further groups for those that were dropped."
     )
 
 
@@ -232,6 +240,12 @@ class LanguageConfig(JobConfig):
     )
     rollout: LanguageRolloutConfig = Field(
         default_factory=LanguageRolloutConfig, description="The workers that answer prompts."
+    )
+    critic: LanguageCriticConfig = Field(
+        default_factory=LanguageCriticConfig, description="The workers that estimate values, for `adv_type: gae`."
+    )
+    reference: LanguageReferenceConfig = Field(
+        default_factory=LanguageReferenceConfig, description="The reference model, for `algorithm.kl_beta`."
     )
     reward: LanguageRewardConfig = Field(default_factory=LanguageRewardConfig, description="How answers are scored.")
     data: LanguageDataConfig = Field(default_factory=LanguageDataConfig, description="The problems.")

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from recipes.language.algorithm_config import check_algorithm
 from recipes.language.config import (
     LanguageConfig,
     LanguageRunnerConfig,
@@ -30,6 +31,8 @@ from recipes.sections.checks import (
 from rlinf_core.config.sections.values import StepsOrNever
 
 COMPONENTS = ("actor", "rollout", "reward")
+# Placed where the algorithm asks for them.
+OPTIONAL_COMPONENTS = ("critic", "reference")
 
 
 class MathRunnerConfig(LanguageRunnerConfig):
@@ -51,8 +54,14 @@ class MathConfig(LanguageConfig):
 
 def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report what does not fit together in a file of this recipe."""
-    check_components(config.cluster, config.recipe, COMPONENTS, report)
-    names = {"actor": config.actor.group_name, "rollout": config.rollout.group_name, "reward": config.reward.group_name}
+    check_components(config.cluster, config.recipe, COMPONENTS, report, OPTIONAL_COMPONENTS)
+    names = {
+        "actor": config.actor.group_name,
+        "rollout": config.rollout.group_name,
+        "reward": config.reward.group_name,
+        "critic": config.critic.group_name,
+        "reference": config.reference.group_name,
+    }
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
@@ -60,27 +69,8 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_available(config, report)
     check_minibatches(config, report)
     check_data(config, report)
-    _check_algorithm(config, report)
+    check_algorithm(config, report)
     _check_lengths(config, report)
-
-
-def _check_algorithm(config: MathConfig, report: Report) -> None:
-    algorithm = config.algorithm
-    for name, value in (("adv_type", "gae"), ("loss_type", "actor_critic")):
-        if getattr(algorithm, name) == value:
-            report(
-                ("algorithm", name),
-                "conflicting-settings",
-                f"`{name}: {value}` needs values, and the models of this recipe have no value head",
-                "write `adv_type: grpo` and `loss_type: actor`",
-            )
-    if algorithm.adv_type == "grpo" and algorithm.group_size < 2:
-        report(
-            blame(config, ("algorithm", "group_size"), ("algorithm", "adv_type")),
-            "conflicting-settings",
-            "`adv_type: grpo` compares the members of a group, and each group has one",
-            "write `algorithm.group_size: 8`",
-        )
 
 
 def _check_lengths(config: MathConfig, report: Report) -> None:

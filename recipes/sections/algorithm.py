@@ -19,14 +19,24 @@ from rlinf_core.config.sections.values import (
 )
 from rlinf_core.scalars import Bool, Data, Float, Text
 
-ADVANTAGES = ("gae", "grpo", "reinforce_pp", "reinforce_pp_baseline")
-LOSSES = ("actor_critic", "actor")
-AdvantageType = Annotated[Text, KnownOrOwn("adv_type", ADVANTAGES)]
-LossType = Annotated[Text, KnownOrOwn("loss_type", LOSSES)]
+# Advantages that compare the members of a group, and all that every recipe has.
+GROUP_ADVANTAGES: Final = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+ADVANTAGES: Final = ("gae", *GROUP_ADVANTAGES[:3], "reinforce_pp", "reinforce_pp_baseline")
+LOSSES: Final = ("actor_critic", "actor")
 
 
-# The estimators of a divergence by the names that other projects give them.
+# Names that other projects give ours.
+OTHER_ADVANTAGES: Final = {
+    "reinpp": "reinforce_pp",
+    "reinpp_baseline": "reinforce_pp_baseline",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+}
+OTHER_LOSSES: Final = {"vanilla": "actor"}
 _ESTIMATORS: Final = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+
+AdvantageType = Annotated[Text, KnownOrOwn("adv_type", ADVANTAGES, OTHER_ADVANTAGES)]
+LossType = Annotated[Text, KnownOrOwn("loss_type", LOSSES, OTHER_LOSSES)]
 
 
 def _estimator(value: Any) -> Any:
@@ -68,7 +78,8 @@ class AlgorithmConfig(ConfigModel):
 
     adv_type: AdvantageType = Field(
         default="grpo",
-        description="How advantages are computed: gae, grpo, reinforce_pp, reinforce_pp_baseline, or `package.module:name`.",
+        description="How advantages are computed: gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or"
+        " `package.module:name`.",
     )
     loss_type: LossType = Field(
         default="actor",

@@ -45,17 +45,19 @@ def is_given(config: BaseModel, path: Path) -> bool:
     return True
 
 
-def check_components(cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report) -> None:
-    """Report components of the recipe without a place, and places of unknown components."""
+def check_components(
+    cluster: ClusterConfig, recipe: str, components: tuple[str, ...], report: Report, optional: tuple[str, ...] = ()
+) -> None:
+    """Report components of the recipe without a place, and places of components that are neither these nor optional."""
     at: Path = ("cluster", "component_placement")
     placed = cluster.component_placement
     missing = [component for component in components if component not in placed]
     for name in placed:
-        if name in components:
+        if name in components or name in optional:
             continue
         from rlinf_core.suggest import did_you_mean
 
-        listed = ", ".join(f"`{component}`" for component in components)
+        listed = ", ".join(f"`{component}`" for component in (*components, *optional))
         report(
             (*at, name),
             "unused-component",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
@@ -67,18 +68,22 @@ FilePaths = Annotated[
 class KnownOrOwn:
     """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
 
+    `others` are names that related projects use, each with ours, which it is read as.
+
     An unknown name is `unknown-choice`, with the near name or the list of known ones as help.
     """
 
     what: str
     known: tuple[str, ...]
+    others: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
 
     def check(self, text: str) -> str:
-        """Return `text` when it is one of ours or has the form of an import.
+        """Return our name for `text`, or `text` where it has the form of an import.
 
         Raises:
             PydanticCustomError: `unknown-choice`.
         """
+        text = self.others.get(text, text)
         if text in self.known or _is_import(text):
             return text
         from rlinf_core.suggest import did_you_mean
@@ -95,7 +100,7 @@ class KnownOrOwn:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         own = {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"}
-        return {"anyOf": [{"enum": list(self.known)}, own]}
+        return {"anyOf": [{"enum": [*self.known, *self.others]}, own]}
 
 
 def _is_import(text: str) -> bool:

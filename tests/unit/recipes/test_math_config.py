@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
@@ -59,9 +61,16 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("algorithm:\n  adv_type: gae\n", "gae"),
         ("algorithm:\n  loss_type: actor_critic\n", "actor_critic"),
         ("algorithm:\n  group_size: 1\n", "1"),
+        ("algorithm:\n  group_size: 1\n  adv_type: rloo\n", "1"),
+        ("algorithm:\n  ratio_clip_eps: 0.1\n  clip_ratio_low: 0.2\n", "0.1"),
+        ("algorithm:\n  tis_cap: 2\n", "2"),
+        ("algorithm:\n  loss_type: decoupled_actor\n", "decoupled_actor"),
+        ("algorithm:\n  kl_in_reward: true\n", "true"),
+        ("algorithm:\n  normalize_advantages: true\n", "true"),
+        ("algorithm:\n  loss_type: gspo\n", "gspo"),
+        ("actor:\n  group_name: W\ncritic:\n  group_name: W\n", "W"),
         ("actor:\n  group_name: W\nreward:\n  group_name: W\n", "W"),
     ],
 )
@@ -70,9 +79,57 @@ def test_two_settings_that_contradict(findings: Any, sections: str, underlined: 
 
 
 @pytest.mark.parametrize(
+    ("placed", "sections", "expected"),
+    [
+        ("", "adv_type: gae", ("missing-component", "gae")),
+        ("", "adv_type: turn_gae", ("missing-component", "turn_gae")),
+        ("", "kl_beta: 0.1", ("missing-component", "0.1")),
+        (",critic", "adv_type: grpo", ("unused-component", "critic")),
+        (",reference", "kl_beta: 0", ("unused-component", "reference")),
+        (",critic", "adv_type: gae", None),
+        (",critic", "adv_type: 'my_lab:advantages'", None),
+        (",reference", "kl_beta: 0.1", None),
+        (",critic,reference", "{adv_type: gae, kl_beta: 0.1, kl_in_reward: true}", None),
+    ],
+)
+def test_keys_and_the_groups_that_they_need(
+    findings: Any, placed: str, sections: str, expected: tuple[str, str] | None
+) -> None:
+    settings = f" {sections}\n" if sections.startswith("{") else f"\n  {sections}\n"
+    text = LAPTOP.replace("actor,rollout,reward", f"actor,rollout,reward{placed}") + f"algorithm:{settings}"
+    assert findings(text) == ([] if expected is None else [expected])
+
+
+def test_the_adapterless_actor_is_a_reference(findings: Any) -> None:
+    assert findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("adv_estimator: reinforce_plus_plus", {"adv_type": "reinforce_pp"}),
+        ("adv_type: reinpp_baseline", {"adv_type": "reinforce_pp_baseline"}),
+        ("loss_mode: vanilla", {"loss_type": "actor"}),
+        ("cliprange: 0.1", {"clip_ratio_low": 0.1, "clip_ratio_high": 0.1}),
+        ("{ratio_clip_eps: 0.1, clip_ratio_high: 0.1}", {"clip_ratio_low": 0.1, "clip_ratio_high": 0.1}),
+        ("{kl_loss_type: low_var_kl, kl_loss_coef: 0}", {"kl_penalty": "k3", "kl_beta": 0}),
+        ("{tis_imp_ratio_cap: 2, recompute_logprobs: true}", {"tis_cap": 2.0}),
+        ("{lam: 0.95, cliprange_value: 0.3}", {"gae_lambda": 0.95, "value_clip": 0.3}),
+    ],
+)
+def test_keys_and_values_of_other_projects(tmp_path: Path, written: str, meant: dict[str, Any]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{LAPTOP}algorithm: {written if written.startswith('{') else '{' + written + '}'}\n")
+    job = load_job(str(path), (), environ={})
+    job.raise_if_bad()
+    algorithm = cast("MathConfig", job.config).algorithm
+    assert {name: getattr(algorithm, name) for name in meant} == meant
+
+
+@pytest.mark.parametrize(
     ("sections", "code", "underlined"),
     [
-        ("algorithm:\n  gamma: 0.9\n", "unknown-key", "gamma"),  # without values there is nothing to discount
+        ("algorithm:\n  reward_type: chunk_level\n", "unknown-key", "reward_type"),
         ("env:\n  train: {}\n", "unknown-key", "env"),
         ("rollout:\n  backend: vlm\n", "bad-value", "vlm"),
         ("reward:\n  reward_type: exakt\n", "unknown-choice", "exakt"),
