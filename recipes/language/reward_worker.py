@@ -60,7 +60,7 @@ class RewardWorker(Worker):
         shown: list[SampleRecord] = []
         for _ in range(mine):
             group: AnswerGroup = self._answers.get(key=str(self._rank))
-            scores = [self._score(group, number) for number in range(len(group.answers))]
+            scores = self._scores(group)
             reports.append(_report(group, scores))
             if len(shown) * self._layout.rewards < samples:
                 shown += _records(group, scores)
@@ -69,19 +69,26 @@ class RewardWorker(Worker):
                 self._scored.put(batch, weight=reports[-1].tokens, key=str(group.slot))
         return ScoringReport(tuple(sorted(reports)), tuple(shown[:samples]))
 
-    def _score(self, group: AnswerGroup, number: int) -> Score:
-        answer, problem = group.answers[number], group.question
-        found = self._scorer.score(
-            Item(text=group.texts[number], answer=problem.answer, tokens=answer.tokens, row=problem.row)
-        )
-        overlong = self._config.reward.soft_overlong
-        if overlong:
-            limit = self._config.rollout.sampling_params.max_new_tokens
-            penalty = overlong_penalty(len(answer.tokens), limit, overlong)
-            if penalty:
-                parts = {**found.parts, "overlong": penalty}
-                return Score(found.reward + penalty, f"{found.reason}, overlong", parts, found.failure)
-        return found
+    def _scores(self, group: AnswerGroup) -> list[Score]:
+        problem = group.question
+        items = [
+            Item(prompt=problem.prompt, text=text, answer=problem.answer, tokens=answer.tokens, row=problem.row)
+            for text, answer in zip(group.texts, group.answers, strict=True)
+        ]
+        lengths = (len(each.tokens) for each in group.answers)
+        scored = zip(self._scorer.score_all(items), lengths, strict=True)
+        return [self._without_overlong(score, length) for score, length in scored]
+
+    def _without_overlong(self, score: Score, length: int) -> Score:
+        """Return a score less the punishment of an answer near its limit."""
+        margin = self._config.reward.soft_overlong
+        if not margin:
+            return score
+        penalty = overlong_penalty(length, self._config.rollout.sampling_params.max_new_tokens, margin)
+        if not penalty:
+            return score
+        parts = {**score.parts, "overlong": penalty}
+        return Score(score.reward + penalty, f"{score.reason}, overlong", parts, score.failure)
 
     def _close(self) -> None:
         scorer = getattr(self, "_scorer", None)

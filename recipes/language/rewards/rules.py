@@ -11,6 +11,7 @@ The answer text is that of the model without the tokens that end it.
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
@@ -69,22 +70,50 @@ def number(text: str, answer: str) -> Verdict:
 def math(text: str, answer: str) -> Verdict:
     """Compare expressions by math-verify; equal texts and numbers are told first, without it.
 
-    May take very long: `rewards.scoring.Scorer` bounds it. Must run in the main thread of its process.
+    May take very long: `rewards.scoring.Scorer` bounds it.
     """
     candidate = boxed_content(text)
     shown = text if candidate is None else candidate
     if _plain(shown) == _plain(answer):
         return Verdict(1.0, "the same text")
-    try:
-        library: Any = importlib.import_module("math_verify")
-    except ImportError:
-        raise ConfigError("`reward_type: math` needs the package math-verify", help="pip install math-verify") from None
-    gold = library.parse(f"${answer}$" if "$" not in answer and "\\boxed" not in answer else answer)
-    guess = library.parse(text)
+    found, wanted = (_whole_number(_plain(each)) for each in (shown, answer))
+    if found is not None and wanted is not None:
+        return Verdict(float(found == wanted), f"number {_short(str(found))}")
+    library = _math_verify()
+    gold = _parsed(library, f"${answer}$" if "$" not in answer and "\\boxed" not in answer else answer)
+    guess = _parsed(library, text)
+    if not gold:
+        return Verdict(0.0, f"the right answer `{_short(answer)}` is no expression")
     if not guess:
         return Verdict(0.0, "no expression")
-    same = bool(library.verify(gold, guess))
-    return Verdict(float(same), f"expression `{_short(str(guess[-1]))}`")
+    same = bool(library.verify(gold, guess, timeout_seconds=None))
+    # Texts alone: printing an expression may take as long as comparing it.
+    read = next((each for each in reversed(guess) if isinstance(each, str)), "")
+    return Verdict(float(same), f"expression `{_short(read)}`")
+
+
+def prepare_math() -> None:
+    """Load math-verify with all that it loads when it is first used, which takes seconds.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    math("$\\frac{1}{2}$", "0.5")
+
+
+def _parsed(library: Any, text: str) -> list[Any]:
+    # Its own time limits would end in silence what the caller's limit reports.
+    return library.parse(text, parsing_timeout=None)
+
+
+def _math_verify() -> Any:
+    try:
+        library = importlib.import_module("math_verify")
+    except ImportError:
+        raise ConfigError("`reward_type: math` needs the package math-verify", help="pip install math-verify") from None
+    # It warns once that the time limits are the caller's.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return library
 
 
 RULES: Final[Mapping[str, Rule]] = {"exact": exact, "boxed": boxed, "number": number, "math": math}
@@ -113,6 +142,13 @@ def last_number(text: str) -> Fraction | None:
         if value is not None:
             return value
     return None
+
+
+def _whole_number(text: str) -> Fraction | None:
+    """Return the number that a text is, and nothing else; None when it is more or something else."""
+    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+        return None
+    return _fraction(text.replace(",", ""))
 
 
 def _fraction(written: str) -> Fraction | None:

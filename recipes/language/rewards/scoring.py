@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import math
 import os
@@ -12,17 +10,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Final, Self, cast
 
 from recipes.language.rewards.rules import RULES, Verdict
 from rlinf_core.errors import ConfigError
 
 # Loading math-verify or a user's module takes seconds on a busy machine, once per process.
-_START_SECONDS = 120.0
+_START_SECONDS: Final = 120.0
+# The child interrupts what takes too long; it is ended itself when that has had no effect for so long.
+_GRACE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Item:
     """An answer to score; everything in it is plain data.
 
     Attributes:
+        prompt: the question.
         text: the answer.
         answer: the right one.
         tokens: ids of the answer.
@@ -38,6 +39,7 @@ class Item:
 
     text: str
     answer: str
+    prompt: str = ""
     tokens: Sequence[int] = ()
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -62,8 +64,8 @@ class Score:
 class Scorer:
     """Scores answers by a rule, a task of reasoning-gym, or a function of the user's.
 
-    Rules that end for sure run in this process; others in one child, which is killed and started anew when an answer
-    takes longer than `timeout`.
+    Rules that end for sure run in this process, others in one child. An answer that takes longer than `timeout` is
+    interrupted there; where that has no effect, the child is killed and started anew.
 
     Args:
         kind: name of a rule, `reasoning_gym`, or `package.module:function`.
@@ -89,6 +91,7 @@ class Scorer:
         self._rule = RULES[kind] if kind in RULES and kind != "math" else None
         self._child: subprocess.Popen[bytes] | None = None
         self._rest = b""
+        self._concurrent = False
 
     def __enter__(self) -> Self:
         return self
@@ -99,18 +102,60 @@ class Scorer:
         self.close()
 
     def score(self, item: Item) -> Score:
-        """Return the reward of an answer; whatever goes wrong is told in it and raises nothing.
+        """Return the reward of an answer; see `score_all`."""
+        return self.score_all([item])[0]
+
+    def score_all(self, items: Sequence[Item]) -> list[Score]:
+        """Return the rewards of answers; whatever goes wrong is told in them and raises nothing.
 
         Raises:
             ConfigError: the rule itself cannot be loaded.
         """
         if self._rule is not None:
-            return self._score_of(self._rule(item.text, item.answer))
-        reply = self._ask(item)
-        if "verdict" in reply:
-            right, reason, parts = reply["verdict"]
-            return self._score_of(Verdict(right, reason, parts))
-        return Score(self._rewards[0], reply["reason"], failure=reply["failure"])
+            rule = self._rule
+            return [self._score_of(rule(item.text, item.answer)) for item in items]
+        found: dict[int, Score] = {}
+        whole = True
+        while len(found) < len(items):
+            left = [number for number in range(len(items)) if number not in found]
+            self._ready()
+            # Where an earlier round lost its process, one at a time tells which answer it is that ends it.
+            sent = left if self._concurrent and whole else left[:1]
+            scores = self._ask([items[number] for number in sent])
+            whole = len(scores) == len(sent)
+            found |= {sent[index]: score for index, score in scores.items()}
+        return [found[number] for number in range(len(items))]
+
+    def _ask(self, items: Sequence[Item]) -> dict[int, Score]:
+        """Return the scores of answers that the child judges at the same time, by their numbers.
+
+        Those that were under way when several of them hung or ended the process are left out; a single one is not.
+        """
+        child = self._ready()
+        found: dict[int, Score] = {}
+        failure, reason = "timeout", f"scoring took longer than {self._timeout:g} s"
+        try:
+            stdin = cast("IO[bytes]", child.stdin)
+            stdin.write(json.dumps([asdict(each) for each in items], default=str).encode() + b"\n")
+            stdin.flush()
+            deadline = time.monotonic() + self._timeout + _GRACE_SECONDS
+            while len(found) < len(items):
+                reply = self._reply(child, deadline)
+                if reply is None:
+                    self._end()
+                    break
+                found[reply["number"]] = self._score_in(reply)
+        except (BrokenPipeError, EOFError):
+            failure, reason = "crash", f"scoring ended its process with exit code {self._end()}"
+        if not found and len(items) == 1:
+            found[0] = Score(self._rewards[0], reason, failure=failure)
+        return found
+
+    def _score_in(self, reply: Mapping[str, Any]) -> Score:
+        if "verdict" not in reply:
+            return Score(self._rewards[0], reply["reason"], failure=reply["failure"])
+        right, reason, parts = reply["verdict"]
+        return self._score_of(Verdict(right, reason, parts))
 
     def _score_of(self, verdict: Verdict) -> Score:
         incorrect, correct = self._rewards
@@ -120,28 +165,13 @@ class Scorer:
             return Score(incorrect + verdict.right * (correct - incorrect), verdict.reason, verdict.parts)
         return Score(verdict.right, verdict.reason, verdict.parts)
 
-    def _ask(self, item: Item) -> dict[str, Any]:
-        child = self._ready()
-        assert child.stdin is not None  # both ends are pipes
-        question = {"text": item.text, "answer": item.answer, "tokens": list(item.tokens), "row": _plain(item.row)}
-        try:
-            child.stdin.write(json.dumps(question).encode() + b"\n")
-            child.stdin.flush()
-            reply = self._reply(child, time.monotonic() + self._timeout)
-        except (BrokenPipeError, EOFError):
-            code = self._end()
-            return {"failure": "crash", "reason": f"scoring ended its process with exit code {code}"}
-        if reply is None:
-            self._end()
-            return {"failure": "timeout", "reason": f"scoring took longer than {self._timeout:g} s"}
-        return reply
-
     def _ready(self) -> subprocess.Popen[bytes]:
         """Return the child, started where there is none."""
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end()
-        command = [sys.executable, "-m", "recipes.language.rewards.child", self._kind, json.dumps(self._settings)]
+        command = [sys.executable, "-m", "recipes.language.rewards.child", self._kind, str(self._timeout)]
+        command.append(json.dumps(self._settings))
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._child = subprocess.Popen(
             command,
@@ -159,6 +189,7 @@ class Scorer:
             self._end()
             why = reply["fault"] if reply else f"it was not ready within {_START_SECONDS:g} s"
             raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why)
+        self._concurrent = bool(reply["concurrent"])
         return self._child
 
     def _reply(self, child: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
@@ -195,49 +226,3 @@ class Scorer:
     def close(self) -> None:
         """End the child. May be called twice."""
         self._end()
-
-
-def load_function(name: str) -> Callable[..., Any]:
-    """Return the reward function that `package.module:function` names.
-
-    Raises:
-        ConfigError: it cannot be imported, or is no function.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the reward function `{name}` cannot be imported", why=str(error)) from None
-    if not callable(found):
-        raise ConfigError(f"`{name}` is no function", help="give `package.module:function`")
-    return cast("Callable[..., Any]", found)
-
-
-def call_function(function: Callable[..., Any], item: Item) -> Verdict:
-    """Return the verdict of a user's function.
-
-    It is called with those of `prompt_row`, `text`, `answer`, `tokens` and `row` that it names, and returns a number,
-    or a mapping with `reward` and further numbers, which become metrics.
-
-    Raises:
-        TypeError: it returns something else.
-    """
-    offered = {"text": item.text, "answer": item.answer, "tokens": list(item.tokens), "row": item.row}
-    parameters = inspect.signature(function).parameters
-    named = {name: value for name, value in offered.items() if name in parameters}
-    result = function(**named) if named else function(item.text, item.answer)
-    if inspect.iscoroutine(result):
-        import asyncio
-
-        result = asyncio.run(result)
-    if isinstance(result, Mapping):
-        figures = {str(name): float(value) for name, value in cast("Mapping[Any, Any]", result).items()}
-        if "reward" not in figures:
-            raise TypeError("the mapping that the reward function returned has no `reward`")
-        return Verdict(figures.pop("reward"), "by the function", figures)
-    return Verdict(float(result), "by the function")
-
-
-def _plain(row: Mapping[str, Any]) -> Any:
-    """Return a row as JSON can carry it; what it cannot becomes text."""
-    return json.loads(json.dumps(row, default=str))

@@ -13,7 +13,7 @@ from recipes.language.rewards.scoring import Item, Scorer
 from rlinf_core.errors import ConfigError
 
 FUNCTIONS = """
-import os, time
+import asyncio, os, signal, time
 
 def score(text, answer, row):
     print("printed by the function")
@@ -31,6 +31,41 @@ def score(text, answer, row):
 
 async def later(text, answer):
     return 0.5
+
+running = peak = 0
+
+async def judge(text):
+    global running, peak
+    running += 1
+    peak = max(peak, running)
+    await asyncio.sleep(0.3)
+    if text == "hang":
+        await asyncio.sleep(1000)
+    if text == "block":
+        time.sleep(1000)
+    if text == "die":
+        os._exit(3)
+    return {"reward": len(text), "together": peak}
+
+def of_another_project(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "source": len(data_source), "extra": extra_info["n"]}
+
+def everything(prompt, **others):
+    return {"reward": len(prompt), "others": len(others)}
+
+def part_that_is_nan(text):
+    return {"reward": 1.0, "style": float("nan")}
+
+def stubborn(text):
+    while True:
+        try:
+            time.sleep(1000)
+        except Exception:
+            pass
+
+def in_c(text):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(1000)
 
 constant = 3
 """
@@ -105,6 +140,45 @@ def test_an_async_function_is_awaited(functions: str) -> None:
         assert scorer.score(Item(text="x", answer="")).reward == 0.5
 
 
+def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str) -> None:
+    with Scorer(f"{functions}:judge", timeout=20.0) as scorer:
+        found = scorer.score_all([Item(text="x" * n, answer="") for n in range(100)])
+
+    assert [each.reward for each in found] == list(range(100))
+    assert found[-1].parts == {"together": 100.0}
+
+
+@pytest.mark.parametrize(("bad", "failure"), [("hang", "timeout"), ("block", "timeout"), ("die", "crash")])
+def test_one_of_several_at_once_costs_itself(functions: str, bad: str, failure: str) -> None:
+    with Scorer(f"{functions}:judge", timeout=1.0) as scorer:
+        found = scorer.score_all([Item(text=text, answer="") for text in ("a", "bb", bad, "dddd")])
+
+    assert [each.failure for each in found] == ["", "", failure, ""]
+    assert [each.reward for each in found] == [1.0, 2.0, 0.0, 4.0]
+
+
+def test_a_function_is_given_what_it_names(functions: str) -> None:
+    item = Item(prompt="four", text="7", answer="7", row={"data_source": "abc", "n": 5})
+    with Scorer(f"{functions}:of_another_project") as scorer:
+        found = scorer.score(item)
+        assert (found.reward, found.parts) == (1.0, {"source": 3.0, "extra": 5.0})
+    with Scorer(f"{functions}:everything") as scorer:
+        found = scorer.score(item)
+        assert (found.reward, found.parts) == (4.0, {"others": 4.0})
+
+
+def test_no_part_of_a_reward_is_nan(functions: str) -> None:
+    with Scorer(f"{functions}:part_that_is_nan") as scorer:
+        found = scorer.score(Item(text="x", answer=""))
+    assert (found.reward, found.failure, found.parts) == (0.0, "error", {})
+
+
+@pytest.mark.parametrize("name", ["stubborn", "in_c"])
+def test_the_limit_holds_for_what_cannot_be_interrupted(functions: str, name: str) -> None:
+    with Scorer(f"{functions}:{name}", timeout=0.5) as scorer:
+        assert scorer.score(Item(text="x", answer="")).failure == "timeout"
+
+
 @pytest.mark.parametrize("name", ["nothing", "constant"])
 def test_a_function_that_is_not_there_is_told_at_once(functions: str, name: str) -> None:
     with Scorer(f"{functions}:{name}") as scorer, pytest.raises(ConfigError, match="cannot be loaded"):
@@ -118,7 +192,40 @@ def test_expressions_are_compared_and_endless_ones_are_given_up() -> None:
         assert scorer.score(Item(text="$x^2+2x+1$", answer="$(x+1)^2$")).reward == 1
         assert scorer.score(Item(text="$3$", answer="4")).reward == 0
     with Scorer("math", timeout=1.0) as scorer:
-        assert scorer.score(Item(text="$9^{9^{9^9}}$", answer="2")).failure in {"timeout", "error"}
+        for endless in ("$9^{9^{9^9}}$", "$10000000!$"):
+            assert scorer.score(Item(text=endless, answer="2+x")).failure == "timeout"
+            # The next one is scored, and has not to wait for another process.
+            assert scorer.score(Item(text=r"$\frac{4}{2}+x$", answer="2+x")).reward == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "$9^{9^{9^9}}$",
+        "$(1+x)^{100000}$",
+        "$10000000!$",
+        "$" + "+".join(map(str, range(20000))) + "$",
+        "$" + "(" * 400 + "1" + ")" * 400 + "$",
+        r"$\int_0^1 x^{x^{x^x}} dx$",
+        r"$\sum_{n=1}^{10^{10}} \frac{1}{n^2}$",
+        "$2^{2^{100}}$",
+        r"$\binom{10^9}{10^8}$",
+    ],
+)
+def test_no_expression_outlasts_the_limit(endless: str) -> None:
+    pytest.importorskip("math_verify")
+    with Scorer("math", timeout=1.0) as scorer:
+        assert scorer.score(Item(text=endless, answer="2+x")).reward == 0
+        assert scorer.score(Item(text=r"$\frac{4}{2}+x$", answer="2+x")).reward == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"), [("1,000", "1000.0", 1), ("2/4", "0.5", 1), (r"\boxed{7}", "7.0", 1), ("7", "8", 0)]
+)
+def test_plain_numbers_are_compared_without_math_verify(text: str, answer: str, right: float) -> None:
+    found = RULES["math"](text, answer)
+    assert (found.right, found.reason.split()[0]) == (right, "number")
 
 
 @pytest.mark.parametrize(("length", "penalty"), [(10, 0.0), (16, 0.0), (18, -0.5), (20, -1.0), (30, -1.0)])
