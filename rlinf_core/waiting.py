@@ -86,6 +86,7 @@ class OperationKind(StrEnum):
     CONNECT = "connect"
     CALL = "call"
     LAUNCH = "launch"
+    DEVICE_LOCK = "device_lock"
 
 
 _ON_A_CHANNEL = frozenset(
@@ -103,6 +104,7 @@ _WORDS = {
     OperationKind.QUERY: "waits for the state of {channel}",
     OperationKind.CLOSE: "waits until {channel} is closed",
     OperationKind.CALL: "waits for `{target}`",
+    OperationKind.DEVICE_LOCK: "waits for the lock of {target}",
 }
 
 
@@ -140,6 +142,8 @@ class Operation:
             return f"{self.kind} on {self._channel}"
         if self.kind in (OperationKind.METHOD, OperationKind.CALL, OperationKind.LAUNCH):
             return f"{self.kind} `{self.target}`"
+        if self.kind is OperationKind.DEVICE_LOCK:
+            return f"{self.kind} of {self.target}"
         return f"{self.kind} {'to' if self.kind in _TOWARDS else 'from'} {self.target}"
 
     @property

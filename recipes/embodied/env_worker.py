@@ -248,13 +248,13 @@ class EnvWorker(Worker):
         return sums.sums
 
     def _send(self, stages: StagedEnvironments, stage: int, message: dict[str, Any]) -> None:
-        for share in stages.shares[stage]:
-            part = sliced(message, share.start, share.stop, stages.routes.batch)
-            self.send(part, self._rollout, share.peer)
+        shares = stages.shares[stage]
+        parts = {share.peer: sliced(message, share.start, share.stop, stages.routes.batch) for share in shares}
+        self.send_to(parts, self._rollout)
 
     def _recv_actions(self, stages: StagedEnvironments, stage: int) -> Any:
-        parts = [{"actions": self.recv(self._rollout, share.peer)} for share in stages.shares[stage]]
-        return stacked(parts)["actions"]
+        parts = self.recv_from(self._rollout, (share.peer for share in stages.shares[stage]))
+        return stacked([{"actions": part} for part in parts.values()])["actions"]
 
     def _close(self) -> None:
         """Release what the environments hold: a robot must not be left without its driver in motion."""

@@ -131,15 +131,14 @@ class MultiStepRolloutWorker(Worker):
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
         """Return what the environments of a stage say, as one batch."""
-        parts: list[dict[str, Any]] = [self.recv(self._env, share.peer) for share in peers]
+        parts: list[dict[str, Any]] = list(self.recv_from(self._env, (share.peer for share in peers)).values())
         if any("final_observations" in part for part in parts):
             # Where no episode ended the present observations stand for the final ones, as within a batch.
             parts = [{"final_observations": part["observations"], **part} for part in parts]
         return stacked(parts)
 
     def _answer(self, peers: tuple[Share, ...], actions: NDArray[Any]) -> None:
-        for share in peers:
-            self.send(actions[share.start : share.stop], self._env, share.peer)
+        self.send_to({share.peer: actions[share.start : share.stop] for share in peers}, self._env)
 
     def _finals(self, message: dict[str, Any]) -> Tensor | None:
         if "final_observations" not in message:

@@ -81,6 +81,9 @@ class JobView:
             # Whoever runs may launch it yet, and nobody else.
             state = "which nobody has launched"
             return Wait(operation, age, anyone=True, state=state)
+        if operation.kind is OperationKind.DEVICE_LOCK:
+            # The lock does not say who of the job holds it.
+            return Wait(operation, age, anyone=True, failing=operation.bounded, state="which another worker holds")
         # A question to a channel is answered by its process, whatever other processes do.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)

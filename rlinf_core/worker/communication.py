@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlinf_core.address import WorkerAddress
@@ -57,6 +57,7 @@ class Communication:
         async_op: Literal[False] = False,
         *,
         timeout: float | None = None,
+        piggyback_payload: object = None,
     ) -> None: ...
     @overload
     def send(
@@ -67,10 +68,18 @@ class Communication:
         async_op: Literal[True],
         *,
         timeout: float | None = None,
+        piggyback_payload: object = None,
     ) -> Work[None]: ...
     @overload
     def send(
-        self, object: object, dst_group_name: str, dst_rank: int, async_op: bool, *, timeout: float | None = None
+        self,
+        object: object,
+        dst_group_name: str,
+        dst_rank: int,
+        async_op: bool,
+        *,
+        timeout: float | None = None,
+        piggyback_payload: object = None,
     ) -> Work[None] | None: ...
     def send(
         self,
@@ -80,12 +89,18 @@ class Communication:
         async_op: bool = False,
         *,
         timeout: float | None = None,
+        piggyback_payload: object = None,
     ) -> Work[None] | None:
         """Send any picklable object; tensors and arrays in it are not copied by pickle, wherever they are nested.
 
         Returns when what was sent may be changed, without waiting for the peer to receive it.
+
+        A `piggyback_payload` other than None travels in the same message: the peer's `recv` returns the pair
+        `(object, piggyback_payload)`.
         """
         peer = peer_address(dst_group_name, dst_rank)
+        if piggyback_payload is not None:
+            object = (object, piggyback_payload)
         return self._rlinf_pair(peer).send(object, peer, async_op=async_op, timeout=timeout)
 
     @overload
@@ -99,7 +114,7 @@ class Communication:
     @overload
     def recv(self, src_group_name: str, src_rank: int, async_op: bool, *, timeout: float | None = None) -> Any: ...
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """Return the next object that the peer sends here."""
+        """Return the next object that the peer sends here; a pair where it was sent with a `piggyback_payload`."""
         peer = peer_address(src_group_name, src_rank)
         return self._rlinf_pair(peer).recv(peer, async_op=async_op, timeout=timeout)
 
@@ -136,6 +151,22 @@ class Communication:
         return self._rlinf_pair(peer).recv_tensor(tensor, peer, async_op=async_op, timeout=timeout)
 
     # Many
+
+    def send_to(self, objects: Mapping[int, object], dst_group_name: str, *, timeout: float | None = None) -> None:
+        """Send to several workers of a group, each its own object: `{rank: object}`.
+
+        Returns when the objects may be changed. All are under way at once; each worker receives its own by `recv`.
+        """
+        sent = [self.send(each, dst_group_name, rank, True, timeout=timeout) for rank, each in objects.items()]
+        for work in sent:
+            work.wait()
+
+    def recv_from(
+        self, src_group_name: str, src_ranks: Iterable[int], *, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """Return the next object of each of several workers of a group, by rank and in the order of `src_ranks`."""
+        received = {rank: self.recv(src_group_name, rank, True, timeout=timeout) for rank in src_ranks}
+        return {rank: work.wait() for rank, work in received.items()}
 
     def broadcast(
         self,

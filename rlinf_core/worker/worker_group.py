@@ -38,7 +38,18 @@ _EXIT_SECONDS = 0.5
 
 # What workers have by themselves. `create_group` runs in none of them: a class may extend it.
 # The names of `_FREE_NAMES` are conveniences that nothing here relies on: a class may use them for methods of its own.
-_FREE_NAMES = frozenset({"acquire_free_port", "hardware_infos", "has_accelerator", "log_on_first_rank", "rank"})
+_FREE_NAMES = frozenset(
+    {
+        "acquire_free_port",
+        "device_lock",
+        "hardware_infos",
+        "has_accelerator",
+        "log_on_first_rank",
+        "rank",
+        "recv_from",
+        "send_to",
+    }
+)
 _OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 # What pickling raises.
 _NO_PICKLE = (TypeError, pickle.PicklingError)

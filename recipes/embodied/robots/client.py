@@ -31,6 +31,7 @@ from recipes.embodied.robots.protocol import (
     MAX_LINE,
     NAME,
     PROTOCOL,
+    Gripper,
     Message,
     ProtocolError,
     decode,
@@ -78,6 +79,9 @@ class FrankaClient:
 
     def __init__(self, arm: Franka, *, seconds: float = CALL_SECONDS, heartbeat: float = HEARTBEAT_SECONDS) -> None:
         self.where = f"Franka arm {arm.robot_ip}:{arm.robot_port} of node {arm.node_rank}"
+        if arm.controller_node_rank is not None:
+            self.where += f", controller on node {arm.controller_node_rank}"
+        self._gripper = Gripper(arm.gripper_type, arm.gripper_connection)
         self._seconds, self._heartbeat = seconds, heartbeat
         self._ids = itertools.count(1)
         self._writing = threading.Lock()
@@ -122,7 +126,9 @@ class FrankaClient:
         until = time.monotonic() + patience
         while True:
             try:
-                reply = self._request("acquire", holder=holder_name(), heartbeat=self._heartbeat)
+                reply = self._request(
+                    "acquire", holder=holder_name(), heartbeat=self._heartbeat, gripper=self._gripper._asdict()
+                )
                 break
             except RobotLeaseError:
                 if time.monotonic() >= until:

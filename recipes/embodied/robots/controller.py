@@ -15,10 +15,12 @@ from recipes.embodied.robots.arm import SimulatedArm
 from recipes.embodied.robots.protocol import (
     NAME,
     PROTOCOL,
+    Gripper,
     Message,
     ProtocolError,
     Request,
     grip_of,
+    gripper_of,
     heartbeat_of,
     holder_of,
     joints_of,
@@ -71,6 +73,7 @@ class Controller:
     def __init__(self, arm: SimulatedArm) -> None:
         self._arm = arm
         self._lease: Lease | None = None
+        self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
         self._interrupted = 0  # of the latest one that was interrupted
         self._operations: dict[str, Callable[[int, Request, float], Message | Motion | None]] = {
@@ -148,9 +151,11 @@ class Controller:
 
     def _acquire(self, connection: int, request: Request, now: float) -> Message:
         holder, heartbeat = holder_of(request.fields), heartbeat_of(request.fields)
+        gripper = gripper_of(request.fields)
         if self._lease and self._lease.connection != connection:
             raise Refusal("busy", f"{self._lease.holder} holds the arm")
         self._lease = Lease(connection, holder, heartbeat, now)
+        self._gripper = gripper
         return self._report(request.id, now)
 
     def _beat(self, connection: int, request: Request, now: float) -> None:
@@ -207,6 +212,8 @@ class Controller:
     def _report(self, number: int, now: float) -> Message:
         found: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
         found |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
+        # A simulated hand has no device: what was said of one is only told again.
+        found["gripper"] = self._gripper._asdict() if self._gripper else None
         return {"id": number, "ok": True, **found}
 
     def _refused(self, number: int, refusal: Refusal) -> Message:

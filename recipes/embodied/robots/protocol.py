@@ -10,12 +10,15 @@ repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that
 |---|---|---|
 | `ping` | | says what this is, its protocol, and who holds it |
 | `state` | | joints in radians, gripper, whether and why the arm was stopped |
-| `acquire` | | takes the lease, with a `holder` in words and the `heartbeat` in seconds |
+| `acquire` | | takes the lease, with a `holder` in words and the `heartbeat` in seconds, and the `gripper` on the arm |
 | `beat` | | has no reply; every line counts as a sign of life, this one is for when there is nothing to say |
 | `reset` | yes | moves to `joints`, opens the gripper, ends a stop; the reply comes when the arm is there |
 | `move` | yes | moves by `deltas` (radians) in one control period; `close_gripper` true, false or null |
 | `stop` | | stops the arm at once, for anybody |
 | `release` | yes | gives the lease back |
+
+A `gripper` is an object of a `type` (`franka`, `robotiq`) and a `connection`, the device that it is attached to, or
+null where it is the arm's own.
 
 A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops.
 """
@@ -26,7 +29,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Never, TypeAlias, cast
+from typing import Any, NamedTuple, Never, TypeAlias, cast
 
 PROTOCOL = 1
 NAME = "franka"
@@ -55,6 +58,18 @@ class Request:
     op: str
     id: int
     fields: Mapping[str, Any]
+
+
+class Gripper(NamedTuple):
+    """The gripper on an arm.
+
+    Attributes:
+        type: its make, as in `robotiq`.
+        connection: the device that it is attached to, as in `/dev/ttyUSB0`; None: the arm's own.
+    """
+
+    type: str
+    connection: str | None
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -138,6 +153,23 @@ def holder_of(fields: Mapping[str, Any]) -> str:
     if not isinstance(holder, str) or not 0 < len(holder) <= MAX_HOLDER or not holder.isprintable():
         raise ProtocolError(f"`holder` is not a name of 1 to {MAX_HOLDER} characters")
     return holder
+
+
+def gripper_of(fields: Mapping[str, Any]) -> Gripper | None:
+    """Return the gripper that is on the arm; None where nothing is said of it.
+
+    Raises:
+        ProtocolError: it is described otherwise.
+    """
+    value = fields.get("gripper")
+    if value is None:
+        return None
+    described = cast("Mapping[object, object]", value) if isinstance(value, dict) else {}
+    kind, connection = described.get("type"), described.get("connection")
+    for each in (kind, "" if connection is None else connection):
+        if not isinstance(each, str) or len(each) > MAX_HOLDER or not each.isprintable():
+            raise ProtocolError("`gripper` is not an object of a `type` and a `connection`")
+    return Gripper(str(kind), None if connection is None else str(connection))
 
 
 def grip_of(fields: Mapping[str, Any]) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from typing import Any, Final
 
 from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
@@ -79,17 +80,21 @@ def robots(seen: Sequence[Seen]) -> list[Finding]:
             if getattr(unit, "disable_validate", False):
                 found.append(each.finding("robot", Verdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
-            for host, port in unit.addresses():
-                found.append(_robot(each, kind, f"{host}:{port}", answers.get((host, port), "it was not asked")))
+            for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
+                fault = answers.get((host, port), "it was not asked")
+                found.append(_robot(each, kind, f"{host}:{port}", fault, node))
     return found
 
 
-def _robot(each: Seen, kind: str, address: str, fault: str | None) -> Finding:
-    data = {"type": kind, "address": address, "fault": fault}
+def _robot(each: Seen, kind: str, address: str, fault: str | None, controller_node: int | None) -> Finding:
+    """Return the finding about one controller; `controller_node` is the node that runs it, where the file says so."""
+    data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
+    there = "" if controller_node is None else f" on node {controller_node}"
+    robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
     if fault is None:
-        return each.finding("robot", Verdict.OK, f"{kind} at {address} answers", data=data)
-    help = "switch the robot and its controller on, and check the cable, `robot_ip` and the node's route to it"
-    return each.finding("robot", Verdict.FAULT, f"{kind} at {address}: {fault}", help, data)
+        return each.finding("robot", Verdict.OK, f"{robot} answers", data=data)
+    help = f"switch the robot and its controller{there} on, and check the cable, `robot_ip` and the node's route to it"
+    return each.finding("robot", Verdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
 def cameras(seen: Sequence[Seen]) -> list[Finding]:

@@ -15,8 +15,13 @@ from rlinf_core.scalars import Bool
 ROBOT_PORT = 17310
 
 _GRIPPERS = "`franka` (Franka Hand) or `robotiq`"
-_CONNECTION = "Device that the gripper is attached to, as in `/dev/ttyUSB0`. Default: that of the arm."
-_CONTROLLER_RANK = "Rank of the node that runs the arm's controller. Default: `node_rank`."
+_CONNECTION = (
+    "Device that the gripper is attached to, as in `/dev/ttyUSB0`; the controller is told. Default: the arm's own."
+)
+_CONTROLLER_RANK = (
+    "Rank of the node on which the arm's controller runs, where that is another than `node_rank`. It is told where the"
+    " controller does not answer; rlinf starts none."
+)
 
 
 @register_hardware("Franka")
@@ -42,6 +47,10 @@ class Franka(RobotUnit):
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """See `RobotUnit`."""
         return () if self.disable_validate else ((self.robot_ip, self.robot_port),)
+
+    def controller_nodes(self) -> tuple[int | None, ...]:
+        """See `RobotUnit`."""
+        return (self.controller_node_rank,)
 
 
 @register_hardware("DualFranka")
@@ -89,6 +98,10 @@ class DualFranka(RobotUnit):
         """See `RobotUnit`."""
         arms = (self.left_robot_ip, self.right_robot_ip)
         return () if self.disable_validate else tuple((arm, self.robot_port) for arm in arms)
+
+    def controller_nodes(self) -> tuple[int | None, ...]:
+        """See `RobotUnit`."""
+        return (self.left_controller_node_rank, self.right_controller_node_rank)
 
     def cameras(self) -> tuple[tuple[str, str], ...]:
         """See `RobotUnit`."""

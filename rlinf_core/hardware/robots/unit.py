@@ -27,6 +27,10 @@ class RobotUnit(StrictModel):
         """Return where the robot must answer before a job starts: pairs of host and TCP port. None by default."""
         return ()
 
+    def controller_nodes(self) -> tuple[int | None, ...]:
+        """Return the rank of the node that runs the controller at each of `addresses`; None where nothing is said."""
+        return ()
+
     def cameras(self) -> tuple[tuple[str, str], ...]:
         """Return the cameras that must be attached before a job starts: pairs of make and serial number.
 

@@ -25,8 +25,26 @@ class Batch:
 
 
 class Talker(Worker):
-    def send_to(self, obj: Any, group: str, rank: int) -> None:
+    def give(self, obj: Any, group: str, rank: int) -> None:
         self.send(obj, group, rank)
+
+    def exchange(self, group: str) -> dict[int, Any]:
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
+        self.send_to({rank: (self._rank, rank) for rank in others}, group)
+        return self.recv_from(group, reversed(others))
+
+    def with_payload(self, group: str) -> list[Any]:
+        if self._rank == 0:
+            self.send([1, 2], group, 1, piggyback_payload={"version": 7})
+            self.send([3], group, 1, async_op=True, piggyback_payload=0).wait()
+            self.send([4], group, 1, piggyback_payload=None)
+            return []
+        return [self.recv(group, 0) for _ in range(3)]
+
+    def lock(self) -> tuple[bool, bool]:
+        with self.device_lock as lock:
+            held = lock.held
+        return held, self.device_lock.held
 
     def take(self, group: str, rank: int) -> Any:
         return self.recv(group, rank)
@@ -132,8 +150,26 @@ def test_asynchronous_methods(group: WorkerGroup[Talker]) -> None:
 
 
 def test_a_message_waits_for_its_receiver(group: WorkerGroup[Talker]) -> None:
-    group.execute_on(0).send_to({"a": 1}, "talk", 2).wait(timeout=20)
+    group.execute_on(0).give({"a": 1}, "talk", 2).wait(timeout=20)
     assert group.execute_on(2).take("talk", 0).wait(timeout=20) == [{"a": 1}]
+
+
+def test_each_rank_its_own(group: WorkerGroup[Talker]) -> None:
+    received = group.exchange("talk").wait(timeout=20)
+    assert [list(each.items()) for each in received] == [
+        [(2, (2, 0)), (1, (1, 0))],
+        [(2, (2, 1)), (0, (0, 1))],
+        [(1, (1, 2)), (0, (0, 2))],
+    ]
+
+
+def test_a_payload_travels_with_an_object(group: WorkerGroup[Talker]) -> None:
+    received = group.execute_on(0, 1).with_payload("talk").wait(timeout=20)
+    assert received == [[], [([1, 2], {"version": 7}), ([3], 0), [4]]]
+
+
+def test_a_worker_without_an_accelerator_shares_none(group: WorkerGroup[Talker]) -> None:
+    assert group.lock().wait(timeout=20) == [(True, False)] * 3
 
 
 def test_broadcast(group: WorkerGroup[Talker]) -> None:

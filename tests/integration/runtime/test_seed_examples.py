@@ -1,157 +1,173 @@
-"""The examples of the programming interface, as they are written but for the import line, `import os`, the device and,
-where four ranks are meant, the placement."""
+"""The programs and snippets that describe workers and channels, typed as they stand there.
+
+Theirs differ from what runs here in the import line, in `import os`, and, as no accelerator is needed here, in the
+device and the number of processes.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import doctest
 import os
+from pathlib import Path
+from typing import Any
 
-import torch
+import pytest
 
-from rlinf_core import Cluster, NodePlacementStrategy, Worker
+from rlinf_core import Channel, Cluster, NodePlacementStrategy, Worker, WorkerAddress, WorkerInfo
 
-SEND_GROUP_NAME = "send_worker_group"
-RECV_GROUP_NAME = "recv_worker_group"
-
-
+SEEDS = Path(__file__).with_name("seeds")
+# What is written in them, and what is run.
+CHANGES = {
+    "from rlinf.scheduler import": "from rlinf_core import",
+    'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))': "pass",
+    "torch.cuda.current_device()": '"cpu"',
+    ", device='cuda:0'": "",
+    'backend="nccl"': 'backend="gloo"',
+    ".launch(cluster=cluster, ": ".launch(cluster=cluster, placement_strategy=four_processes, ",
+}
+TIMED_BLOCK = """
 class MyWorker(Worker):
-    def __init__(self):
-        super().__init__()
+    def run_training(self, batch):
+        with self.worker_timer("run_training"):
+            return self.train_step(batch)
 
-    def initialize(self):
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(backend="gloo")
-
-        test_tensor = torch.ones(size=(1, 1), dtype=torch.float32, device="cpu")
-        torch.distributed.all_reduce(test_tensor)
-        return test_tensor
-
-    def hello(self):
-        return self._rank
-
-
-class TimedWorker(Worker):
+    def train_step(self, batch): ...
+"""
+TIMED_METHODS = """
+class MyWorker(Worker):
     @Worker.timer("run_training")
     def run_training(self, batch):
         return self.train_step(batch)
 
     @Worker.timer("train_step")
-    def train_step(self, batch):
-        with self.worker_timer("inside"):
-            return int(os.environ["RANK"]) + batch
+    def train_step(self, batch): ...
+"""
+DURATIONS = """
+handle = worker_group.run_training(...)
+result = handle.wait()
+timing = handle.consume_durations()  # dict of tag -> duration
+"""
+# What is pickled by value: no worker imports it.
+MAIN = {"__name__": "__main__"}
 
 
-class SendWorker(Worker):
-    def __init__(self):
-        super().__init__()
-
-    def hello_recv(self):
-        # 1. Send a message to the worker of the same rank, 2. receive its reply.
-        msg = f"Hello from SendWorker Rank {self._rank}!"
-        self.send(msg, dst_group_name=RECV_GROUP_NAME, dst_rank=self._rank)
-        reply = self.recv(src_group_name=RECV_GROUP_NAME, src_rank=self._rank)
-
-        # 3. A tensor, a list and a dict of tensors, to the next rank.
-        dst_rank = (self._rank + 1) % self._world_size
-        tensor = torch.ones(size=(1, 1), dtype=torch.float32, device="cpu")
-        self.send(tensor, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank)
-        tensor_list = [torch.tensor(1.0, dtype=torch.float32, device="cpu") for _ in range(4)]
-        self.send(tensor_list, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank)
-        tensor_dict = {
-            "tensor1": torch.tensor(2.0, dtype=torch.float32, device="cpu"),
-            "tensor2": torch.tensor(3.0, dtype=torch.float32, device="cpu"),
-        }
-        self.send(tensor_dict, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank)
-
-        # 4. A tensor without metadata.
-        tensor = torch.ones(size=(2, 1), dtype=torch.float32, device="cpu")
-        self.send_tensor(tensor, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank)
-        return reply
-
-    def hello_recv_async(self):
-        # 1. Asynchronously, waited for at once.
-        dst_rank = (self._rank + 1) % self._world_size
-        tensor = torch.ones(size=(3, 1), dtype=torch.float32, device="cpu")
-        async_send_work = self.send(tensor, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank, async_op=True)
-        async_send_work.wait()
-
-        # 2. Asynchronously, waited for by asyncio.
-        async def send_tensor_async():
-            dst_rank = (self._rank + 1) % self._world_size
-            tensor = torch.ones(size=(4, 1), dtype=torch.float32, device="cpu")
-            async_send_work = self.send(tensor, dst_group_name=RECV_GROUP_NAME, dst_rank=dst_rank, async_op=True)
-            await async_send_work.async_wait()
-
-        asyncio.run(send_tensor_async())
+@pytest.mark.parametrize("program", ["process_group", "send_and_receive"])
+def test_programs(cluster: Cluster, program: str) -> None:
+    text = (SEEDS / f"{program}.txt").read_text()
+    for written, run in CHANGES.items():
+        text = text.replace(written, run)
+    names: dict[str, Any] = {**MAIN, "os": os, "four_processes": NodePlacementStrategy([0] * 4)}
+    session = doctest.DocTestParser().get_doctest(text, names, program, None, None)
+    examples = len(session.examples)
+    assert examples > 5
+    said: list[str] = []
+    try:
+        result = doctest.DocTestRunner(verbose=False).run(session, out=said.append, clear_globs=False)
+        assert (result.failed, result.attempted) == (0, examples), "".join(said)
+    finally:
+        for group in ("my_worker_group", "send_group", "recv_group"):
+            if group in session.globs:
+                session.globs[group].shutdown()
 
 
-class RecvWorker(Worker):
-    def __init__(self):
-        super().__init__()
-
-    def hello_recv(self):
-        msg = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=self._rank)
-        reply = f"Hello from RecvWorker Rank {self._rank}!"
-        self.send(reply, dst_group_name=SEND_GROUP_NAME, dst_rank=self._rank)
-
-        src_rank = (self._rank - 1) % self._world_size
-        tensor = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=src_rank)
-        tensor_list = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=src_rank)
-        tensor_dict = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=src_rank)
-
-        buffer = torch.empty(size=(2, 1), dtype=torch.float32, device="cpu")
-        self.recv_tensor(buffer, src_group_name=SEND_GROUP_NAME, src_rank=src_rank)
-        return msg, tensor, tensor_list, tensor_dict, buffer
-
-    def hello_recv_async(self):
-        src_rank = (self._rank - 1) % self._world_size
-        async_recv_work = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=src_rank, async_op=True)
-        first = async_recv_work.wait()
-
-        async def recv_tensor_async():
-            src_rank = (self._rank - 1) % self._world_size
-            async_recv_work = self.recv(src_group_name=SEND_GROUP_NAME, src_rank=src_rank, async_op=True)
-            return await async_recv_work.async_wait()
-
-        return first, asyncio.run(recv_tensor_async())
+@pytest.mark.parametrize(
+    ("snippet", "tags"), [(TIMED_BLOCK, {"run_training"}), (TIMED_METHODS, {"run_training", "train_step"})]
+)
+def test_timers(cluster: Cluster, snippet: str, tags: set[str]) -> None:
+    names: dict[str, Any] = {**MAIN, "Worker": Worker}
+    exec(snippet, names)  # noqa: S102
+    placement = NodePlacementStrategy([0])
+    with names["MyWorker"].create_group().launch(cluster, placement) as names["worker_group"]:
+        exec(DURATIONS, names)  # noqa: S102
+        assert names["result"] == [None]
+        assert set(names["timing"]) == tags
 
 
-def test_a_group_with_a_process_group_of_torch(cluster: Cluster) -> None:
-    my_worker_group = MyWorker.create_group().launch(
-        cluster=cluster, name="my_worker_group", placement_strategy=NodePlacementStrategy([0] * 4)
-    )
-    with my_worker_group:
-        assert my_worker_group.initialize().wait()[0] == torch.tensor([[4.0]])
-        assert my_worker_group.execute_on(0, 3).hello().wait() == [0, 3]
+class MyWorker(Worker):
+    """Does what is told of workers and channels in running text."""
+
+    def known_variables(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE")}
+
+    def info(self) -> tuple[WorkerAddress, WorkerInfo]:
+        return self.worker_address, self.worker_info
+
+    def family(self, cluster_nodes: int) -> tuple[list[str], list[str]]:
+        with (
+            Cluster(cluster_nodes) as cluster,
+            MyWorker.create_group().launch(cluster, NodePlacementStrategy([0])) as children,
+        ):
+            (address, _info), *_ = children.info().wait()
+        own = self.worker_address
+        assert address == own.get_child_address(0)
+        assert (address.get_parent_rank(), address.get_parent_address()) == (self._rank, own)
+        return [own.get_name()], [address.get_name()]
+
+    def produce(self, channel_name: str) -> str:
+        channel = self.create_channel(
+            channel_name,
+            node_id=0,
+            maxsize=0
+        )  # fmt: skip
+        for item in range(1, 7):
+            channel.put(item, weight=0, key="default", async_op=False)
+            channel.put(item, weight=item, key="weighted", async_op=False)
+        return str(channel)
+
+    def consume(self, channel_name: str) -> tuple[Any, Any, Any]:
+        channel = self.connect_channel(channel_name)
+        batch_weight = 5
+        first = channel.get(key="default", async_op=False)
+        second = channel.get(key="default", async_op=True).wait()
+        return first, second, channel.get_batch(batch_weight, key="weighted", async_op=False)
+
+    def send_to_next(self, tensor: Any) -> Any:
+        group, size = "Worker_group_MyWorker", self._world_size
+        dst_rank, src_rank = (self._rank + 1) % size, (self._rank - 1) % size
+        work = self.send_tensor(tensor, group, dst_rank, async_op=True)
+        buffer = tensor.new_empty(tensor.shape)
+        self.recv_tensor(buffer, group, src_rank, async_op=False)
+        assert work is not None
+        work.wait()
+        return buffer
 
 
-def test_timers(cluster: Cluster) -> None:
-    worker_group = TimedWorker.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="timed_group")
-    with worker_group:
-        handle = worker_group.run_training(1)
-        assert handle.wait() == [1, 2]
-        timing = handle.consume_durations()
-        assert set(timing) == {"run_training", "train_step", "inside"}
-        assert timing["inside"] <= timing["train_step"] <= timing["run_training"]
+def test_what_is_told_in_words(cluster: Cluster) -> None:
+    placement = NodePlacementStrategy([0, 0])
+    with MyWorker.create_group().launch(cluster, placement) as group:
+        told = group.known_variables().wait()
+        assert [each["RANK"] for each in told] == ["0", "1"]
+        assert {each["WORLD_SIZE"] for each in told} == {"2"}
+        assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in told}) == 1
+
+        (_, info), (address, _) = group.info().wait()
+        assert address.get_name() == "Worker_group_MyWorker:1"
+        assert info.address == address.get_parent_address().get_child_address(0)
+        assert (info.rank, info.node_id, info.gpu_id, info.available_gpus) == (0, 0, None, ())
+        assert info.node_ip == cluster.get_node_ip(0)
+        assert group.execute_on(1).family(1).wait() == [(["Worker_group_MyWorker:1"], ["Worker_group_MyWorker:1:0"])]
+
+        assert "rollout_queue" in group.execute_on(0).produce("rollout_queue").wait()[0]
+        assert group.execute_on(1).consume("rollout_queue").wait() == [(1, 2, [1, 2, 3])]
 
 
-def test_two_groups_that_talk(cluster: Cluster) -> None:
-    placement = NodePlacementStrategy([0] * 4)
-    send_group = SendWorker.create_group().launch(cluster=cluster, name=SEND_GROUP_NAME, placement_strategy=placement)
-    recv_group = RecvWorker.create_group().launch(cluster=cluster, name=RECV_GROUP_NAME, placement_strategy=placement)
-    with send_group, recv_group:
-        sent = send_group.hello_recv()
-        received = recv_group.hello_recv().wait()
-        assert sent.wait() == [f"Hello from RecvWorker Rank {rank}!" for rank in range(4)]
-        for rank, (msg, tensor, tensor_list, tensor_dict, buffer) in enumerate(received):
-            assert msg == f"Hello from SendWorker Rank {rank}!"
-            assert torch.equal(tensor, torch.ones(1, 1))
-            assert isinstance(tensor_list, list)
-            assert [float(each) for each in tensor_list] == [1.0] * 4
-            assert {name: float(each) for name, each in tensor_dict.items()} == {"tensor1": 2.0, "tensor2": 3.0}
-            assert torch.equal(buffer, torch.ones(2, 1))
+class Generator(Worker):
+    """Puts whole trajectories into the queue as they are finished: the longer, the later."""
 
-        sent = send_group.hello_recv_async()
-        received = recv_group.hello_recv_async().wait()
-        sent.wait()
-        assert [[tuple(each.shape) for each in pair] for pair in received] == [[(3, 1), (4, 1)]] * 4
+    def generate(self, lengths: list[int]) -> None:
+        rollout_output_queue = self.connect_channel("rollout_output_queue")
+        for length in lengths:
+            rollout_output_queue.put([self._rank] * length, weight=length)
+
+
+def test_load_balancing(cluster: Cluster) -> None:
+    groups, lengths = 2, [1, 2, 4, 8, 16, 32]
+    rollout_output_queue = Channel.create("rollout_output_queue")
+    with Generator.create_group().launch(cluster, NodePlacementStrategy([0, 0])) as generators:
+        generated = generators.generate(lengths)
+        trained: list[list[int]] = [[] for _ in range(groups)]
+        for number in range(2 * len(lengths)):
+            trained[number % groups].append(len(rollout_output_queue.get()))
+        generated.wait()
+    assert sorted(trained[0] + trained[1]) == sorted(lengths * 2)
+    assert [len(each) for each in trained] == [len(lengths)] * groups

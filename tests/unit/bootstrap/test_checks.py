@@ -186,6 +186,17 @@ def test_a_robot_answers_or_not(see: See, fault: str | None, verdict: Verdict) -
     assert "Franka at 10.9.0.1:17310" in found.what
 
 
+@pytest.mark.parametrize(("fault", "said"), [(None, " answers"), ("connection refused", ": connection refused")])
+def test_the_node_of_its_controller_is_named(see: See, fault: str | None, said: str) -> None:
+    text = (ROBOT % "false").replace("robot_ip:", "controller_node_rank: 0, robot_ip:")
+    assert "controller_node_rank" in text
+    (found,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=text))
+    assert "Franka at 10.9.0.1:17310, controller on node 0" in found.what
+    assert found.what.endswith(said)
+    assert ("on node 0" in (found.help or "")) is (fault is not None)
+    assert found.data["controller_node_rank"] == 0
+
+
 def test_a_robot_that_is_not_to_be_asked_is_not_judged(see: See) -> None:
     (found,) = devices.robots(see({}, text=ROBOT % "true"))
     assert (found.verdict, "disable_validate" in found.what) == (Verdict.SKIPPED, True)

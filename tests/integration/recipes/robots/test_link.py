@@ -173,6 +173,14 @@ def test_a_controller_that_ends_is_a_lost_link(start_arm: Any, clients: Any) -> 
     assert "simulated_controller" in str(unreachable.value.help)
 
 
+def test_the_controller_is_told_of_the_gripper(start_arm: Any, clients: Any) -> None:
+    arm, _ = start_arm(speed=1000)
+    arm = arm.model_copy(update={"gripper_type": "robotiq", "gripper_connection": "/dev/ttyUSB0"})
+    client = clients(arm)
+    client.acquire()
+    assert client._request("state")["gripper"] == {"type": "robotiq", "connection": "/dev/ttyUSB0"}
+
+
 def test_every_call_has_a_deadline(start_arm: Any, clients: Any) -> None:
     arm, process = start_arm(speed=1000)
     client = clients(arm)
@@ -190,7 +198,8 @@ def test_every_call_has_a_deadline(start_arm: Any, clients: Any) -> None:
 def test_what_listens_there_is_something_else(clients: Any) -> None:
     for answer in (b"SSH-2.0-OpenSSH_9.6\r\n", b'{"id": 1, "ok": true, "robot": "toaster"}\n', b"x" * 10_000, b""):
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            arm = Franka(node_rank=3, robot_ip="127.0.0.1", robot_port=listener.getsockname()[1])
+            port = listener.getsockname()[1]
+            arm = Franka(node_rank=3, robot_ip="127.0.0.1", robot_port=port, controller_node_rank=5)
 
             def reply(listener: socket.socket = listener, answer: bytes = answer) -> None:
                 with listener.accept()[0] as connection:
@@ -199,7 +208,7 @@ def test_what_listens_there_is_something_else(clients: Any) -> None:
 
             thread = threading.Thread(target=reply)
             thread.start()
-            with pytest.raises(RobotUnreachableError, match="of node 3"):
+            with pytest.raises(RobotUnreachableError, match="of node 3, controller on node 5"):
                 clients(arm, seconds=SOON)
             thread.join()
 

@@ -67,6 +67,16 @@ def ready(client: Client, now: float = 0.0) -> float:
     return motion.end
 
 
+def test_whoever_takes_it_says_what_its_gripper_is(a: Client) -> None:
+    gripper = {"type": "robotiq", "connection": "/dev/ttyUSB0"}
+    assert a.acquire(0.0)["gripper"] is None
+    assert a.reply(0.1, "acquire", holder="a", heartbeat=2.0, gripper=gripper)["gripper"] == gripper
+    assert a.reply(0.2, "state")["gripper"] == gripper
+    for wrong in (["robotiq"], {"connection": "/dev/ttyUSB0"}, {"type": "robotiq", "connection": 3}):
+        with pytest.raises(ProtocolError, match="gripper"):
+            a.ask(0.3, "acquire", holder="a", heartbeat=2.0, gripper=wrong)
+
+
 def test_one_holds_it_and_the_other_is_told_who(a: Client, b: Client) -> None:
     assert a.acquire(0.0)["holder"] == "client 1"
     refused = b.acquire(0.1)
