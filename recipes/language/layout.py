@@ -27,6 +27,8 @@ class GroupReport(NamedTuple):
     Attributes:
         slot: number of the group in its batch.
         problem: number of the problem in its set.
+        source: name of that set.
+        difficulty: label of the problem, or "".
         tokens: of all sequences, prompts included.
         rewards: of each answer.
         lengths: tokens of each answer.
@@ -39,6 +41,8 @@ class GroupReport(NamedTuple):
 
     slot: int
     problem: int
+    source: str
+    difficulty: str
     tokens: int
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]

@@ -104,6 +104,8 @@ def _report(group: AnswerGroup, scores: list[Score]) -> GroupReport:
     return GroupReport(
         slot=group.slot,
         problem=group.problem,
+        source=group.question.source,
+        difficulty=group.question.difficulty,
         tokens=sum(len(each.prompt) + len(each.tokens) for each in group.answers),
         rewards=tuple(each.reward for each in scores),
         lengths=tuple(len(each.tokens) for each in group.answers),

@@ -48,13 +48,14 @@ PANELS: Final = (
             ("train, once", ("env/success_once",)),
             ("eval, at end", ("eval/success_at_end",)),
             ("eval, once", ("eval/success_once",)),
+            ("eval, pass@1", ("eval/pass@1",)),
         ),
         share=True,
     ),
 )
 # Readable for people who see colours differently (Okabe and Ito, 2008): training pale, evaluation strong.
 _COLOURS: Final = {"train": "#56B4E9", "train, at end": "#56B4E9", "train, once": "#E69F00"}
-_STRONG: Final = {"eval": "#0072B2", "eval, at end": "#0072B2", "eval, once": "#D55E00"}
+_STRONG: Final = {"eval": "#0072B2", "eval, at end": "#0072B2", "eval, once": "#D55E00", "eval, pass@1": "#0072B2"}
 # Beyond that many points a line is noise: its mean is drawn over it.
 _SMOOTH_FROM: Final = 200
 _MARKERS_UNTIL: Final = 60

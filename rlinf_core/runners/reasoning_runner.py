@@ -11,11 +11,12 @@ from typing import Any, Final, Protocol, cast
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
+from rlinf_core.runners.evaluation import evaluation_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import NEVER, Runner
 from rlinf_core.runners.samples import write_samples
 from rlinf_core.runners.standalone import RunConfig
-from rlinf_core.runners.statistics import mean, pass_at_k, wilson_interval
+from rlinf_core.runners.statistics import mean
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
@@ -28,6 +29,10 @@ class GroupFigures(Protocol):
 
     @property
     def slot(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def difficulty(self) -> str: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -288,22 +293,6 @@ def group_metrics(groups: Sequence[GroupFigures]) -> dict[str, float]:
         for name, total in each.parts.items():
             key = f"reward/{name}"
             metrics[key] = metrics.get(key, 0.0) + total / count
-    return metrics
-
-
-def evaluation_metrics(groups: Sequence[GroupFigures], samples: int, correct: float) -> dict[str, float]:
-    """Return how often answers were right, with 95 % intervals."""
-    right = [sum(reward >= correct for reward in each.rewards) for each in groups]
-    asked = [len(each.rewards) for each in groups]
-    total, count = sum(right), sum(asked)
-    low, high = wilson_interval(total, count)
-    metrics = {"eval/pass@1": total / max(1, count), "eval/pass@1_low": low, "eval/pass@1_high": high}
-    metrics["eval/length"] = mean([length for each in groups for length in each.lengths])
-    if samples > 1:
-        metrics[f"eval/pass@{samples}"] = mean(
-            [pass_at_k(n, c, samples) for n, c in zip(asked, right, strict=True) if n]
-        )
-        metrics[f"eval/mean@{samples}"] = metrics["eval/pass@1"]
     return metrics
 
 

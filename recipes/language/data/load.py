@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from recipes.language.config import LanguageDataConfig
 from recipes.language.data.problems import Problem, ProblemSet
 from recipes.language.data.sources import Joined, ReasoningGym, Sums, read_file
@@ -32,7 +35,12 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
         return ReasoningGym(config.task or "", size, seed, config.task_config)
     paths = config.val_data_paths if evaluation and config.val_data_paths else config.train_data_paths
-    whole = Joined([read_file(path, config.prompt_key, config.answer_key) for path in paths])
+    whole = Joined(
+        [
+            read_file(path, config.prompt_key, config.answer_key, name)
+            for path, name in zip(paths, data_set_names(paths), strict=True)
+        ]
+    )
     if config.val_data_paths:
         return whole
     numbers = [n for n in range(len(whole)) if (n % 10 == 9) == evaluation]
@@ -44,11 +52,20 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     return Chosen(whole, numbers)
 
 
+def data_set_names(paths: Sequence[str]) -> list[str]:
+    """Return names of files without folder and ending, with as many folders as tell them from each other."""
+    parts = [Path(path).with_suffix("").parts for path in paths]
+    for count in range(1, max(map(len, parts), default=1) + 1):
+        names = ["_".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{each[-1]}_{number}" for number, each in enumerate(parts)]
+
+
 class Chosen:
     """Some of the problems of a set."""
 
     def __init__(self, whole: ProblemSet, numbers: list[int]) -> None:
-        self.name = whole.name
         self._whole = whole
         self._numbers = numbers
 

@@ -18,22 +18,20 @@ class Problem:
         answer: text of the right answer.
         row: everything that its source says of it, for reward functions.
         difficulty: label by which evaluations are told apart, or "".
+        source: name of the data set.
+        messages: the question as messages of a chat, each with `role` and `content`; empty where it is a text.
     """
 
     prompt: str
     answer: str
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     difficulty: str = ""
+    source: str = ""
+    messages: tuple[Mapping[str, str], ...] = ()
 
 
 class ProblemSet(Protocol):
-    """Numbered problems; the same number is always the same problem.
-
-    Attributes:
-        name: as evaluations call it.
-    """
-
-    name: str
+    """Numbered problems; the same number is always the same problem."""
 
     def __len__(self) -> int: ...
 

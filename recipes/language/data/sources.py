@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from recipes.language.data.problems import Problem, ProblemSet
 from rlinf_core.errors import ConfigError
@@ -30,7 +30,7 @@ class Sums:
     def __init__(
         self, digits: int = 1, *, held_out: bool = False, size: int = 200, seed: int = 0, spaced: bool = False
     ) -> None:
-        self.name = f"sums{digits}"
+        self._name = f"sums{digits}"
         self._format = "{} + {} =" if spaced else "{}+{}="
         self._base = 10**digits
         self._scatter = 1
@@ -55,7 +55,7 @@ class Sums:
         first, second = divmod(self._numbers[index] * self._scatter % self._base**2, self._base)
         answer = str(first + second)
         asked = self._format.format(first, second)
-        return Problem(prompt=asked, answer=answer, difficulty=f"{len(answer)}-digit answer")
+        return Problem(prompt=asked, answer=answer, difficulty=f"{len(answer)}-digit-answer", source=self._name)
 
 
 class _AllBut(Sequence[int]):
@@ -77,44 +77,90 @@ class Rows:
     """Problems that a file lists.
 
     Args:
-        name: of the set.
+        name: of the data set.
         rows: one mapping for each problem.
-        prompt_key, answer_key: of the mappings.
+        prompt_key, answer_key: of the mappings; `a.b` is the key `b` of the mapping under `a`.
         where: names a row in messages, by its number.
+
+    Raises:
+        ConfigError: a row lacks a key, or what is there is neither a text nor messages, or no answer.
     """
 
     def __init__(
         self, name: str, rows: Sequence[Mapping[str, Any]], prompt_key: str, answer_key: str, where: Sequence[str]
     ) -> None:
-        self.name = name
+        self._name = name
         self._rows = rows
         self._keys = prompt_key, answer_key
         for row, place in zip(rows, where, strict=True):
-            for purpose, key in zip(("prompt", "answer"), self._keys, strict=True):
-                if key not in row:
-                    known = ", ".join(f"`{each}`" for each in row)
-                    raise ConfigError(
-                        f"{place}: there is no key `{key}`",
-                        why=f"the row has {known or 'no keys'}",
-                        help=f"set `data.{purpose}_key` to the key that holds the {purpose}",
-                    )
+            prompt, answer = (
+                _value(row, key, place, purpose) for purpose, key in zip(("prompt", "answer"), self._keys, strict=True)
+            )
+            if not isinstance(prompt, str) and not _is_messages(prompt):
+                raise ConfigError(
+                    f"{place}: the prompt under `{prompt_key}` is neither a text nor messages",
+                    why=f"it is {_shown(prompt)}",
+                    help='give a text, or a list of {"role": ..., "content": ...}',
+                )
+            if answer is None or isinstance(answer, dict | list):
+                raise ConfigError(
+                    f"{place}: there is no answer under `{answer_key}`",
+                    why=f"it is {_shown(answer)}",
+                    help="give a text or a number; `data.answer_key: a.b` reaches into a mapping",
+                )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Problem:
         row = self._rows[index]
-        prompt, answer = (row[key] for key in self._keys)
+        prompt, answer = (_value(row, key, "", "") for key in self._keys)
+        messages = () if isinstance(prompt, str) else tuple(prompt)
         return Problem(
-            prompt=prompt if isinstance(prompt, str) else json.dumps(prompt),
+            prompt="\n".join(each["content"] for each in messages) if messages else prompt,
             answer=str(answer),
             row=row,
             difficulty=str(row.get("difficulty", "")),
+            source=self._name,
+            messages=messages,
         )
 
 
-def read_file(path: str, prompt_key: str, answer_key: str) -> Rows:
-    """Return the problems of a `.jsonl` or `.parquet` file.
+def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
+    """Return what is under a key of a row."""
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = ", ".join(f"`{each}`" for each in row)
+            raise ConfigError(
+                f"{place}: there is no key `{key}`",
+                why=f"the row has {known or 'no keys'}",
+                help=f"set `data.{purpose}_key` to the key that holds the {purpose}",
+            )
+        value = cast("Mapping[str, Any]", value)[part]
+    return value
+
+
+def _is_messages(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(
+            isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+            for each in cast("list[Any]", prompt)
+        )
+    )
+
+
+def _shown(value: Any, longest: int = 60) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return f"`{text if len(text) <= longest else text[: longest - 3] + '...'}`"
+
+
+def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Rows:
+    """Return the problems of a `.jsonl` or `.parquet` file, as a data set of this name, by default the file's.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a row lacks a key.
@@ -130,7 +176,9 @@ def read_file(path: str, prompt_key: str, answer_key: str) -> Rows:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not rows:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    return Rows(file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))])
+    return Rows(
+        name or file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))]
+    )
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -156,7 +204,7 @@ def _parquet(file: Path) -> list[Mapping[str, Any]]:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl"
+            f"reading `{file}` needs the package pyarrow", help="pip install pyarrow, or give the rows as .jsonl lines"
         ) from None
     if not file.exists():
         raise ConfigError(f"the data file `{file}` cannot be read", why="No such file or directory")
@@ -191,7 +239,7 @@ class ReasoningGym:
                 why=str(error).splitlines()[0] if str(error) else type(error).__name__,
                 help="`data.task` and `data.task_config` are its own names",
             ) from None
-        self.name = task
+        self._task = task
         self._size = size
 
     def __len__(self) -> int:
@@ -199,12 +247,12 @@ class ReasoningGym:
 
     def __getitem__(self, index: int) -> Problem:
         entry = self._data[index]
-        difficulty = entry.get("metadata", {}).get("difficulty", "")
         return Problem(
             prompt=str(entry["question"]),
             answer=str(entry["answer"]),
             row=entry,
-            difficulty=json.dumps(difficulty, sort_keys=True) if isinstance(difficulty, dict) else str(difficulty),
+            difficulty=_label(entry.get("metadata", {}).get("difficulty", "")),
+            source=self._task,
         )
 
     def score(self, answer: str, index_row: Mapping[str, Any]) -> float:
@@ -212,11 +260,21 @@ class ReasoningGym:
         return float(self._data.score_answer(answer, index_row))
 
 
+def _label(difficulty: Any) -> str:
+    """Return `num_terms=2-6` for {"num_terms": (2, 6)}."""
+    if not isinstance(difficulty, Mapping):
+        return str(difficulty)
+
+    def text(value: Any) -> str:
+        return "-".join(map(str, cast("Sequence[Any]", value))) if isinstance(value, tuple | list) else str(value)
+
+    return ",".join(f"{key}={text(value)}" for key, value in cast("Mapping[str, Any]", difficulty).items())
+
+
 class Joined:
     """Several sets of problems as one."""
 
     def __init__(self, parts: Sequence[ProblemSet]) -> None:
-        self.name = "+".join(each.name for each in parts)
         self._parts = parts
 
     def __len__(self) -> int:

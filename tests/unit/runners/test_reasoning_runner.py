@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from recipes.language.layout import GroupReport
-from rlinf_core.runners.reasoning_runner import _assignment, evaluation_metrics, group_metrics
+from rlinf_core.runners.reasoning_runner import _assignment, group_metrics
 
 
 def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:
     found = {
         "problem": slot,
+        "source": "sums",
+        "difficulty": "",
         "lengths": tuple(2 for _ in rewards),
         "truncated": 0,
         "failures": {},
@@ -43,13 +45,3 @@ def test_figures_of_a_step() -> None:
     assert found["rollout/prompt_length"] == 3
     assert found["reward/failed_timeout"] == 2
     assert found["reward/style"] == 0.75
-
-
-def test_an_evaluation_has_shares_and_their_intervals() -> None:
-    groups = [group(0, (1.0, 0.0)), group(1, (0.0, 0.0)), group(2, (1.0, 1.0))]
-
-    found = evaluation_metrics(groups, 2, 1.0)
-
-    assert found["eval/pass@1"] == 0.5
-    assert found["eval/pass@2"] == 2 / 3
-    assert found["eval/pass@1_low"] < 0.5 < found["eval/pass@1_high"]

@@ -61,7 +61,7 @@ def test_a_file_has_a_problem_in_each_line(tmp_path: Path) -> None:
         ("1+1", "2", "easy"),
         ("2+2", "4", ""),
     ]
-    assert found.name == "some"
+    assert found[0].source == "some"
     assert Joined([found, found])[3].prompt == "2+2"
 
 

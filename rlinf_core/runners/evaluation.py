@@ -1,0 +1,97 @@
+"""Metrics of an evaluation of a language model: shares of right answers by data set and by difficulty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from rlinf_core.runners.statistics import mean, pass_at_k, wilson_interval
+
+# Data sets with more labels of difficulty than these are not told apart by them: nobody reads so many figures.
+MOST_DIFFICULTIES: Final = 12
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.@+=-]+")
+
+
+class JudgedProblem(Protocol):
+    """The judged answers to one problem; none where its prompt was too long."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def difficulty(self) -> str: ...
+    @property
+    def rewards(self) -> tuple[float, ...]: ...
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+    @property
+    def skipped(self) -> bool: ...
+
+
+def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int, correct: float) -> dict[str, float]:
+    """Return how often answers were right, with 95 % intervals.
+
+    Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
+    for data sets whose problems have several labels of difficulty. Figures are those of `shares`, `length` (tokens of
+    an answer), and where prompts were too long `prompts_skipped`.
+
+    Args:
+        problems: what was asked.
+        samples: answers to each problem.
+        correct: reward from which on an answer is right.
+    """
+    metrics = _figures(problems, samples, correct, "eval")
+    for source, part in _by(problems, "source").items():
+        metrics |= _figures(part, samples, correct, f"eval/{source}")
+        labels = _by(part, "difficulty")
+        if 1 < len(labels) <= MOST_DIFFICULTIES:
+            for label, chosen in labels.items():
+                metrics |= _figures(chosen, samples, correct, f"eval/{source}/{label}")
+    return metrics
+
+
+def shares(right: Sequence[int], samples: int) -> dict[str, float]:
+    """Return the shares of right answers to problems that were answered `samples` times each, with 95 % intervals.
+
+    `pass@1` is the chance that an answer is right, `pass@k` that one of k is, for k of 2, 4, 8 up to `samples`, by the
+    unbiased estimate of `pass_at_k`; `mean@<samples>` is the mean of all answers, which is `pass@1` by its other name.
+    `<name>_low` and `<name>_high` are Wilson's interval of as many trials as there are problems. Answers to one problem
+    depend on each other, so they are no trials of their own; and a problem's estimate, a number from 0 to 1, varies no
+    more than one that is 0 or 1 with the same mean, so the interval is wide enough.
+
+    Args:
+        right: of each problem, how many answers were right.
+        samples: answers to each problem.
+    """
+    found: dict[str, float] = {}
+    sizes = sorted({1, samples, *(2**power for power in range(1, 31) if 2**power < samples)})
+    for size in sizes:
+        found |= _with_interval(f"pass@{size}", [pass_at_k(samples, count, size) for count in right])
+    if samples > 1:
+        found |= _with_interval(f"mean@{samples}", [count / samples for count in right])
+    return found
+
+
+def _with_interval(name: str, estimates: Sequence[float]) -> dict[str, float]:
+    share = mean(estimates)
+    low, high = wilson_interval(share * len(estimates), len(estimates))
+    return {name: share, f"{name}_low": low, f"{name}_high": high}
+
+
+def _figures(problems: Sequence[JudgedProblem], samples: int, correct: float, prefix: str) -> dict[str, float]:
+    asked = [each for each in problems if not each.skipped]
+    figures = shares([sum(reward >= correct for reward in each.rewards) for each in asked], samples)
+    figures["length"] = mean([length for each in asked for length in each.lengths])
+    if len(asked) < len(problems):
+        figures["prompts_skipped"] = float(len(problems) - len(asked))
+    return {f"{prefix}/{name}": value for name, value in figures.items()}
+
+
+def _by(problems: Sequence[JudgedProblem], attribute: str) -> Mapping[str, list[JudgedProblem]]:
+    """Return problems by a label of theirs, as part of a metric's name; those without a label are left out."""
+    found: dict[str, list[JudgedProblem]] = {}
+    for each in problems:
+        label = _NO_NAME.sub("_", getattr(each, attribute)).strip("_")
+        if label:
+            found.setdefault(label, []).append(each)
+    return dict(sorted(found.items()))

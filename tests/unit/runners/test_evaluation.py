@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from typing import NamedTuple
+
+import pytest
+
+from rlinf_core.runners.evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
+from rlinf_core.runners.statistics import mean
+
+
+class Judged(NamedTuple):
+    source: str = "sums"
+    difficulty: str = ""
+    rewards: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()
+    skipped: bool = False
+
+
+def judged(source: str, difficulty: str, *rewards: float) -> Judged:
+    return Judged(source, difficulty, rewards, tuple(3 for _ in rewards))
+
+
+def test_data_sets_and_difficulties_are_told_apart() -> None:
+    problems = [
+        judged("gsm/test set", "easy", 1.0),
+        judged("gsm/test set", "hard one", 0.0),
+        judged("gsm/test set", "easy", 1.0),
+        judged("sums", "", 0.0),
+    ]
+
+    found = evaluation_metrics(problems, 1, 1.0)
+
+    assert {name: value for name, value in found.items() if name.endswith("pass@1")} == {
+        "eval/pass@1": 0.5,
+        "eval/gsm_test_set/pass@1": 2 / 3,
+        "eval/gsm_test_set/easy/pass@1": 1.0,
+        "eval/gsm_test_set/hard_one/pass@1": 0.0,
+        "eval/sums/pass@1": 0.0,
+    }
+    assert found["eval/sums/length"] == 3
+    assert all(
+        found[f"{name}_low"] <= value <= found[f"{name}_high"] for name, value in found.items() if "@1" in name[-2:]
+    )
+
+
+def test_one_label_or_very_many_are_no_difficulties() -> None:
+    one = [judged("sums", "same", 1.0), judged("sums", "same", 0.0)]
+    many = [judged("sums", str(number), 1.0) for number in range(MOST_DIFFICULTIES + 1)]
+
+    for problems in (one, many):
+        assert {name.count("/") for name in evaluation_metrics(problems, 1, 1.0)} == {1, 2}
+
+
+def test_problems_that_were_not_asked_are_counted_and_not_judged() -> None:
+    found = evaluation_metrics([judged("sums", "", 1.0), Judged(skipped=True)], 1, 1.0)
+
+    assert found["eval/pass@1"] == 1.0
+    assert found["eval/sums/prompts_skipped"] == 1
+
+
+def test_nothing_at_all_has_figures_too() -> None:
+    assert evaluation_metrics([], 1, 1.0)["eval/pass@1"] == 0.0
+
+
+def test_shares_of_several_samples_are_those_of_all_choices_of_k() -> None:
+    right, samples = [0, 1, 3, 6], 6
+
+    found = shares(right, samples)
+
+    for k in (1, 2, 4, 6):
+        chosen = [any(answer < count for answer in some) for count in right for some in combinations(range(samples), k)]
+        assert found[f"pass@{k}"] == pytest.approx(mean([float(each) for each in chosen]))
+    assert found["mean@6"] == pytest.approx(found["pass@1"])
+    assert "pass@3" not in found
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_intervals_hold_the_truth_in_95_of_100_evaluations(samples: int) -> None:
+    rng = random.Random(0)
+    held = {"pass@1": 0, f"pass@{samples}": 0}
+    tries, problems = 400, 60
+    # Easy and hard problems: answers to one depend on each other, so they are no trials of their own.
+    easy, hard = 0.95, 0.1
+    truth = {f"pass@{k}": (2 - (1 - easy) ** k - (1 - hard) ** k) / 2 for k in (1, samples)}
+    for _ in range(tries):
+        chances = [easy if rng.random() < 0.5 else hard for _ in range(problems)]
+        right = [sum(rng.random() < chance for _ in range(samples)) for chance in chances]
+        found = shares(right, samples)
+        for name in held:
+            held[name] += found[f"{name}_low"] <= truth[name] <= found[f"{name}_high"]
+
+    assert all(count / tries >= 0.93 for count in held.values())
