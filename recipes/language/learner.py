@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recipes.language.batch import RolloutBatch, balanced, token_budget_parts, whole_groups
+from recipes.language.batch import RolloutBatch, answer_sums, balanced, token_budget_parts, whole_groups
 from recipes.language.packing import PackedRow, pack, packed_tokens
 from recipes.language.policy import AnswerEval, LanguagePolicy
 from recipes.training.finite import REMEDY, NonFiniteError
@@ -167,9 +167,20 @@ class LanguageLearner:
         wanted = self._strategy.reduce_max(len(parts))
         return parts + [[] for _ in range(wanted - len(parts))]
 
+    def _with_gradient(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int]) -> list[int]:
+        """Return the answers whose loss depends on the weights, one at least; the others need no pass.
+
+        Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a group in which all or
+        none are right.
+        """
+        if targets.ref_logprobs is not None or targets.returns is not None or self._loss_settings.entropy_bonus:
+            return rows
+        moved = answer_sums(targets.advantages.abs(), batch.answer_lengths)
+        return [row for row in rows if moved[row] > 0] or rows[:1]
+
     def _update(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int]) -> list[dict[str, Tensor]]:
         """Take one optimizer step and return the figures of each micro-batch."""
-        parts = self._parts(batch, rows)
+        parts = self._parts(batch, self._with_gradient(batch, targets, rows))
         totals = {name: total / len(parts) for name, total in self._totals(batch, rows).items()}
         self._optimizer.zero_grad()
         figures: list[dict[str, Tensor]] = []

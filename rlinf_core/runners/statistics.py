@@ -14,8 +14,11 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share, `right` of `count` (Wilson, JASA 22, 1927); (0, 1) of none."""
+def wilson_interval(right: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, `right` of `count` (Wilson, JASA 22, 1927); (0, 1) of none.
+
+    `right` may be a sum of shares of one trial each, which vary no more than outcomes of 0 and 1 with the same mean.
+    """
     if not count:
         return 0.0, 1.0
     share, square = right / count, _Z * _Z / count

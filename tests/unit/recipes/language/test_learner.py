@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -43,6 +44,38 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
     for others in gradients[1:]:
         for mine, theirs in zip(gradients[0], others, strict=True):
             torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+def test_answers_without_advantage_are_left_out_of_the_passes_and_not_of_the_mean(
+    monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    batch = random_batch(0, groups=4, size=3)
+    advantages = targets_of(batch).advantages.masked_fill((batch.groups < 2).repeat_interleave(batch.answer_lengths), 0)
+    targets = TokenTargets(advantages=advantages, old_logprobs=batch.logprobs)
+    gradients: list[list[torch.Tensor]] = []
+    for leaves_out in (True, False):
+        if not leaves_out:
+            monkeypatch.setattr(LanguageLearner, "_with_gradient", lambda _, batch, targets, rows: rows)
+        model = tiny_model()
+        made = learner(model, LearnerSettings(clip_grad=0.0), how)
+        with patch.object(made, "_judge", wraps=made._judge) as judged:
+            made.train(batch, targets, 0)
+        assert sorted(row for call in judged.call_args_list for row in call.args[2]) == [*range(6 * leaves_out, 12)]
+        gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
+
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(theirs, mine, atol=1e-6, rtol=1e-4)
+
+
+def test_nothing_to_learn_leaves_gradients_of_zero() -> None:
+    batch, model = random_batch(0, groups=2, size=3), tiny_model()
+    nothing = TokenTargets(advantages=torch.zeros(len(batch.logprobs)), old_logprobs=batch.logprobs)
+
+    learner(model, LearnerSettings()).train(batch, nothing, 0)
+
+    # Not None: an optimizer with momentum goes on as it would with the whole batch.
+    assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
 def test_minibatches_take_every_group_once() -> None:
