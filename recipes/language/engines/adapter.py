@@ -52,7 +52,9 @@ class MergedAdapter:
                 raise ValueError(f"the engine's model has no layer `{layer}` for the adapter")
             if target.shape != (up.shape[0], down.shape[1]):
                 raise ValueError(f"the adapter of `{layer}` does not fit weights of {list(target.shape)}")
-            original = self._original.setdefault(layer, target.clone())
+            original = self._original.get(layer)
+            if original is None:
+                original = self._original[layer] = target.clone()
             change = up.to(target) @ down.to(target)
             target.copy_(original).add_(change, alpha=self._scale)
         unknown = [name for name in given if not name.endswith((_A, _B))]

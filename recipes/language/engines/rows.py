@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recipes.language.engines.sampling import stream_key
+from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.sequences import FinishReason, Request, Sequence
 
 
@@ -95,18 +95,19 @@ class Rows:
         numbers: list[list[int]] = [[], [], []]
         shares: list[list[float]] = [[], []]
         limits: list[int] = []
-        keys: dict[str, dict[int, int]] = {}
+        # What the answers to one prompt share is made once.
+        keys: dict[int, tuple[int, frozenset[int]]] = {}
         for request, sample, since in answers:
             params = request.params
-            known = keys.setdefault(request.request_id, {})
-            if sample not in known:
-                known[sample] = stream_key(params.seed + seed, request.prompt, sample)
-            for column, value in zip(numbers, (known[sample], 0, params.top_k), strict=True):
+            if id(request) not in keys:
+                stops = self._stops | frozenset(params.stop_token_ids)
+                keys[id(request)] = prompt_key(params.seed + seed, request.prompt), stops
+            key, stops = keys[id(request)]
+            for column, value in zip(numbers, (stream_key(key, sample), 0, params.top_k), strict=True):
                 column.append(value)
             shares[0].append(params.temperature)
             shares[1].append(params.top_p)
             limits.append(params.max_new_tokens)
-            stops = self._stops | frozenset(params.stop_token_ids)
             self._rows.append(_Row(request, sample, since, stops))
         self._numbers = torch.cat((self._numbers, torch.tensor(numbers, device=self._device)), dim=1)
         self._shares = torch.cat((self._shares, torch.tensor(shares, device=self._device)), dim=1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.language.engines.sampling import _mix, _mixed, draw, stream_key, uniforms
+from recipes.language.engines.sampling import _mix, _mixed, draw, prompt_key, stream_key, uniforms
 
 
 def test_tensors_are_mixed_as_integers_are() -> None:
@@ -16,7 +16,10 @@ def test_tensors_are_mixed_as_integers_are() -> None:
 
 def test_draws_differ_by_everything_they_depend_on() -> None:
     keys = {
-        stream_key(seed, prompt, sample) for seed in (0, 1) for prompt in ((1, 2), (2, 1), (1,)) for sample in (0, 1)
+        stream_key(prompt_key(seed, prompt), sample)
+        for seed in (0, 1)
+        for prompt in ((1, 2), (2, 1), (1,))
+        for sample in (0, 1)
     }
     assert len(keys) == 12
 
@@ -45,6 +48,34 @@ def test_tokens_come_as_often_as_their_probabilities_say() -> None:
     shares = torch.bincount(tokens, minlength=4) / 20_000
     assert float((shares - expected).abs().max()) < 0.02
     torch.testing.assert_close(logprobs, expected.log()[tokens])
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 50_000])
+def test_a_token_is_where_the_cumulative_probability_passes_the_number(size: int) -> None:
+    rows = 40
+    logits = 3 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
+    numbers = uniforms(torch.arange(rows), torch.zeros(rows, dtype=torch.int64))
+    numbers[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+
+    tokens, logprobs = draw(logits, torch.ones(rows), numbers)
+
+    exact = logits.double().softmax(-1)
+    upper = exact.cumsum(-1).gather(1, tokens[:, None])[:, 0]
+    lower = upper - exact.gather(1, tokens[:, None])[:, 0]
+    assert bool(((lower - 1e-6 <= numbers) & (numbers <= upper + 1e-6)).all())
+    torch.testing.assert_close(logprobs, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_no_token_of_probability_zero_is_drawn() -> None:
+    logits = torch.full((200, 1000), -torch.inf)
+    logits[:, [3, 255, 600]] = torch.tensor([0.0, -20.0, 1.0])
+    numbers = torch.linspace(0, 1 - 2.0**-53, 200, dtype=torch.float64)
+
+    tokens, _ = draw(logits, torch.ones(200), numbers)
+
+    assert set(tokens.tolist()) <= {3, 255, 600}
+    assert tokens[0] == 3
+    assert tokens[-1] == 600
 
 
 @pytest.mark.parametrize(
