@@ -24,6 +24,7 @@ from recipes.training.checkpoint import load, save
 from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.sharding import Sharded, parallelize
+from recipes.training.updater import SKIPPED
 from recipes.training.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
@@ -53,7 +54,7 @@ class EmbodiedFSDPActor(Worker):
         self._strategy = parallelize(policy, self._rank, self._world_size, config.fsdp_config, self.torch_device)
         self._policy = policy
         self._optimizer = make_optimizer(policy, config.optim)
-        self._learner = Learner(self._config, self._strategy, self._optimizer, self.torch_device, self._rank)
+        self._learner = Learner(self._config, self._strategy, self._optimizer, self.torch_device)
         self._routes = routes_of(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
 
@@ -168,7 +169,7 @@ class EmbodiedFSDPActor(Worker):
         found = self._learner.learn(samples, share, micro, step)
         learned = len(samples) * self._config.algorithm.update_epoch * self._world_size
         figures = {
-            **{f"train/{name}": value for name, value in found.means().items()},
+            **found.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
             "speed/samples_per_second": learned / (time.perf_counter() - began),
             "train/actor/lr": self._optimizer.param_groups[0]["lr"],
             **memory(self.torch_device),
@@ -177,11 +178,8 @@ class EmbodiedFSDPActor(Worker):
         del self._samples
         if config.enable_offload:
             self._move(torch.device("cpu"))
-        if self._config.runner.on_nonfinite == "skip":
-            figures["train/actor/skipped_updates"] = float(found.skipped)
         if found.skipped:
-            skipped = "step %d: %d optimizer steps left out, for a loss or gradient that is NaN or infinite"
-            self.log_warning(skipped, step, found.skipped)
+            self.log_warning(SKIPPED, step, found.skipped)
         return figures
 
     def _move(self, device: torch.device) -> None:

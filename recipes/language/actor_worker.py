@@ -24,6 +24,7 @@ from recipes.training.optimizer import apply_settings, learning_rate_factor, mak
 from recipes.training.precision import DTYPES
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.sharding import parallelize
+from recipes.training.updater import SKIPPED
 from recipes.training.weights import FlatWeights
 from rlinf_core import RLinfError, Worker
 from rlinf_core.algorithms.advantages import AdvantageSettings
@@ -89,6 +90,7 @@ class LanguageActor(Worker):
                 share_prompts=config.share_prompts,
                 temperature=sampling.temperature,
                 clip_grad=config.optim.clip_grad,
+                skip_nonfinite=self._config.runner.on_nonfinite == "skip",
             ),
             self.torch_device,
         )
@@ -199,11 +201,15 @@ class LanguageActor(Worker):
         config, last = self._config.actor, self._config.runner.max_steps
         factor = learning_rate_factor(config.optim, step, last if last > 0 else None)
         apply_settings(self._optimizer, config.optim, factor)
-        figures = self._learner.train(self._batch, self._targets, seed_of(config.seed, Purpose.BATCHES, step))
+        figures = self._learner.train(self._batch, self._targets, seed_of(config.seed, Purpose.BATCHES, step), step)
         self._version += 1
         del self._batch, self._targets
-        found = {f"train/{name}": value for name, value in figures.items()}
-        return {**found, "train/actor/lr": self._optimizer.param_groups[0]["lr"]}
+        if figures.skipped:
+            self.log_warning(SKIPPED, step, figures.skipped)
+        return {
+            **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            "train/actor/lr": self._optimizer.param_groups[0]["lr"],
+        }
 
     # Checkpoints
 

@@ -311,7 +311,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
         (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
         (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),
         (runner.max_staleness > 0, ("runner", "max_staleness"), *_no_effect()),
-        (runner.on_nonfinite == "skip", ("runner", "on_nonfinite"), *_no_effect()),
         (
             types.param_dtype is not None and types.param_dtype != actor.model.precision,
             ("actor", "fsdp_config", "mixed_precision"),

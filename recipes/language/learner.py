@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from recipes.language.batch import RolloutBatch, answer_sums, balanced, token_budget_parts, whole_groups
 from recipes.language.packing import PackedRow, pack, packed_tokens
 from recipes.language.policy import AnswerEval, LanguagePolicy
-from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
+from recipes.training.updater import Figures, Updater
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 
@@ -30,6 +30,7 @@ class LearnerSettings:
         share_prompts: whether the prompt of a group stands once in a packed row.
         temperature: that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
+        skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
     """
 
     minibatches: int = 1
@@ -38,6 +39,7 @@ class LearnerSettings:
     share_prompts: bool = True
     temperature: float = 1.0
     clip_grad: float = 1.0
+    skip_nonfinite: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,9 @@ class LanguageLearner:
     ) -> None:
         self.policy = policy
         self._strategy = strategy
-        self._optimizer = optimizer
+        self._updater = Updater(
+            strategy, optimizer, clip_grad=settings.clip_grad, skip_nonfinite=settings.skip_nonfinite
+        )
         self._loss = loss
         self._loss_settings = loss_settings
         self._settings = settings
@@ -120,19 +124,24 @@ class LanguageLearner:
         values = [each.values for _, each in found if each.values is not None]
         return AnswerEval(restored([each.logprobs for _, each in found]), None, restored(values) if values else None)
 
-    def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int) -> dict[str, float]:
-        """Learn from a batch, and return figures: means over all parts of its minibatches.
+    def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
+        """Learn from a batch, and return figures of all micro-batches.
 
         Args:
             batch: this rank's answers; whole groups.
             targets: of their tokens.
             seed: of the order of groups; the same on every rank.
+            step: the training step, for messages.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
         """
-        seen: list[dict[str, Tensor]] = []
+        figures = Figures()
         for epoch in range(self._settings.epochs):
             for rows in self._minibatches(batch, seed + epoch):
-                seen += self._update(batch, targets, rows)
-        return _means(seen)
+                self._update(batch, targets, rows, step, figures)
+        self._updater.check_weights(f"step {step}")
+        return figures
 
     def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
         """Yield the answers of each optimizer step: whole groups, alike in tokens."""
@@ -171,31 +180,18 @@ class LanguageLearner:
         """Return the answers whose loss depends on the weights, one at least; the others need no pass.
 
         Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a group in which all or
-        none are right.
+        none are right. A NaN stays, to be found.
         """
         if targets.ref_logprobs is not None or targets.returns is not None or self._loss_settings.entropy_bonus:
             return rows
         moved = answer_sums(targets.advantages.abs(), batch.answer_lengths)
-        return [row for row in rows if moved[row] > 0] or rows[:1]
+        return [row for row in rows if moved[row] != 0] or rows[:1]
 
-    def _update(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int]) -> list[dict[str, Tensor]]:
-        """Take one optimizer step and return the figures of each micro-batch."""
+    def _update(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int], step: int, figures: Figures) -> None:
+        """Take one optimizer step."""
         parts = self._parts(batch, self._with_gradient(batch, targets, rows))
         totals = {name: total / len(parts) for name, total in self._totals(batch, rows).items()}
-        self._optimizer.zero_grad()
-        figures: list[dict[str, Tensor]] = []
-        for number, part in enumerate(parts):
-            self._strategy.accumulate(last=number == len(parts) - 1)
-            loss = self._judge(batch, targets, part, totals)
-            (loss.loss / len(parts)).backward()
-            figures.append(loss.metrics)
-        self._strategy.finish_gradients()
-        norm = self._strategy.gradient_norm()
-        if not bool(norm.isfinite()):
-            raise NonFiniteError("train/actor/grad_norm", float(norm), "the update", REMEDY)
-        self._strategy.clip_gradients(self._settings.clip_grad, norm)
-        self._optimizer.step()
-        return [{**each, "actor/grad_norm": norm.detach()} for each in figures]
+        self._updater.update(parts, lambda part: self._judge(batch, targets, part, totals), step, figures)
 
     def _totals(self, batch: RolloutBatch, rows: list[int]) -> dict[str, Tensor]:
         """Return what losses are divided by, over all ranks, by rank on average."""
@@ -267,13 +263,3 @@ def _padded(values: Tensor, lengths: Tensor) -> Tensor:
     longest = int(lengths.max()) if len(lengths) else 0
     inside = (torch.arange(longest)[None] < lengths[:, None]).to(device)
     return torch.zeros(inside.shape, dtype=values.dtype, device=device).masked_scatter(inside, values)
-
-
-def _means(seen: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Return the mean of every figure over the micro-batches that have it."""
-    names = dict.fromkeys(name for each in seen for name in each)
-    means: dict[str, float] = {}
-    for name in names:
-        values = [each[name].float() for each in seen if name in each]
-        means[name] = float(torch.stack(values).mean())
-    return means

@@ -24,11 +24,13 @@ class ParallelStrategy(ABC):
     Attributes:
         module: the policy to call in training.
         world_size: number of ranks that train together.
+        rank: this one.
     """
 
-    def __init__(self, module: nn.Module, world_size: int) -> None:
+    def __init__(self, module: nn.Module, world_size: int = 1, rank: int = 0) -> None:
         self.module = module
         self.world_size = world_size
+        self.rank = rank
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks."""
@@ -73,11 +75,14 @@ class Replicated(SingleProcess):
     Args:
         module: see `ParallelStrategy`.
         world_size: see `ParallelStrategy`.
+        rank: see `ParallelStrategy`.
         reduce_type: dtype in which gradients are summed; None: their own.
     """
 
-    def __init__(self, module: nn.Module, world_size: int, reduce_type: torch.dtype | None = None) -> None:
-        super().__init__(module, world_size)
+    def __init__(
+        self, module: nn.Module, world_size: int, rank: int = 0, reduce_type: torch.dtype | None = None
+    ) -> None:
+        super().__init__(module, world_size, rank)
         self._reduce_type = reduce_type
 
     def reduce_sum(self, value: Tensor) -> Tensor:
@@ -133,12 +138,12 @@ def parallelize(
     `blocks` are parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
     """
     if world_size == 1:
-        return SingleProcess(module, 1)
+        return SingleProcess(module)
     _join(rank, world_size, device)
     types = fsdp.mixed_precision
     if fsdp.sharding_strategy == "no_shard":
         reduced = types.reduce_dtype or types.param_dtype
-        return Replicated(module, world_size, DTYPES[reduced] if reduced else None)
+        return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     # Forward inputs stay as they are: actions in half the bits would be other actions.
@@ -152,7 +157,7 @@ def parallelize(
     offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
     for part in (*blocks, module):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
-    return Sharded(module, world_size)
+    return Sharded(module, world_size, rank)
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:

@@ -147,7 +147,6 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
         ("actor:\n  micro_batch_size: 4\n", "4"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
         ("runner:\n  max_staleness: 1\n", "1"),
-        ("runner:\n  on_nonfinite: skip\n", "skip"),
     ],
 )
 def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, underlined: str) -> None:

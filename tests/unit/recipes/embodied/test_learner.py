@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.learner import Figures, Learner
+from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.training.finite import NonFiniteError
 from recipes.training.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
+from recipes.training.updater import Figures
 from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 from rlinf_core.job.load import load_job
 

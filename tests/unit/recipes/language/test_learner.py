@@ -12,6 +12,7 @@ import torch
 from recipes.language.advantages import token_advantages
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.policy import LanguagePolicy
+from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.losses.inputs import LossSettings
@@ -107,11 +108,26 @@ def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
     nothing = random_batch(3).select(torch.empty(0, dtype=torch.int64))
 
     targets = TokenTargets(advantages=torch.empty(0), old_logprobs=torch.empty(0))
-    figures = learner(model, LearnerSettings(), lr=1.0).train(nothing, targets, 0)
+    figures = learner(model, LearnerSettings(), lr=1.0).train(nothing, targets, 0).means()
 
     assert set(figures) <= {"actor/grad_norm"}
     for mine, theirs in zip(model.parameters(), before, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_an_update_that_is_not_finite_ends_the_run_or_is_skipped_and_counted() -> None:
+    batch, model = random_batch(0, size=3), tiny_model()
+    before = [each.clone() for each in model.parameters()]
+    targets = targets_of(batch)
+    targets.advantages[0] = float("nan")
+
+    with pytest.raises(NonFiniteError) as raised:
+        learner(model, LearnerSettings(), lr=1.0).train(batch, targets, 0, step=5)
+    skipped = learner(model, LearnerSettings(skip_nonfinite=True), lr=1.0).train(batch, targets, 0, step=5)
+
+    assert (raised.value.tensor, raised.value.where) == ("train/actor/policy_loss", "step 5")
+    assert skipped.metrics(counts_skipped=True) == {"train/actor/skipped_updates": 1.0}
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
 
 
 def test_advantages_of_answers_are_those_of_their_groups() -> None:

@@ -26,7 +26,7 @@ def test_gradients_are_averaged_in_one_message(
     module(torch.ones(1, 3) / 3).sum().backward()
     # A head of values that no loss asks for.
     module.register_parameter("unused", nn.Parameter(torch.zeros(2)))
-    Replicated(module, 2, reduce_type).finish_gradients()
+    Replicated(module, 2, reduce_type=reduce_type).finish_gradients()
     (message,) = sent
     assert message.dtype == (reduce_type or torch.float32)
     assert module.weight.grad is not None

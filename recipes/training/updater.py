@@ -1,0 +1,154 @@
+"""Optimizer steps on micro-batches: gradients, clipping, and a guard against NaN and infinities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.sharding import ParallelStrategy
+from rlinf_core.algorithms.losses.inputs import Loss
+
+Part = TypeVar("Part")
+
+# A warning; its arguments are the training step and the number of optimizer steps.
+SKIPPED: Final = "step %d: %d optimizer steps left out, for a loss or gradient that is NaN or infinite"
+
+
+@dataclass
+class Figures:
+    """Metrics of the optimizer steps of one training step.
+
+    Attributes:
+        parts: of every micro-batch that was learned from, scalars by name.
+        skipped: how many optimizer steps were left out, for a loss or gradient that was not finite.
+    """
+
+    parts: list[dict[str, Tensor]] = field(default_factory=list[dict[str, Tensor]])
+    skipped: int = 0
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every metric over the micro-batches that have it."""
+        names = list(dict.fromkeys(name for part in self.parts for name in part))
+        if not names:
+            return {}
+        columns = [torch.stack([part[name].float() for part in self.parts if name in part]) for name in names]
+        return dict(zip(names, torch.stack([column.mean() for column in columns]).tolist(), strict=True))
+
+    def metrics(self, *, counts_skipped: bool) -> dict[str, float]:
+        """Return the means by their full names, with the number of skipped updates where it is asked for."""
+        found = {f"train/{name}": value for name, value in self.means().items()}
+        return {**found, "train/actor/skipped_updates": float(self.skipped)} if counts_skipped else found
+
+
+class Updater:
+    """Takes optimizer steps, together with the other ranks that share the weights.
+
+    Args:
+        strategy: the policy, as it is spread over ranks.
+        optimizer: of its weights.
+        clip_grad: largest norm of a gradient; 0: any.
+        skip_nonfinite: leave a step with a loss or gradient that is not finite out, instead of raising.
+    """
+
+    def __init__(
+        self,
+        strategy: ParallelStrategy,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_grad: float,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._optimizer = optimizer
+        self._clip_grad = clip_grad
+        self._skips = skip_nonfinite
+
+    def update(self, parts: Sequence[Part], evaluate: Callable[[Part], Loss], step: int, figures: Figures) -> None:
+        """Take one optimizer step on the mean of the losses of micro-batches.
+
+        All ranks call it together, with equally many parts.
+
+        Args:
+            parts: the micro-batches of this rank.
+            evaluate: returns the loss of one.
+            step: the training step, for messages.
+            figures: get the metrics of the losses and the norm of the gradient, or count the step as skipped.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is not finite on some rank, and such steps are not skipped.
+        """
+        strategy = self._strategy
+        self._optimizer.zero_grad()
+        found: list[Loss] = []
+        for number, part in enumerate(parts):
+            strategy.accumulate(last=number == len(parts) - 1)
+            found.append(evaluate(part))
+            (found[-1].loss / len(parts)).backward()
+        strategy.finish_gradients()
+        norm = strategy.gradient_norm()
+        if self._is_finite(found, norm, step):
+            strategy.clip_gradients(self._clip_grad, norm)
+            self._optimizer.step()
+            figures.parts += [{**each.metrics, "actor/grad_norm": norm.detach()} for each in found]
+        else:
+            figures.skipped += 1
+
+    def _is_finite(self, found: list[Loss], norm: Tensor, step: int) -> bool:
+        """Return whether the losses and gradients of all ranks are finite.
+
+        The norm is the same on every rank, and not finite where any gradient is not; losses differ.
+        """
+        strategy = self._strategy
+        bad = torch.zeros(strategy.world_size)
+        bad[strategy.rank] = float(not all(bool(each.loss.isfinite()) for each in found))
+        bad = strategy.reduce_sum(bad) if strategy.world_size > 1 else bad
+        if not bad.any() and bool(norm.isfinite()):
+            return True
+        if self._skips:
+            return False
+        self._raise(found, norm, bad, step)
+        return False
+
+    def _raise(self, found: list[Loss], norm: Tensor, bad: Tensor, step: int) -> None:
+        """Raise the error that names what is not finite: a loss or a term of it where there is one, else a gradient."""
+        where = f"step {step}"
+        if bad.any():
+            where += f", rank {int(bad.nonzero()[0])} of the actor" if self._strategy.world_size > 1 else ""
+            for each in found:
+                for name, value in each.metrics.items():
+                    if not bool(value.isfinite()):
+                        raise NonFiniteError(f"train/{name}", float(value), where, REMEDY)
+            values = [float(each.loss) for each in found if not bool(each.loss.isfinite())]
+            raise NonFiniteError("loss", next(iter(values), float("nan")), where, REMEDY)
+        for name, weight in self._strategy.module.named_parameters():
+            gradient = weight.grad
+            if gradient is not None and not bool(_local(gradient).isfinite().all()):
+                raise NonFiniteError(f"gradient of {name}", first_nonfinite(_local(gradient)), where, REMEDY)
+        raise NonFiniteError("train/actor/grad_norm", float(norm), where, REMEDY)
+
+    def check_weights(self, where: str) -> None:
+        """Refuse weights that are not finite, so that no checkpoint and no rollout gets them.
+
+        Raises:
+            NonFiniteError: naming the weight.
+        """
+        for name, weight in self._strategy.module.named_parameters():
+            mine = _local(weight.detach())
+            if not bool(mine.isfinite().all()):
+                raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)
+
+
+def first_nonfinite(tensor: Tensor) -> float:
+    """Return the first value of a tensor that is NaN or infinite; there is one."""
+    return float(tensor[~tensor.isfinite()].flatten()[0])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return a tensor, or this rank's shard of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,59 @@
+"""Optimizer steps on micro-batches, without a policy of any recipe."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recipes.training.finite import NonFiniteError
+from recipes.training.sharding import SingleProcess
+from recipes.training.updater import Figures, Updater
+from rlinf_core.algorithms.losses.inputs import Loss
+
+
+def updater(module: nn.Module, clip_grad: float = 0.0) -> Updater:
+    return Updater(SingleProcess(module), torch.optim.SGD(module.parameters(), lr=1.0), clip_grad=clip_grad)
+
+
+def test_a_step_goes_down_the_mean_of_the_losses_and_records_each() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    figures = Figures()
+
+    def loss(part: float) -> Loss:
+        return Loss(module(torch.tensor([part])).sum(), {"part": torch.tensor(part)})
+
+    updater(module).update([1.0, 5.0], loss, 1, figures)
+
+    assert float(module.weight.detach()) == -3.0
+    assert figures.means() == {"part": 3.0, "actor/grad_norm": 3.0}
+
+
+def test_gradients_are_clipped_by_their_norm() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+
+    updater(module, clip_grad=0.5).update(
+        [4.0], lambda part: Loss(module(torch.tensor([part])).sum(), {}), 1, Figures()
+    )
+
+    assert float(module.weight.detach()) == pytest.approx(-0.5)
+
+
+def test_a_metric_that_some_micro_batches_lack_is_the_mean_of_the_others() -> None:
+    def one(number: float) -> Tensor:
+        return torch.tensor(number)
+
+    figures = Figures([{"a": one(1.0)}, {"a": one(3.0), "b": one(5.0)}])
+
+    assert figures.means() == {"a": 2.0, "b": 5.0}
+    assert figures.metrics(counts_skipped=False) == {"train/a": 2.0, "train/b": 5.0}
+
+
+def test_weights_that_are_not_finite_are_refused_by_name() -> None:
+    module = nn.Linear(1, 1)
+    nn.init.constant_(module.bias, float("inf"))
+
+    with pytest.raises(NonFiniteError, match="weight bias"):
+        updater(module).check_weights("step 2")
