@@ -38,8 +38,3 @@ def actors_of(team: int, actors: int, teams: int) -> range:
 def trajectory_key(actor: int, step: int, max_staleness: int) -> str:
     """Return the key of the channel for an actor's share of a step, while at most k other steps are on their way."""
     return f"{actor}:{step % (max_staleness + 1)}"
-
-
-def rollouts_of(actor: int, layout: Layout) -> range:
-    """Return the ranks of the rollout workers that get their weights from an actor."""
-    return range(actor, layout.rollouts, layout.actors)

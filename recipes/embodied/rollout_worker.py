@@ -10,13 +10,14 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import EnvSpec
-from recipes.embodied.layout import actors_of, rollouts_of, routes_of, trajectory_key
+from recipes.embodied.layout import actors_of, routes_of, trajectory_key
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
 from recipes.embodied.trajectory import CHUNKS, RolloutBatch, RolloutBuffer, stacked
 from recipes.training.seeding import Purpose, seed_of
+from recipes.training.weight_sync import receivers_of
 from recipes.training.weights import FlatWeights
 from rlinf_core import Worker
 from rlinf_core.runners.embodied_runner import Layout
@@ -57,7 +58,7 @@ class MultiStepRolloutWorker(Worker):
             Their version.
         """
         source = self._rank % self._layout.actors
-        groups = [(self._config.rollout.group_name, rollouts_of(source, self._layout))]
+        groups = [(self._config.rollout.group_name, receivers_of(source, self._layout.actors, self._layout.rollouts))]
         version, buffers = self.broadcast(None, groups, (self._actor, source))
         for mine, theirs in zip(self._weights.buffers, buffers, strict=True):
             mine.copy_(theirs)

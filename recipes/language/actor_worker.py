@@ -19,13 +19,11 @@ from recipes.language.models import make_model, make_tokenizer, with_lora
 from recipes.language.policy import LanguagePolicy
 from recipes.language.warm_start import right_answers, warm_start
 from recipes.language.weights import WeightUpdate
-from recipes.training.checkpoint import load, save
-from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer
 from recipes.training.precision import DTYPES
 from recipes.training.seeding import Purpose, seed_of
-from recipes.training.sharding import parallelize
+from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
-from recipes.training.weights import FlatWeights
+from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import RLinfError, Worker
 from rlinf_core.algorithms.advantages import AdvantageSettings
 from rlinf_core.algorithms.losses.inputs import LossSettings
@@ -46,7 +44,6 @@ class LanguageActor(Worker):
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self._config = config
-        self._version = 0
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model, and make the optimizer; every rank begins with the same weights."""
@@ -69,18 +66,29 @@ class LanguageActor(Worker):
         if reference is not None:
             reference.load_state_dict(model.state_dict())
             self._reference = LanguagePolicy(reference).to(self.torch_device).requires_grad_(False)
-        self._outgoing = FlatWeights.adopt(policy, self._is_sent)
         blocks = cast("list[Any]", list(cast("Any", policy.causal.get_decoder()).layers))
-        self._strategy = parallelize(
-            policy, self._rank, self._world_size, config.fsdp_config, self.torch_device, blocks
+        self._state = state = TrainingState(
+            policy,
+            config.optim,
+            config.fsdp_config,
+            rank=self._rank,
+            world_size=self._world_size,
+            device=self.torch_device,
+            blocks=blocks,
+            is_sent=self._is_sent,
         )
-        self._policy = policy
-        self._optimizer = make_optimizer(policy, config.optim)
+        self._sender = WeightSender(
+            self,
+            (config.group_name, self._rank),
+            self._config.rollout.group_name,
+            receivers_of(self._rank, layout.actors, layout.rollouts),
+            in_background=False,
+        )
         algorithm, sampling = self._config.algorithm, self._config.rollout.sampling_params
         self._learner = LanguageLearner(
             policy,
-            self._strategy,
-            self._optimizer,
+            state.strategy,
+            state.optimizer,
             get_policy_loss(algorithm.loss_type),
             LossSettings.of(algorithm),
             LearnerSettings(
@@ -111,18 +119,12 @@ class LanguageActor(Worker):
 
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
-        if self._world_size > 1:
-            state: dict[str, Tensor] = self._policy.state_dict()
-            for name, view in self._outgoing.views.items():
-                view.copy_(self._strategy.whole(state[name]))
-        layout = self._layout
-        peers = [rank for rank in range(layout.rollouts) if rank % layout.actors == self._rank]
-        if peers:
-            group = self._config.rollout.group_name
-            source = (self._config.actor.group_name, self._rank)
-            update = WeightUpdate.of(self._outgoing, self._version, prefix="model.", adapter_only=self._lora)
-            self.broadcast(update, [(group, peers)], source)
-        return self._version
+        state, is_adapter = self._state, self._lora
+        self._sender.send(
+            state.whole_weights(),
+            lambda weights: WeightUpdate.of(weights, state.version, prefix="model.", adapter_only=is_adapter),
+        )
+        return state.version
 
     # A training step
 
@@ -138,8 +140,8 @@ class LanguageActor(Worker):
         """
         pieces: list[RolloutBatch] = [self._channel.get(key=str(slot)) for slot in assignment[self._rank]]
         self._batch = RolloutBatch.joined(pieces)
-        oldest = int(self._batch.versions.min()) if len(self._batch.versions) else self._version
-        return self._version - oldest
+        oldest = int(self._batch.versions.min()) if len(self._batch.versions) else self._state.version
+        return self._state.version - oldest
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""
@@ -151,7 +153,7 @@ class LanguageActor(Worker):
             metrics |= self._gap(found, batch)
             if algorithm.recompute_logprobs:
                 old = found
-        settings = AdvantageSettings.of(algorithm, self._strategy.reduce_sum)
+        settings = AdvantageSettings.of(algorithm, self._state.strategy.reduce_sum)
         advantages, _ = token_advantages(batch, get_advantage(algorithm.adv_type), settings)
         self._targets = TokenTargets(
             advantages=advantages,
@@ -163,7 +165,7 @@ class LanguageActor(Worker):
 
     def _gap(self, found: Tensor, batch: RolloutBatch) -> dict[str, float]:
         """Return how much engine and trainer differ in the log-probabilities of tokens of the present weights."""
-        same = batch.versions == self._version
+        same = batch.versions == self._state.version
         difference = (found - batch.logprobs)[same]
         if not len(difference):
             return {}
@@ -192,39 +194,39 @@ class LanguageActor(Worker):
 
     def _reference_logprobs(self, batch: RolloutBatch) -> Tensor:
         if self._lora:
-            with cast("Any", self._policy.model).disable_adapter():
+            with cast("Any", self._state.policy.model).disable_adapter():
                 return self._learner.evaluate(batch).logprobs
         return self._learner.evaluate(batch, self._reference).logprobs
 
     def run_training(self, step: int) -> dict[str, float]:
         """Learn from the batch, and return figures by their full names."""
-        config, last = self._config.actor, self._config.runner.max_steps
-        factor = learning_rate_factor(config.optim, step, last if last > 0 else None)
-        apply_settings(self._optimizer, config.optim, factor)
+        config = self._config.actor
+        last = self._config.runner.max_steps
+        rate = self._state.apply_settings(step, last if last > 0 else None)
         figures = self._learner.train(self._batch, self._targets, seed_of(config.seed, Purpose.BATCHES, step), step)
-        self._version += 1
+        self._state.version += 1
         del self._batch, self._targets
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         return {
             **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
-            "train/actor/lr": self._optimizer.param_groups[0]["lr"],
+            "train/actor/lr": rate,
         }
 
     # Checkpoints
 
     def save_checkpoint(self, folder: str) -> None:
         """Write weights and optimizer into a folder that every rank sees; together."""
-        save(Path(folder), self._policy, self._optimizer, self._version)
+        self._state.save(folder)
 
     def load_checkpoint(self, folder: str) -> int:
         """Read what `save_checkpoint` wrote, and return the version of the weights."""
-        self._version = load(Path(folder), self._policy, self._optimizer)
-        return self._version
+        self._state.load(folder)
+        return self._state.version
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        state: dict[str, Tensor] = self._policy.state_dict()
-        whole = {name: self._strategy.whole(value) for name, value in state.items()}
+        state: dict[str, Tensor] = self._state.policy.state_dict()
+        whole = {name: self._state.strategy.whole(value) for name, value in state.items()}
         if self._rank == 0:
             export(whole, self._config.actor, self._tokenizer, Path(folder))

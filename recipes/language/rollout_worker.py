@@ -16,6 +16,7 @@ from recipes.language.layout import LanguageLayout
 from recipes.language.models import make_tokenizer, stop_token_ids
 from recipes.language.sequences import Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
+from recipes.training.weight_sync import receivers_of
 from rlinf_core import Worker
 
 _TRAIN, _EVAL = "train", "eval"
@@ -98,8 +99,7 @@ class LanguageRolloutWorker(Worker):
             MismatchError: what the engine holds then is not what was sent.
         """
         layout, source = self._layout, self._rank % self._layout.actors
-        peers = [rank for rank in range(layout.rollouts) if rank % layout.actors == source]
-        groups = [(self._config.rollout.group_name, peers)]
+        groups = [(self._config.rollout.group_name, receivers_of(source, layout.actors, layout.rollouts))]
         update: WeightUpdate = self.broadcast(None, groups, (self._config.actor.group_name, source))
         update.apply(self._engine)
         self._version = update.version
