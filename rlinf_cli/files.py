@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
@@ -15,11 +15,30 @@ from rlinf_cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from rlinf_core.bootstrap import doctor
+    from rlinf_core.bootstrap.inventory import NodeTarget
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.config.diagnostics import Severity
     from rlinf_core.config.tree import Mapping, Path
     from rlinf_core.job.load import Job
-    from rlinf_core.topology import ClusterTopology
+    from rlinf_core.topology import ClusterTopology, NodeInfo
+
+
+def is_override(argument: str) -> bool:
+    """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
+
+    A file whose name holds a `=` is named with its folder, as in `./a=b.yaml`.
+    """
+    if argument.startswith(("~", "+")):
+        return not argument.startswith(("~/", "+/"))
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and "/" not in key
+
+
+def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given."""
+    files = [argument for argument in arguments if not is_override(argument)]
+    return files, [argument for argument in arguments if is_override(argument)]
 
 
 def load(
@@ -36,8 +55,6 @@ def load(
     if live:
         if assume:
             raise typer.BadParameter("`--assume` says what `--live` asks the nodes; give one of them")
-        from rlinf_cli.probing import prober
-
         probe = prober(name)
 
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
@@ -97,8 +114,54 @@ def sound(job: Job) -> SoundJob:
 
 def show_findings(job: Job, severity: Severity) -> None:
     """Print what of one severity was found in a file, on standard error."""
-    from rlinf_cli.render.findings import finding_blocks
+    from rlinf_cli.findings import finding_blocks
 
     found = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
     if found:
         console.error("\n\n".join(finding_blocks(found, sys.stderr)))
+
+
+def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
+    """Return the machines of a cluster, by rank.
+
+    Raises:
+        ConfigError: it has several nodes, and nothing says how to reach them.
+    """
+    from rlinf_core.bootstrap.inventory import targets
+    from rlinf_core.errors import ConfigError
+
+    nodes = targets(cluster)
+    if len(nodes) > 1 and nodes[0].host is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="nothing says how to reach them",
+            help="give `hosts` in its node groups, or `cluster.hosts`",
+        )
+    return nodes
+
+
+def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
+    """Return what asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be
+    asked.
+    """
+
+    def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
+        from rlinf_core.bootstrap import doctor, state
+        from rlinf_core.bootstrap.checks.devices import node_info
+        from rlinf_core.bootstrap.loop import run
+        from rlinf_core.bootstrap.routes import Routes
+        from rlinf_core.errors import ClusterError
+
+        nodes, cluster_id = machines(cluster), state.cluster_id(state.cluster_name(file, None))
+
+        async def work() -> doctor.Look:
+            return await doctor.look_at(nodes, cluster_id, Routes(parallel=parallel), console.message)
+
+        look = run(work())
+        if look.findings:
+            lines = [f"{each.where}: {each.what}" for each in look.findings]
+            missing = f"{len(lines)} of {len(nodes)} nodes could not be asked"
+            raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
+        return [node_info(each) for each in look.seen]
+
+    return probe

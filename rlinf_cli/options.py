@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,33 +50,24 @@ Assume = Annotated[
         show_default=False,
     ),
 ]
-
-
 Live = Annotated[
     bool,
     typer.Option(
         "--live", help="Ask the nodes what they have, over ssh, and go by that. Starts nothing.", show_default=False
     ),
 ]
-
-
-def is_override(argument: str) -> bool:
-    """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
-
-    A file whose name holds a `=` is named with its folder, as in `./a=b.yaml`.
-    """
-    if argument.startswith(("~", "+")):
-        return not argument.startswith(("~/", "+/"))
-    key, equals, _ = argument.partition("=")
-    return bool(equals) and "/" not in key
+Run = Annotated[str | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
+LogPath = Annotated[
+    Path,
+    typer.Option(
+        "--log-path",
+        metavar="FOLDER",
+        help="Where the run folders are, `runner.logger.log_path` of the runs.",
+        show_default=False,
+    ),
+]
 
 
 def assumed(assume: Iterable[str] | None) -> list[str]:
     """Return the `--assume` options as they stood on the command line."""
     return [word for each in assume or () for word in ("--assume", each)]
-
-
-def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given."""
-    files = [argument for argument in arguments if not is_override(argument)]
-    return files, [argument for argument in arguments if is_override(argument)]

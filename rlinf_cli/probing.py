@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_cli import console
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlinf_core.bootstrap.inventory import NodeTarget
     from rlinf_core.bootstrap.state import ClusterRecord
     from rlinf_core.config.cluster import ClusterConfig
-    from rlinf_core.topology import NodeInfo
 
 
 class _CheckedFile(NamedTuple):
@@ -29,59 +28,13 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
     """
-    from rlinf_cli.files import load_sound
+    from rlinf_cli.files import load_sound, machines
     from rlinf_core.bootstrap import state
 
     job = load_sound(file, overrides)
-    nodes = _targets(job.cluster)
+    nodes = machines(job.cluster)
     recipe = getattr(job.model, "recipe", None)
     return _CheckedFile(job.cluster, state.cluster_name(file, name), nodes, str(recipe) if recipe else None)
-
-
-def _targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
-    """Return the machines of a cluster, by rank.
-
-    Raises:
-        ConfigError: it has several nodes, and nothing says how to reach them.
-    """
-    from rlinf_core.bootstrap.inventory import targets
-    from rlinf_core.errors import ConfigError
-
-    nodes = targets(cluster)
-    if len(nodes) > 1 and nodes[0].host is None:
-        raise ConfigError(
-            f"the file has {len(nodes)} nodes and no hosts",
-            why="nothing says how to reach them",
-            help="give `hosts` in its node groups, or `cluster.hosts`",
-        )
-    return nodes
-
-
-def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
-    """Return what asks the nodes of a file for their accelerators; it raises a ClusterError where one cannot be
-    asked.
-    """
-
-    def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
-        from rlinf_core.bootstrap import doctor, state
-        from rlinf_core.bootstrap.checks.devices import node_info
-        from rlinf_core.bootstrap.loop import run
-        from rlinf_core.bootstrap.routes import Routes
-        from rlinf_core.errors import ClusterError
-
-        nodes, cluster_id = _targets(cluster), state.cluster_id(state.cluster_name(file, None))
-
-        async def work() -> doctor.Look:
-            return await doctor.look_at(nodes, cluster_id, Routes(parallel=parallel), console.message)
-
-        look = run(work())
-        if look.findings:
-            lines = [f"{each.where}: {each.what}" for each in look.findings]
-            missing = f"{len(lines)} of {len(nodes)} nodes could not be asked"
-            raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(each) for each in look.seen]
-
-    return probe
 
 
 def examine(

@@ -5,27 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from rlinf_cli import completion, console
+from rlinf_cli import console
 
 if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
 
 DEFAULT_LOG_PATH = Path("runs")
-
-Run = Annotated[str | None, typer.Argument(metavar="RUN", hidden=True, autocompletion=completion.runs)]
-LogPath = Annotated[
-    Path,
-    typer.Option(
-        "--log-path",
-        metavar="FOLDER",
-        help="Where the run folders are, `runner.logger.log_path` of the runs.",
-        show_default=False,
-    ),
-]
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:
@@ -78,7 +67,7 @@ def all_runs(log_path: Path) -> list[RunFolder]:
 
 def _asked(running: list[RunFolder]) -> RunFolder:
     """Return the one of several live runs that the person chooses."""
-    from rlinf_cli.render.run_summary import shown
+    from rlinf_cli.live.run_summary import shown
 
     names = [shown(folder.path) for folder in running]
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

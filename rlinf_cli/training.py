@@ -52,7 +52,7 @@ def run_detached(job: Job, recipe: Recipe, output: Output) -> ExitCode:
     from pathlib import Path
 
     from rlinf_cli import detach
-    from rlinf_cli.render.run_summary import shown, summary_record
+    from rlinf_cli.live.run_summary import shown, summary_record
 
     def work(settle: detach.Settle) -> int:
         from rlinf_cli.main import guarded
@@ -233,7 +233,7 @@ class Training:
     def _views(self, log: logging.Logger) -> list[View]:
         from rlinf_cli.live.plain import PlainView
         from rlinf_cli.live.record import StateWriter
-        from rlinf_cli.render.run_summary import shown
+        from rlinf_cli.live.run_summary import shown
 
         place = shown(self._folder.path)
         views: list[View] = [StateWriter(self._progress, self._folder), PlainView(self._progress, log.info)]
@@ -247,7 +247,7 @@ class Training:
         return [*views, PlainView(self._progress)]
 
     def _finished(self, log: logging.Logger) -> ExitCode:
-        from rlinf_cli.render.run_summary import summary_text
+        from rlinf_cli.live.run_summary import summary_text
         from rlinf_core.runners.run_folder import FINISHED
 
         log.info("finished after step %d", self._progress.step)
@@ -256,7 +256,7 @@ class Training:
         return self._told(FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
-        from rlinf_cli.render.run_summary import shown
+        from rlinf_cli.live.run_summary import shown
         from rlinf_core.runners.run_folder import INTERRUPTED
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
@@ -271,8 +271,8 @@ class Training:
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
         import traceback
 
+        from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure import failure_block, reason_of
-        from rlinf_cli.render.run_summary import shown
         from rlinf_core.runners.run_folder import FAILED
 
         reason = reason_of(error)
@@ -318,7 +318,7 @@ class Training:
 
     def _told(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if self._output is Output.JSON:
-            from rlinf_cli.render.run_summary import summary_record
+            from rlinf_cli.live.run_summary import summary_record
 
             record = summary_record(status, self._recipe.name, self._folder.path, self._progress, reason=reason)
             console.result_json(record)

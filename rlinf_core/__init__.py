@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlinf_core.collective.work import Work as Work
     from rlinf_core.config.cluster import ClusterConfig as ClusterConfig
     from rlinf_core.config.sections.job import JobConfig as JobConfig
+    from rlinf_core.context import WorkerInfo as WorkerInfo
     from rlinf_core.errors import AuthenticationError as AuthenticationError
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
     from rlinf_core.errors import ChannelClosed as ChannelClosed
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from rlinf_core.topology import NodeInfo as NodeInfo
     from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
     from rlinf_core.worker.worker import Worker as Worker
-    from rlinf_core.worker.worker import WorkerInfo as WorkerInfo
     from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
 
 
@@ -136,7 +136,7 @@ _PUBLIC: dict[str, str] = {
     "WorkerGroup": "rlinf_core.worker.worker_group",
     "WorkerGroupError": "rlinf_core.failures",
     "WorkerGroupHandle": "rlinf_core.worker.handle",
-    "WorkerInfo": "rlinf_core.worker.worker",
+    "WorkerInfo": "rlinf_core.context",
     "distribute": "rlinf_core.channel.load_balancing",
     "load_job": "rlinf_core.job.load",
     "rank_key": "rlinf_core.channel.load_balancing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,6 +39,37 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The place where a worker runs, and its devices.
+
+    Attributes:
+        address: its name among all workers of the job.
+        rank: its rank within its group.
+        world_size: how many workers its group has.
+        node_id: the rank of its node in the cluster.
+        node_ip: the address under which other nodes reach its node.
+        hostname: the name of its node.
+        pid: its process id.
+        gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
+        available_gpus: the indices on its node of the accelerators that it sees: all of them where it is assigned none.
+        accelerator_type: the vendor of its node's accelerators as in `NVIDIA`, or None.
+        hardware: the robots or other declared units that it owns.
+    """
+
+    address: WorkerAddress
+    rank: int
+    world_size: int
+    node_id: int
+    node_ip: str
+    hostname: str
+    pid: int
+    gpu_id: int | None
+    available_gpus: tuple[int, ...]
+    accelerator_type: str | None
+    hardware: tuple[RobotUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """The values that one worker is started with.
 
@@ -61,6 +94,23 @@ class WorkerContext:
     session: Session
     incarnation: int
     given: frozenset[str] = frozenset()
+
+    def info(self) -> WorkerInfo:
+        """Return what the worker tells of itself. To be called in its own process."""
+        placement = self.placement
+        return WorkerInfo(
+            address=self.address,
+            rank=placement.rank,
+            world_size=placement.world_size,
+            node_id=placement.cluster_node_rank,
+            node_ip=self.node_ip,
+            hostname=platform.node(),
+            pid=os.getpid(),
+            gpu_id=placement.local_accelerator_rank,
+            available_gpus=placement.visible_accelerators,
+            accelerator_type=placement.accelerator_type,
+            hardware=self.hardware,
+        )
 
 
 # The one ambient value: a process belongs to one job, and a `Cluster()` inside a worker is that job's.

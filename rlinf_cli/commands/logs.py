@@ -9,8 +9,8 @@ import typer
 
 from rlinf_cli import completion, console
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Quiet, Verbose
-from rlinf_cli.runs import DEFAULT_LOG_PATH, LogPath, Run
+from rlinf_cli.options import LogPath, Quiet, Run, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
     from rlinf_cli.log_files import Follower, LogFile
@@ -119,7 +119,7 @@ def _follow(folder: RunFolder, component: str | None, rank: int | None, follower
 
 def _ending(folder: RunFolder, how: str = "") -> str:
     """`runs/embodied-...: running, step 12 was the last; `--follow` goes on`."""
-    from rlinf_cli.render.run_summary import shown
+    from rlinf_cli.live.run_summary import shown
     from rlinf_core.runners.run_folder import outcome
 
     status, reason = outcome(folder.state)

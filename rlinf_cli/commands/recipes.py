@@ -18,7 +18,7 @@ def recipes(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: V
     """List what can be trained."""
     from pathlib import Path
 
-    from rlinf_cli.render.run_summary import shown
+    from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runnable import obstacle
 
     found = _listed()

@@ -10,8 +10,8 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
-from rlinf_cli.runs import DEFAULT_LOG_PATH, LogPath, Run
+from rlinf_cli.options import LogPath, Output, OutputOption, Quiet, Run, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
 
 
 class Order(StrEnum):

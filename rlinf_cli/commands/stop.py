@@ -11,8 +11,8 @@ import typer
 
 from rlinf_cli import console
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Quiet, Verbose
-from rlinf_cli.runs import DEFAULT_LOG_PATH, LogPath, Run
+from rlinf_cli.options import LogPath, Quiet, Run, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
 
 if TYPE_CHECKING:
     from rlinf_core.errors import RunError
@@ -47,7 +47,7 @@ def stop(
     asked which. What it has saved stays, and the command that started it goes on from there with
     `runner.resume_dir=auto`.
     """
-    from rlinf_cli.render.run_summary import shown
+    from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runs import find_run
     from rlinf_core.errors import RunError
     from rlinf_core.runners.run_folder import outcome
@@ -76,7 +76,7 @@ app = command(stop)
 
 def _give_up(folder: RunFolder, *, force: bool) -> None:
     """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
-    from rlinf_cli.render.run_summary import shown
+    from rlinf_cli.live.run_summary import shown
     from rlinf_core.errors import RunError
     from rlinf_core.runners.run_folder import INTERRUPTED
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf_cli import completion, console
+from rlinf_cli.files import split_files
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Assume, Output, OutputOption, Quiet, Verbose, split_files
+from rlinf_cli.options import Assume, Output, OutputOption, Quiet, Verbose
 
 if TYPE_CHECKING:
     from rlinf_cli.files import SoundJob

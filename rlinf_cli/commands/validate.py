@@ -10,8 +10,9 @@ import typer
 
 from rlinf_cli import completion, console
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.files import split_files
 from rlinf_cli.lazy import command
-from rlinf_cli.options import Assume, Live, Quiet, Verbose, split_files
+from rlinf_cli.options import Assume, Live, Quiet, Verbose
 
 if TYPE_CHECKING:
     from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
@@ -69,7 +70,7 @@ def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
 
         console.results(to_github(diagnostic) for diagnostic in found)
     elif found:
-        from rlinf_cli.render.findings import finding_blocks
+        from rlinf_cli.findings import finding_blocks
 
         console.results(finding_blocks(found, sys.stdout), gap=True)
     verdicts = [f"{_shown(file)}: {_summary(diagnostics)}" for file, diagnostics in reports]

@@ -8,7 +8,7 @@ from typing import Self
 
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.render.run_summary import shown
+from rlinf_cli.live.run_summary import shown
 from rlinf_core.runners.events import (
     CheckpointSaved,
     Evaluated,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, cast
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
@@ -20,9 +20,6 @@ from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
-
-if TYPE_CHECKING:
-    from rlinf_core.channel.put_pipeline import PutPipeline
 
 T = TypeVar("T")
 # A packed item, a received message, or a `LocalItem`.
@@ -45,6 +42,13 @@ class ResultKind(Enum):
     ONE = 1  # the one item
     LIST = 2  # the items
     ANSWER = 3  # a pickled value
+
+
+class Pipeline(Protocol):
+    """The asynchronous puts of one key, which go together."""
+
+    def ended(self, op_ids: Sequence[int]) -> None:
+        """Record that these puts have ended."""
 
 
 class ChannelOperation(Work[T], Generic[T]):
@@ -95,7 +99,7 @@ class ChannelOperation(Work[T], Generic[T]):
         self.pieces: list[Piece] = []
         self.missing = -1
         self.sending: Work[object] | None = None
-        self.pipeline: PutPipeline | None = None
+        self.pipeline: Pipeline | None = None
         self.slots = slots
         self._claimed = False
         self._given_up = False

@@ -12,8 +12,7 @@ from rlinf_core import spans
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import reaper
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
-from rlinf_core.channel.operation import ChannelOperation, let_go
-from rlinf_core.channel.put_pipeline import PutPipeline
+from rlinf_core.channel.operation import ChannelOperation, Pipeline, let_go
 from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.peer_stream import PeerStream
@@ -137,7 +136,7 @@ class Pending:
                 _end(operation, reply, head)
 
     def _accepted(self, op_ids: tuple[int, ...]) -> None:
-        pipelines: dict[PutPipeline, list[int]] = {}
+        pipelines: dict[Pipeline, list[int]] = {}
         for op_id in op_ids:
             operation = self._take(op_id)
             if operation is not None:

@@ -6,12 +6,10 @@ import threading
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from rlinf_core.failures import followed, set_cause
-
-if TYPE_CHECKING:
-    from rlinf_core.worker.handle import WorkerGroupHandle
+from rlinf_core.address import WorkerAddress
+from rlinf_core.failures import PackedError, WorkerGroupError, followed, set_cause
 
 
 @dataclass(slots=True)
@@ -51,6 +49,45 @@ def check_call() -> None:
         raise call.given_up
 
 
+class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
+    """Carries a worker's exception through Ray, which would otherwise change its type."""
+
+    def __init__(self, error: PackedError) -> None:
+        super().__init__(error.type_name, error.text)
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFailure, (self.error,)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A result with the durations that were measured in the call, in seconds by tag."""
+
+    result: Any
+    durations: dict[str, float]
+
+
+class CallHandle(Protocol):
+    """The handle of a call on a group; `WorkerGroupHandle` is the one there is.
+
+    Attributes:
+        observed: whether somebody has seen how it ended.
+    """
+
+    observed: bool
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def matters(self) -> bool: ...
+
+    def pending(self) -> list[WorkerAddress]: ...
+
+    def failure(self) -> WorkerGroupError | None: ...
+
+
 class UnansweredCalls:
     """The handles of calls that may not be answered yet."""
 
@@ -59,11 +96,11 @@ class UnansweredCalls:
 
     def __init__(self) -> None:
         # In the order in which they were made.
-        self._handles: dict[WorkerGroupHandle[Any], None] = {}
+        self._handles: dict[CallHandle, None] = {}
         self._limit = self._FIRST_LIMIT
         self._lock = threading.Lock()
 
-    def add(self, handle: WorkerGroupHandle[Any]) -> None:
+    def add(self, handle: CallHandle) -> None:
         """Remember a call that was made."""
         with self._lock:
             if len(self._handles) >= self._limit:
@@ -71,7 +108,7 @@ class UnansweredCalls:
                 self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
             self._handles[handle] = None
 
-    def forget(self, handle: WorkerGroupHandle[Any]) -> None:
+    def forget(self, handle: CallHandle) -> None:
         """Somebody has the results of a call: they shall not live longer than its handle."""
         with self._lock:
             self._handles.pop(handle, None)
@@ -95,7 +132,7 @@ class UnansweredCalls:
                 handle.observed = True
                 return
 
-    def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
+    def take(self, group: str) -> list[CallHandle]:
         """Return the calls on a group, which are forgotten."""
         with self._lock:
             own = [each for each in self._handles if each.group == group]

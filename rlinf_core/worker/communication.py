@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
@@ -39,11 +39,20 @@ class Communication:
     what is sent must not change before the handle's `wait`.
     """
 
+    config_section: ClassVar[str | None] = None
+    """The section of the configuration that is this class's own, as in `actor`. A group whose constructor is given the
+    configuration takes its name from `group_name` of that section, unless `launch` names it."""
+
     _rlinf_groups: dict[tuple[WorkerAddress, ...], CollectiveGroup] | None = None
 
     @property
     def worker_address(self) -> WorkerAddress:
         """This worker's name among all workers of the job."""
+        raise NotImplementedError
+
+    @classmethod
+    def _rlinf_methods(cls) -> frozenset[str]:
+        """Return the names of the methods that a group of this class has."""
         raise NotImplementedError
 
     # Objects

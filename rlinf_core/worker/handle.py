@@ -21,9 +21,8 @@ from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
 from rlinf_core.operation_board import OperationBoard, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import check_call, unanswered
+from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death
-from rlinf_core.worker.process import RemoteFailure, Timed
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
 T = TypeVar("T")

@@ -29,31 +29,20 @@ from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.import_path import add_user_folders
 from rlinf_core.manager.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker.calls import Call, check_call, enter_call, leave_call, unanswered
+from rlinf_core.worker.calls import (
+    Call,
+    RemoteFailure,
+    Timed,
+    check_call,
+    enter_call,
+    leave_call,
+    unanswered,
+)
 from rlinf_core.worker.event_loop import run_on_loop
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
 
 T = TypeVar("T")
-
-
-class RemoteFailure(Exception):  # noqa: N818 - a vehicle, never seen by users
-    """Carries a worker's exception through Ray, which would otherwise change its type."""
-
-    def __init__(self, error: PackedError) -> None:
-        super().__init__(error.type_name, error.text)
-        self.error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFailure, (self.error,)
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A result with the durations that were measured in the call, in seconds by tag."""
-
-    result: Any
-    durations: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)

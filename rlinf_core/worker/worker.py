@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
-import platform
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.probe import free_port
-from rlinf_core.context import WorkerContext
-from rlinf_core.errors import RuntimeFailure
+from rlinf_core.context import WorkerContext, WorkerInfo
+from rlinf_core.errors import InvalidNameError, RuntimeFailure
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.worker.communication import Communication
@@ -30,47 +28,12 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger("rlinf.worker")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """The place where a worker runs, and its devices.
-
-    Attributes:
-        address: its name among all workers of the job.
-        rank: its rank within its group.
-        world_size: how many workers its group has.
-        node_id: the rank of its node in the cluster.
-        node_ip: the address under which other nodes reach its node.
-        hostname: the name of its node.
-        pid: its process id.
-        gpu_id: the index on its node of the first accelerator assigned to it, or None without one.
-        available_gpus: the indices on its node of the accelerators that it sees: all of them where it is assigned none.
-        accelerator_type: the vendor of its node's accelerators as in `NVIDIA`, or None.
-        hardware: the robots or other declared units that it owns.
-    """
-
-    address: WorkerAddress
-    rank: int
-    world_size: int
-    node_id: int
-    node_ip: str
-    hostname: str
-    pid: int
-    gpu_id: int | None
-    available_gpus: tuple[int, ...]
-    accelerator_type: str | None
-    hardware: tuple[RobotUnit, ...]
-
-
 class Worker(Communication):
     """One process of a worker group.
 
     A subclass is an ordinary class. Its public methods become methods of the group that `create_group` makes of it; in
     its own process `self` has a rank, peers and a device from before its constructor runs.
     """
-
-    config_section: ClassVar[str | None] = None
-    """The section of the configuration that is this class's own, as in `actor`. A group whose constructor is given the
-    configuration takes its name from `group_name` of that section, unless `launch` names it."""
 
     # What is named `_rlinf...` is the runtime's; all other names, but for those below, are free for subclasses.
     _rlinf_bound: WorkerContext | None = None
@@ -88,6 +51,26 @@ class Worker(Communication):
         from rlinf_core.worker.worker_group import WorkerGroup
 
         return WorkerGroup(cls, args, kwargs)
+
+    @classmethod
+    def _rlinf_methods(cls) -> frozenset[str]:
+        """Return the names of what the users' classes, and not `Worker` itself, define as public methods.
+
+        Raises:
+            InvalidNameError: one of them would replace what workers need for themselves.
+        """
+        for each in takewhile(lambda each: each is not Worker, cls.__mro__):
+            replaced = sorted(name for name in _OWN_METHODS & vars(each).keys() if callable(getattr(each, name)))
+            if replaced:
+                raise InvalidNameError(
+                    f"`{each.__name__}.{replaced[0]}` cannot be called on a group",
+                    why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
+                    help="give the method another name",
+                )
+        free = {name for name in _FREE_NAMES if getattr(cls, name) is not getattr(Worker, name)}
+        inherited = set(dir(Worker)) - free
+        names = (name for name in dir(cls) if not name.startswith("_") and name not in inherited)
+        return frozenset(name for name in names if callable(getattr(cls, name)))
 
     def _rlinf_bind(self, context: WorkerContext) -> None:
         """Tell the worker who it is. Called before its constructor."""
@@ -163,20 +146,7 @@ class Worker(Communication):
     @cached_property
     def worker_info(self) -> WorkerInfo:
         """The place where this worker runs, and its devices."""
-        context, placement = self._rlinf_context, self._rlinf_context.placement
-        return WorkerInfo(
-            address=context.address,
-            rank=placement.rank,
-            world_size=placement.world_size,
-            node_id=placement.cluster_node_rank,
-            node_ip=context.node_ip,
-            hostname=platform.node(),
-            pid=os.getpid(),
-            gpu_id=placement.local_accelerator_rank,
-            available_gpus=placement.visible_accelerators,
-            accelerator_type=placement.accelerator_type,
-            hardware=context.hardware,
-        )
+        return self._rlinf_context.info()
 
     @cached_property
     def torch_device(self) -> torch.device:
@@ -284,6 +254,23 @@ class Worker(Communication):
         The handle of the call that the block runs in gives the durations out.
         """
         return timer(tag if tag is not None else caller_of(inspect.currentframe()))
+
+
+# The names of `_FREE_NAMES` are conveniences that nothing here relies on: a class may use them for methods of its own.
+_FREE_NAMES = frozenset(
+    {
+        "acquire_free_port",
+        "device_lock",
+        "hardware_infos",
+        "has_accelerator",
+        "log_on_first_rank",
+        "rank",
+        "recv_from",
+        "send_to",
+    }
+)
+# What workers have by themselves. `create_group` runs in none of them: a class may extend it.
+_OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 
 
 def _only_one(word: str, value: T | None, other_word: str, other: T | None) -> T | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Mapping, Sequence, Set
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -16,7 +15,7 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.context import current_session
+from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, raise_unseen
 from rlinf_core.manager.client import current_client
@@ -26,31 +25,16 @@ from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
+from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.handle import Member, WorkerGroupHandle, unpicklable
 from rlinf_core.worker.launch import close_group, kill, launch_members
-from rlinf_core.worker.worker import Worker, WorkerInfo
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=Communication)
 
 # For a worker that computes: one that waits is woken at once.
 _SHUTDOWN_SECONDS = 2.0
 _EXIT_SECONDS = 0.5
 
-# What workers have by themselves. `create_group` runs in none of them: a class may extend it.
-# The names of `_FREE_NAMES` are conveniences that nothing here relies on: a class may use them for methods of its own.
-_FREE_NAMES = frozenset(
-    {
-        "acquire_free_port",
-        "device_lock",
-        "hardware_infos",
-        "has_accelerator",
-        "log_on_first_rank",
-        "rank",
-        "recv_from",
-        "send_to",
-    }
-)
-_OWN_METHODS = {name for name in dir(Worker) if not name.startswith("_")} - {"create_group"} - _FREE_NAMES
 # What pickling raises.
 _NO_PICKLE = (TypeError, pickle.PicklingError)
 # The groups that this process launched and has not shut down.
@@ -144,10 +128,16 @@ class WorkerGroup(Generic[W]):
     def __init__(self, worker_class: type[W], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.worker_class = worker_class
         self._arguments = (args, kwargs)
-        self._methods = _public_methods(worker_class)
+        self._methods = worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
         self._members: tuple[Member, ...] = ()
-        _check_names(worker_class, self._methods)
+        taken = sorted(self._methods & set(dir(WorkerGroup)))
+        if taken:
+            raise InvalidNameError(
+                f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
+                why="a group has something else of that name",
+                help="give the method another name",
+            )
 
     def launch(
         self,
@@ -267,7 +257,7 @@ class WorkerGroup(Generic[W]):
     @property
     def methods(self) -> frozenset[str]:
         """The names of the methods that can be called on the group: the public ones of the users' class."""
-        return frozenset(self._methods)
+        return self._methods
 
     @property
     def worker_info_list(self) -> list[WorkerInfo]:
@@ -372,29 +362,6 @@ def _end_all() -> list[WorkerGroupError]:
     return [failure for group in groups for failure in group._end(_EXIT_SECONDS)]  # pyright: ignore[reportPrivateUsage] - this module's own
 
 
-def _check_names(worker_class: type[Worker], methods: Set[str]) -> None:
-    """Check that the public methods of a class take no name that groups or workers need for themselves.
-
-    Raises:
-        InvalidNameError: one does.
-    """
-    taken = sorted(methods & set(dir(WorkerGroup)))
-    if taken:
-        raise InvalidNameError(
-            f"`{worker_class.__name__}.{taken[0]}` cannot be called on a group",
-            why="a group has something else of that name",
-            help="give the method another name",
-        )
-    for each in takewhile(lambda each: each is not Worker, worker_class.__mro__):
-        replaced = sorted(name for name in _OWN_METHODS & vars(each).keys() if callable(getattr(each, name)))
-        if replaced:
-            raise InvalidNameError(
-                f"`{each.__name__}.{replaced[0]}` cannot be called on a group",
-                why=f"every worker has a `{replaced[0]}` of its own, which it would replace",
-                help="give the method another name",
-            )
-
-
 def _entry(config: Any, name: str) -> Any:
     """Return an entry of a mapping or an attribute of anything else; None where there is none."""
     if isinstance(config, Mapping):
@@ -410,15 +377,3 @@ def _items(share: Any) -> int | None:
         return len(share)
     except TypeError:  # as of an array without dimensions
         return None
-
-
-def _public_methods(worker_class: type[Worker]) -> set[str]:
-    """Return the names of what the users' classes, and not `Worker` itself, define as public methods."""
-    inherited = set(dir(Worker)) - {
-        name for name in _FREE_NAMES if getattr(worker_class, name) is not getattr(Worker, name)
-    }
-    return {
-        name
-        for name in dir(worker_class)
-        if not name.startswith("_") and name not in inherited and callable(getattr(worker_class, name))
-    }

@@ -22,7 +22,9 @@ from recipes.embodied.envs.base import (
     Transition,
     VectorEnv,
 )
-from recipes.embodied.envs.franka_arm import (
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
+from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
@@ -36,9 +38,7 @@ from recipes.embodied.envs.franka_arm import (
     start_joints,
     write_arm_states,
 )
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.state import State
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
 
 TASKS = ("pick", "reach")
 INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}

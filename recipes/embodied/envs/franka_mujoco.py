@@ -27,7 +27,10 @@ from recipes.embodied.envs.base import (
     Transition,
     VectorEnv,
 )
-from recipes.embodied.envs.franka_arm import (
+from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
+from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
     CONTROL_SECONDS,
@@ -43,10 +46,7 @@ from recipes.embodied.envs.franka_arm import (
     start_joints,
     write_arm_states,
 )
-from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
-from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.state import State
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 
 TASKS = ("reach", "push")
 INSTRUCTIONS = {"reach": REACH_INSTRUCTION, "push": "push the puck to the mark"}

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
-from recipes.embodied.envs.franka_arm import (
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
@@ -24,9 +26,7 @@ from recipes.embodied.envs.franka_arm import (
     start_joints,
     write_arm_states,
 )
-from recipes.embodied.envs.franka_kinematics import HOME, hand_pose
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.franka_arm import CONTROL_SECONDS
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 
 RESET_SPEED = 0.25  # share of the published joint velocities at which the arm goes to its start
 

@@ -19,7 +19,6 @@ import pytest
 from recipes.embodied.envs import franka_robot
 from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.envs.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.robots.client import ArmState, FrankaClient, holder_name
@@ -31,6 +30,7 @@ from recipes.embodied.robots.errors import (
     RobotStoppedError,
     RobotUnreachableError,
 )
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 

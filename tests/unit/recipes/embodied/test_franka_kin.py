@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.envs import franka_arm, franka_kin
+from recipes.embodied.envs import franka_kin
 from recipes.embodied.envs.base import EnvSettings, StepResult
-from recipes.embodied.envs.franka_arm import CONTROL_SECONDS, SPEED
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
+from recipes.embodied.robots import franka_arm
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, SPEED
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from rlinf_core.errors import ConfigError
 
 OPEN, CLOSE, STAY = -1.0, 1.0, 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.envs.franka_kinematics import (
+from recipes.embodied.robots.franka_kinematics import (
     FINGERTIPS,
     FLANGE,
     HOME,

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings
-from recipes.embodied.envs.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
-from recipes.embodied.envs.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.embodied.robots.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from rlinf_core.errors import ConfigError
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.envs.franka_arm import CONTROL_SECONDS
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.arm import RESET_SPEED, SimulatedArm
 from recipes.embodied.robots.controller import Controller, Motion
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.protocol import Message, ProtocolError, Request
 
 A, B = 1, 2  # connections

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 from rlinf_core.errors import ConfigError
 
 CONTROL_SECONDS = 0.05  # between two actions
