@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.language.algorithm_config import check_algorithm
+from recipes.language.algorithm_rules import check_algorithm
 from recipes.language.config import (
     LanguageConfig,
     LanguageRunnerConfig,

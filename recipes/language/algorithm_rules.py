@@ -1,0 +1,135 @@
+"""The rules between the values of `algorithm`, `critic` and `reference` of language models' recipes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from recipes.language.algorithm_config import KNOWN_ADVANTAGES
+from recipes.language.config import LanguageConfig
+from recipes.sections.algorithm import GROUP_ADVANTAGES
+from recipes.sections.checks import Report, blame, is_given
+from rlinf_core.config.diagnostics import Severity
+
+# What losses and keys compare with the policy that drew the tokens.
+_PROXIMAL: Final = "the trainer's own log-probabilities before the update"
+
+
+def check_algorithm(config: LanguageConfig, report: Report) -> None:
+    """Report settings of `algorithm` that contradict each other, or need a group that has no place."""
+    algorithm = config.algorithm
+    if algorithm.loss_type == "actor_critic":
+        report(
+            ("algorithm", "loss_type"),
+            "conflicting-settings",
+            "`loss_type: actor_critic` is for policies that estimate values themselves; here the group `critic` does",
+            "write `loss_type: actor`, with `adv_type: gae` and a place for `critic`",
+        )
+    if algorithm.adv_type in GROUP_ADVANTAGES and algorithm.group_size < 2:
+        report(
+            blame(config, ("algorithm", "group_size"), ("algorithm", "adv_type")),
+            "conflicting-settings",
+            f"`adv_type: {algorithm.adv_type}` compares the members of a group, and each group has one",
+            "write `algorithm.group_size: 8`",
+        )
+    eps = algorithm.ratio_clip_eps
+    if eps is not None and (algorithm.clip_ratio_low, algorithm.clip_ratio_high) != (eps, eps):
+        report(
+            ("algorithm", "ratio_clip_eps"),
+            "conflicting-settings",
+            f"`ratio_clip_eps: {eps:g}` sets both bounds of the ratio, and `clip_ratio_low` or `clip_ratio_high` is"
+            " given as well",
+            "remove `ratio_clip_eps`, or the other",
+        )
+    _check_groups(config, report)
+    _check_proximal(config, report)
+    _check_without_effect(config, report)
+
+
+def _check_groups(config: LanguageConfig, report: Report) -> None:
+    """Report keys that need a group `critic` or `reference`, and such groups that no key needs."""
+    algorithm, placed = config.algorithm, config.cluster.component_placement
+    places = ("cluster", "component_placement")
+    if algorithm.needs_values and "critic" not in placed:
+        report(
+            ("algorithm", "adv_type"),
+            "missing-component",
+            f"`adv_type: {algorithm.adv_type}` needs values, and the group `critic`, which estimates them, has no"
+            " place",
+            "add `critic: 0` to `cluster.component_placement`, or write `adv_type: grpo`",
+        )
+    if "critic" in placed and algorithm.adv_type in KNOWN_ADVANTAGES and not algorithm.needs_values:
+        report(
+            (*places, "critic"),
+            "unused-component",
+            f"`adv_type: {algorithm.adv_type}` asks for no values: the group `critic` would have nothing to do",
+            "write `algorithm.adv_type: gae`, or remove its place",
+            about=[("algorithm", "adv_type")],
+            severity=Severity.WARNING,
+        )
+    if algorithm.kl_beta and "reference" not in placed and config.actor.model.adapter() is None:
+        report(
+            ("algorithm", "kl_beta"),
+            "missing-component",
+            "`kl_beta` needs the log-probabilities of a reference model, and the group `reference` has no place",
+            "add `reference: 0` to `cluster.component_placement`; with `actor.model.lora` the actor without its"
+            " adapters is the reference",
+        )
+    if "reference" in placed and not algorithm.kl_beta:
+        report(
+            (*places, "reference"),
+            "unused-component",
+            "`algorithm.kl_beta` is 0: the group `reference` would have nothing to do",
+            "write `algorithm.kl_beta: 0.001`, or remove its place",
+            about=[("algorithm", "kl_beta")],
+            severity=Severity.WARNING,
+        )
+
+
+def _check_proximal(config: LanguageConfig, report: Report) -> None:
+    """Report corrections for other policies where ratios are taken against the one that drew the tokens."""
+    algorithm = config.algorithm
+    if algorithm.recompute_logprobs:
+        return
+    asked = {"tis_cap": algorithm.tis_cap is not None, "loss_type": algorithm.loss_type == "decoupled_actor"}
+    for name, needs in asked.items():
+        if needs:
+            what = f"`{name}: {getattr(algorithm, name)}`"
+            report(
+                ("algorithm", name),
+                "conflicting-settings",
+                f"{what} compares the policy that drew the tokens with {_PROXIMAL}",
+                "write `algorithm.recompute_logprobs: true`",
+                about=[("algorithm", "recompute_logprobs")],
+            )
+
+
+def _check_without_effect(config: LanguageConfig, report: Report) -> None:
+    """Warn of settings that change nothing, or not what their reader may expect."""
+    algorithm = config.algorithm
+    scaled = ("algorithm", "normalize_advantages")
+    if algorithm.adv_type in GROUP_ADVANTAGES[:3] and is_given(config, scaled):
+        instead = "write `adv_type: dr_grpo`" if algorithm.adv_type == "grpo" else "remove it"
+        report(
+            scaled,
+            "conflicting-settings",
+            f"`normalize_advantages` has no effect with `adv_type: {algorithm.adv_type}`, which compares within groups",
+            f"{instead}{' to compare without dividing by the deviation' if algorithm.adv_type == 'grpo' else ''}",
+            about=[("algorithm", "adv_type")],
+            severity=Severity.WARNING,
+        )
+    if algorithm.kl_in_reward and not algorithm.kl_beta:
+        report(
+            ("algorithm", "kl_in_reward"),
+            "conflicting-settings",
+            "`kl_in_reward` has no effect while `kl_beta` is 0",
+            "write `algorithm.kl_beta: 0.001`",
+            about=[("algorithm", "kl_beta")],
+        )
+    if algorithm.loss_type == "gspo" and algorithm.loss_agg_func != "seq-mean-token-mean":
+        report(
+            blame(config, ("algorithm", "loss_agg_func"), ("algorithm", "loss_type")),
+            "conflicting-settings",
+            f"`loss_type: gspo` is a mean over sequences, and `loss_agg_func` is `{algorithm.loss_agg_func}`",
+            "write `loss_agg_func: seq-mean-token-mean`; bounds of the ratio are about 3e-4 there",
+            severity=Severity.WARNING,
+        )
