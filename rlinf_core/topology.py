@@ -21,6 +21,7 @@ from rlinf_core.config.cluster import CLUSTER_LABEL, NODE_LABEL, RESERVED_LABELS
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators.registry import accelerator_of_model
+from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.suggest import did_you_mean, quoted
 
@@ -41,12 +42,17 @@ class Unit(NamedTuple):
 
     def counted(self, count: int) -> str:
         """Return `8 accelerators`, `1 node`, `2 Franka units`."""
-        name = f"{self.robot} unit" if self.robot else str(self.kind)
-        return f"{count} {name}" if count == 1 else f"{count} {name}s"
+        return f"{count} {self._singular if count == 1 else self.plural}"
 
     @property
     def plural(self) -> str:
-        return f"{self.robot} units" if self.robot else f"{self.kind}s"
+        return f"{self._singular}s"
+
+    @property
+    def _singular(self) -> str:
+        if not self.robot:
+            return str(self.kind)
+        return "unit" if self.robot == UNKNOWN_TYPE else f"{self.robot} unit"
 
 
 ACCELERATORS = Unit(UnitKind.ACCELERATOR)

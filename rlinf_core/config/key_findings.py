@@ -21,7 +21,7 @@ from rlinf_core.config.model_fields import (
 from rlinf_core.config.other_names import unavailable_keys
 from rlinf_core.config.places import naming
 from rlinf_core.config.tree import Entry, Mapping, Path, Scalar, find, format_path, key_span
-from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
+from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
@@ -133,10 +133,11 @@ def _fields(model: type[BaseModel], tree: Mapping, path: Path) -> dict[str, Fiel
         kind = find(tree, (*path[:-2], "type"))
         name = kind.raw if isinstance(kind, Scalar) else ""
         known = hardware_types()
+        meant = name if name in known else next(iter(near(name, known)), UNKNOWN_TYPE)
         try:
-            return written_fields(hardware_model(name if name in known else near(name, known)[0]))
-        except (PydanticCustomError, IndexError):
-            return {}  # the type is unknown, which is a finding of its own
+            return written_fields(hardware_model(meant))
+        except PydanticCustomError:
+            return {}  # its package cannot be loaded, which is a finding of its own
     return fields_at(model, path)
 
 

@@ -36,12 +36,12 @@ Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
 """What the nodes of a cluster have, by rank; raises what kept them from being asked."""
 
 
-def _meant_type(written: str) -> str | None:
-    """Return the hardware type that a mistyped one was probably meant to be."""
-    from rlinf_core.hardware.robots.registry import hardware_types
+def _meant_type(written: str) -> str:
+    """Return the hardware type that a mistyped one was probably meant to be, or the one that stands for any."""
+    from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_types
     from rlinf_core.suggest import near
 
-    return next(iter(near(written, hardware_types())), None)
+    return next(iter(near(written, hardware_types())), UNKNOWN_TYPE)
 
 
 _ADDRESSES: Final = ("robot_ip", "left_robot_ip", "right_robot_ip")

@@ -17,6 +17,15 @@ from rlinf_core.placement.positions import GROUPS, PLACEMENT, Placed, group_path
 from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
 
+# What a group's units follow from, whatever their type is.
+_UNITS_FOLLOW_FROM: tuple[Path, ...] = (
+    ("label",),
+    ("node_ranks",),
+    ("hardware", "configs"),
+    ("accelerators",),
+    ("ignore_hardware",),
+)
+
 
 def check_placement(
     tree: Mapping,
@@ -113,8 +122,7 @@ class _Check:
         groups = find(self.tree, GROUPS)
         for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):
             path: Path = (*GROUPS, index)
-            keys = ("label", "node_ranks", "hardware", "accelerators", "ignore_hardware")
-            if not any(self._damaged((*path, key)) for key in keys):
+            if not any(self._damaged((*path, *below)) for below in _UNITS_FOLLOW_FROM):
                 continue
             label = find(group, ("label",))
             if not isinstance(label, Scalar):

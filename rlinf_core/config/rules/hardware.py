@@ -8,6 +8,7 @@ from rlinf_core.config.rules.groups import group_ranges, out_of_range
 from rlinf_core.config.rules.intervals import outside
 from rlinf_core.config.rules.site import Site
 from rlinf_core.config.tree import Path
+from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE
 from rlinf_core.hardware.robots.unit import RobotUnit
 
 
@@ -18,10 +19,10 @@ def check(site: Site) -> None:
         if group.hardware is None:
             continue
         configs = (*path, "hardware", "configs")
-        if not group.hardware.configs and not site.damaged((*path, "hardware")):
+        if not group.hardware.configs and not site.damaged(configs):
             site.report(
                 "hardware-empty",
-                f"group `{group.label}` declares {group.hardware.type} hardware and no unit of it",
+                f"group `{group.label}` declares hardware and no unit of it",
                 configs,
                 help="add an entry for each unit, or remove `hardware` to count nodes or accelerators",
                 severity=Severity.WARNING,
@@ -54,6 +55,8 @@ def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, s
                 help=f"the group's node_ranks are {group.node_ranks}",
                 related=[(site.place((*path, "node_ranks")), "they are given at")],
             )
+        if group.hardware.type == UNKNOWN_TYPE:
+            continue
         key = (unit.node_rank, group.hardware.type)
         first = declared.setdefault(key, at)
         if first[:3] != at[:3]:

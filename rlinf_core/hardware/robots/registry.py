@@ -11,14 +11,18 @@ It is loaded only when a file names a type that is not known yet.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import problem
 
 ENTRY_POINT_GROUP = "rlinf.hardware"
+
+# Stands for a type that nobody knows, where the rest of a file is checked. It ends with a character that nobody types.
+UNKNOWN_TYPE: Final = "robot\N{ZERO WIDTH SPACE}"
 
 U = TypeVar("U", bound=RobotUnit)
 
@@ -62,6 +66,8 @@ def hardware_model(name: str) -> type[RobotUnit]:
     Raises:
         PydanticCustomError: `unknown-hardware-type`: nobody offers it, or the package that does cannot be loaded.
     """
+    if name == UNKNOWN_TYPE:
+        return _unknown_robot()
     if name not in _registered and name in _BUILT_IN:
         import_module(_BUILT_IN[name])
     if name not in _registered:
@@ -79,6 +85,13 @@ def hardware_model(name: str) -> type[RobotUnit]:
         f"unknown hardware type `{name}`",
         help=f"{hint} known types: {listed}" if hint else f"known types: {listed}",
     )
+
+
+@cache
+def _unknown_robot() -> type[RobotUnit]:
+    from rlinf_core.hardware.robots.any_robot import any_robot
+
+    return any_robot(map(hardware_model, _BUILT_IN))
 
 
 def hardware_types() -> list[str]:

@@ -215,6 +215,44 @@ def test_mistyped_hardware_type_hides_no_other_mistake() -> None:
     assert [each.help for each in job.diagnostics][2] == "did you mean `camera_type`?"
 
 
+def test_hardware_type_like_no_other_hides_no_other_mistake() -> None:
+    """What all robots have is checked; a key that none of them has may well be one of the type that is meant."""
+    units = (
+        "{node_rank: 0, robot_ip: 10.0.0.999, camera_tpye: zed, payload_kg: 5}",
+        "{node_rnk: 0, camera_serials: [a]}",
+        "{node_rank: 3, camera_serials: [a]}",
+        "5",
+    )
+    configs = "\n".join(f"          - {unit}" for unit in units)
+    text = (
+        "cluster:\n  num_nodes: 1\n  node_groups:\n    - label: zebras\n      node_ranks: 0\n      hardware:\n"
+        f"        type: Zebra\n        configs:\n{configs}\n"
+    )
+    found = [(each.code, each.span.text) for each in load(text).diagnostics]
+    assert sorted(found) == [
+        ("bad-value", "10.0.0.999"),
+        ("hardware-shared", "a"),
+        ("node-rank-out-of-range", "3"),
+        ("unknown-hardware-type", "Zebra"),
+        ("unknown-key", "camera_tpye"),
+        ("unknown-key", "node_rnk"),
+        ("wrong-type", "5"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["Farnka", "Zebra"])
+def test_units_of_a_wrong_type_are_counted(kind: str) -> None:
+    placement = "  component_placement: {env: {node_group: arms, placement: 0-9}}\n"
+    units = "[{node_rank: 0, robot_ip: 10.0.0.1}, {node_rank: 0, robot_ip: 10.0.0.2}]"
+    groups = "".join(
+        f"    - {{label: {label}, node_ranks: 0, hardware: {{type: {kind}, configs: {configs}}}}}\n"
+        for label, configs in (("arms", units), ("none", "[]"))
+    )
+    job = load(f"cluster:\n  num_nodes: 1\n{placement}  node_groups:\n{groups}")
+    assert codes(job) == ["placement-out-of-range", "unknown-hardware-type", "unknown-hardware-type", "hardware-empty"]
+    assert "\u200b" not in " ".join(f"{each.message} {each.help}" for each in job.diagnostics)
+
+
 @pytest.mark.usefixtures("toy")
 def test_secret_of_the_environment_shows_in_no_finding() -> None:
     text = f"recipe: toy\ntrainer: {{steps: '${{env:MY_SECRET}}'}}\n{CLUSTER}"
