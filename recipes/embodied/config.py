@@ -92,6 +92,15 @@ class EmbodiedRolloutConfig(RolloutConfig):
 class EmbodiedAlgorithmConfig(ActorCriticConfig):
     """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO."""
 
+    not_available: ClassVar[Mapping[str, str]] = {
+        **ActorCriticConfig.not_available,
+        "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
+        "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
+        "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",
+        "auto_reset": "`env.train.auto_reset` says what follows an episode",
+        "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
+    }
+
     adv_type: AdvantageType = "gae"
     loss_type: LossType = "actor_critic"
     update_epoch: Count = 6

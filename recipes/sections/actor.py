@@ -139,7 +139,7 @@ class ActorConfig(ConfigModel):
     not_available: ClassVar[Mapping[str, str]] = {
         "ppo_mini_batch_size": "`global_batch_size` counts the samples of one optimizer step",
         "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
-        "grad_clip": "`optim.clip_grad` bounds the norm of a gradient",
+        "grad_clip": "`actor.optim.clip_grad` bounds the norm of a gradient",
         "clip_ratio": "write `algorithm.clip_ratio_low` and `algorithm.clip_ratio_high`",
         "entropy_coeff": "`algorithm.entropy_bonus` is the weight of the policy's entropy",
         "use_kl_loss": "`algorithm.kl_beta` above 0 adds the divergence to the loss",

@@ -67,11 +67,6 @@ class AlgorithmConfig(ConfigModel):
         "clip_ratio": "write `clip_ratio_low` and `clip_ratio_high`",
         "ratio_clip_eps": "write `clip_ratio_low` and `clip_ratio_high`",
         "n_minibatches": "`actor.global_batch_size` counts the samples of one optimizer step",
-        "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
-        "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
-        "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",
-        "auto_reset": "`env.train.auto_reset` says what follows an episode",
-        "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
         "use_kl_in_reward": "`kl_beta` above 0 adds the divergence to the loss",
         "recompute_logprobs": "remove it: those of the policy that acted are used",
     }

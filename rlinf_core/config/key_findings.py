@@ -12,13 +12,14 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.model_fields import (
     fields_at,
     item_type,
+    join,
     model_of,
     places_of,
     types_at,
     value_type,
     written_fields,
 )
-from rlinf_core.config.other_names import unavailable_keys
+from rlinf_core.config.other_names import places_of_other_name, unavailable_keys
 from rlinf_core.config.places import naming
 from rlinf_core.config.tree import Entry, Mapping, Path, Scalar, find, format_path, key_span
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
@@ -48,6 +49,8 @@ def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
         hint = f"within braces a comma ends a value: write {torn}"
     elif elsewhere:
         hint = f"`{name}` belongs {_where(elsewhere[0])}"
+    elif moved := _moved_to(model, path):
+        hint = f"`{name}` is `{moved}` here"
     elif here:
         hint = f"known keys: {quoted(here[:_LISTED])}{', …' if len(here) > _LISTED else ''}"
     return Diagnostic(
@@ -69,6 +72,14 @@ def _other_places(model: type[BaseModel], path: Path) -> list[str]:
     top = str(path[0])
     found = [place for place in places_of(model, name) if place != here]
     return [place for place in found if "_" in name or place.partition(".")[0] == top or len(path) == 1]
+
+
+def _moved_to(model: type[BaseModel], path: Path) -> str | None:
+    """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
+    name, top = str(path[-1]), str(path[0])
+    found = [join(place, ours) for place, ours in places_of_other_name(model, name)]
+    found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
+    return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))
 
 
 def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:

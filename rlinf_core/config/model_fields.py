@@ -126,21 +126,23 @@ def places_of(model: type[BaseModel], name: str) -> list[str]:
     """Return the paths of sections that have a field `name`, shallowest first: `cluster.node_groups[]`; empty for the
     top.
     """
-    found: list[str] = []
+    return [place for place, section in sections(model) if name in written_fields(section)]
+
+
+def sections(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Return all sections of a file, each with its path, shallowest first: that of `model` itself is empty."""
     # With the models around each place: one within itself is not entered again.
     level: list[tuple[str, object, frozenset[object]]] = [("", model, frozenset())]
     while level:
         below: list[tuple[str, object, frozenset[object]]] = []
         for place, annotation, around in level:
+            found = dict.fromkeys(filter(None, map(model_of, alternatives(annotation))))
+            yield from ((place, section) for section in found if section not in around)
             for part in parts(annotation):
-                if part.section in around:
-                    continue
-                if part.section is not None and part.key == name:
-                    found.append(place)
-                within = around if part.section is None else around | {part.section}
-                below.append((join(place, part.key), part.annotation, within))
+                if part.section not in around:
+                    within = around if part.section is None else around | {part.section}
+                    below.append((join(place, part.key), part.annotation, within))
         level = below
-    return found
 
 
 def join(place: str, key: str) -> str:

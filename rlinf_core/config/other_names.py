@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.model_fields import alternatives, model_of, step, written_fields
+from rlinf_core.config.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
 
 
@@ -53,6 +53,11 @@ def other_names_of(annotations: Iterable[object]) -> dict[str, str]:
             known = written_fields(section)
             names |= {other: ours for other, ours in section.other_names.items() if ours in known}
     return names
+
+
+def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, str]]:
+    """Return the sections in which `name` is another name of a field, by path and shallowest first, with the field."""
+    return [(place, ours[name]) for place, section in sections(model) if name in (ours := other_names_of([section]))]
 
 
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:

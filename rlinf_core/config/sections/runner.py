@@ -50,9 +50,9 @@ class RunnerConfig(ConfigModel):
     }
     not_available: ClassVar[Mapping[str, str]] = {
         "ckpt_path": "`resume_dir` names the checkpoint; with `only_eval: true` it is evaluated and not trained on",
-        "output_dir": "`logger.log_path` names the folder that holds one folder for each run",
-        "experiment_name": "`logger.experiment_name` names the run",
-        "project_name": "`logger.project_name` names the project",
+        "output_dir": "`runner.logger.log_path` names the folder that holds one folder for each run",
+        "experiment_name": "`runner.logger.experiment_name` names the run",
+        "project_name": "`runner.logger.project_name` names the project",
         "overlap_env_bootstrap": "`max_staleness: 1` lets rollouts go on while the actor trains",
         "enable_dynamic_batch_size": "`actor.micro_batch_size` bounds what a pass holds, in samples",
         "max_tokens_per_mbs": "`actor.micro_batch_size` bounds what a pass holds, in samples",

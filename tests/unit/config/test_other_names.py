@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
-from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.model_fields import alternatives, item_type, model_of, value_type
+from rlinf_core.config.model_fields import sections, written_fields
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.schema import json_schema
 from rlinf_core.config.tree import Mapping, Path, to_data
@@ -199,27 +199,48 @@ def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | No
     assert (found.help or "").startswith(hint or "known keys")
 
 
-def sections(model: type[BaseModel]) -> Iterator[type[ConfigModel]]:
-    """All sections of a file, each once."""
-    seen: set[object] = set()
-    pending: list[object] = [model]
-    while pending:
-        for member in alternatives(pending.pop()):
-            section = model_of(member)
-            if section is None:
-                pending += [each for each in (item_type(member), value_type(member)) if each is not None]
-            elif section not in seen:
-                seen.add(section)
-                if issubclass(section, ConfigModel):
-                    yield section
-                pending += [field.annotation for field in section.model_fields.values()]
-
-
 @pytest.mark.parametrize("name", ["", *recipe_names()])
 def test_names_of_others_name_fields_and_nothing_known_is_unavailable(name: str) -> None:
     model = find_recipe(name).config_model() if name else ClusterFile
-    for section in sections(model):
+    for section in {section for _, section in sections(model) if issubclass(section, ConfigModel)}:
         fields, others = set(section.model_fields), section.other_names
         assert set(others.values()) <= fields, section
         assert not set(others) & fields, section
         assert not set(section.not_available) & (fields | set(others)), section
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("actor: {ppo_micro_batch_size_per_gpu: 1, optim: {kl_loss_coef: 1}}\n", "algorithm.kl_beta"),
+        ("runner: {max_grad_norm: 1}\n", "actor.optim.clip_grad"),
+        ("rollout: {simulator_type: franka_kin}\n", "env.train.env_type"),
+        ("env: {train: {loss_agg_mode: token-mean}}\n", "algorithm.loss_agg_func"),
+        ("total_epochs: 3\n", "runner.max_epochs"),
+        ("algorithm: {lr_scheduler_type: cosine}\n", "actor.optim.lr_scheduler"),
+    ],
+)
+def test_a_key_that_moved_to_another_section_is_answered_with_its_full_path(text: str, path: str) -> None:
+    (found,) = load_job("-", stdin=(EMBODIED + text).encode(), environ={}).diagnostics
+    assert (found.code, found.help) == ("unknown-key", f"`{found.span.text}` is `{path}` here")
+
+
+NAMED = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)*)(?:: [^`]*)?`")
+# What answers name besides keys of the models.
+OTHERS = {"extends", "trace.json"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_answers_name_keys_of_the_section_itself_or_by_their_full_path(name: str) -> None:
+    model = find_recipe(name).config_model()
+    paths = {f"{place}.{field}".strip(".") for place, section in sections(model) for field in written_fields(section)}
+    wrong: list[str] = []
+    for place, section in sections(model):
+        if issubclass(section, ConfigModel):
+            for key, answer in section.not_available.items():
+                beside = {
+                    named for named in NAMED.findall(answer) if "." not in named and named in section.model_fields
+                }
+                unknown = {*NAMED.findall(answer)} - beside - paths - OTHERS
+                wrong += [f"{place}.{key}: `{named}`" for named in sorted(unknown)]
+    assert wrong == []
