@@ -43,11 +43,17 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
 def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detached: bool) -> int:
     """Run the job's driver on the head, and return its exit code. What it prints is printed here.
 
-    The job travels as one file, with its overrides and what its references stand for.
+    The job travels as one file, with its overrides and what its references stand for, and with it the values that
+    variables of `cluster.forward_env` have here.
+
+    Raises:
+        ConfigError: one of them is not set.
     """
     from rlinf_core.bootstrap.driver import run_on_head
     from rlinf_core.config.dump import to_yaml
+    from rlinf_core.placement.environment import forwarded_values
 
+    forwarded = forwarded_values(job.cluster.forward_env, os.environ)
     head = record.nodes[0].host
     console.message(f"the driver runs on {head}, and the run folder is there")
     flags = [
@@ -58,7 +64,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     ]
     # Without what the login's home holds: a `random.py` there is not the standard library's.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", "--output", str(output), *flags]
-    return run_on_head(record, arguments, stdin=to_yaml(job.tree).encode())
+    return run_on_head(record, arguments, stdin=to_yaml(job.tree).encode(), env=forwarded)
 
 
 def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:

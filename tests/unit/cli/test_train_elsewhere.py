@@ -30,9 +30,13 @@ class Head:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[str], str]] = []
+        self.env: dict[str, str] | None = None
 
-    def __call__(self, record: ClusterRecord, arguments: list[str], *, stdin: bytes = b"", **_: Any) -> int:
+    def __call__(
+        self, record: ClusterRecord, arguments: list[str], *, stdin: bytes = b"", env: dict[str, str] | None = None
+    ) -> int:
         self.asked.append((record.name, arguments, stdin.decode()))
+        self.env = env
         return 143
 
 
@@ -68,6 +72,22 @@ def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) ->
     config: Any = job.config
     assert (config.runner.max_steps, config.fake.fail) == (7, "bug")
     assert not (fake_recipe / "runs").exists()
+
+
+def test_forwarded_variables_have_the_values_of_this_machine(
+    cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record("farm")
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t $HOME")
+    arguments = ("train", "farm.yaml", "cluster.forward_env=[WANDB_API_KEY, MODE]", "runner.max_steps=7")
+    refused = cli(*arguments)
+    assert (refused.code, head.asked) == (2, [])
+    assert "`cluster.forward_env` names `MODE`, which is not set here" in refused.err
+    monkeypatch.setenv("MODE", "")
+    ended = cli(*arguments)
+    assert (ended.code, head.env) == (143, {"WANDB_API_KEY": "s3cr3t $HOME", "MODE": ""})
+    ((_, words, text),) = head.asked
+    assert "s3cr3t" not in ended.err + ended.out + text + " ".join(words)
 
 
 def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> None:
