@@ -10,9 +10,14 @@ from typing import Final
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
     "gymnasium": "gymnasium>=1.0,<2",
+    "math_verify": "math-verify>=0.8,<1",
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",
+    "peft": "peft>=0.17,<1",
+    "pyarrow": "pyarrow>=17",
     "ray": "ray>=2.60,<2.61",
+    "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",
+    "transformers": "transformers>=5.20,<6",
 }
 
 

@@ -5,12 +5,9 @@ Environments of Gymnasium are made once, in this process. Classes of a user's ow
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -54,45 +51,3 @@ def _made(env_type: str, task: str, options: str) -> EnvFacts:
         return EnvFacts(spec.state_size > 0, spec.image_shape is not None, env.max_episode_steps)
     finally:
         env.close()
-
-
-def missing_module(target: str) -> str | None:
-    """Return why the module of `package.module:name` cannot be found here, or None if it is there."""
-    module = target.partition(":")[0]
-    try:
-        if find_spec(module) is not None:
-            return None
-    except Exception as error:  # noqa: BLE001 - packages around the module are imported, and may raise anything
-        return f"{type(error).__name__}: {error}"
-    return f"there is no module `{module}`"
-
-
-def missing_name(target: str) -> str | None:
-    """Return why the module of `package.module:name` has nothing of that name, or None if it may have it.
-
-    The module is read and not imported: that may take seconds, or do anything.
-    """
-    module, _, name = target.partition(":")
-    spec = find_spec(module)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    try:
-        tree = ast.parse(Path(spec.origin).read_bytes(), spec.origin)
-    except SyntaxError as error:
-        return f"line {error.lineno} of {spec.origin} is no Python: {error.msg}"
-    except (OSError, ValueError):
-        return None
-    names = set(_bound(tree.body))
-    return None if name in names or "*" in names or "__getattr__" in names else f"{spec.origin} defines no `{name}`"
-
-
-def _bound(statements: list[ast.stmt]) -> Iterator[str]:
-    """Return the names that statements of a module bind, those in branches included."""
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield node.name
-            elif isinstance(node, ast.alias):
-                yield node.asname or node.name.partition(".")[0]
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id

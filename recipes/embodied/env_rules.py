@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.env_probe import EnvFacts, env_facts, missing_module, missing_name
+from recipes.embodied.env_probe import EnvFacts, env_facts
 from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, no_adapter
 from recipes.sections.checks import Report, blame, is_given
-from rlinf_core.config.cluster import CLUSTER_LABEL
+from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.placement.environment import process_environment
 from rlinf_core.requirements import install_command, missing_modules
 
 
@@ -81,24 +80,6 @@ def _check_made(
         report(at, "unknown-choice", facts.problem, facts.help)
 
 
-def check_import(config: EmbodiedConfig, at: Path, target: str, component: str, report: Report) -> None:
-    """Report a `package.module:name` that the processes of a component could not import."""
-    missing = missing_module(target)
-    if not runs_in_this_interpreter(config, component):
-        if missing:
-            message = f"`{target}` cannot be checked here, since `{component}` runs in another interpreter: {missing}"
-            report(at, "missing-extra", message, severity=Severity.NOTE)
-        return
-    if missing:
-        module = target.partition(":")[0]
-        help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
-        report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
-        return
-    wrong = missing_name(target)
-    if wrong:
-        report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
-
-
 def _missing_package(kind: str) -> str | None:
     """Return the module that a kind needs and this Python lacks."""
     known = ENV_TYPES.get(kind)
@@ -167,13 +148,3 @@ def _check_robots(
             f" {environments.total_num_envs}, and `env` has {workers} worker{'s' if workers > 1 else ''}",
             f"write `total_num_envs: {workers}`",
         )
-
-
-def runs_in_this_interpreter(config: EmbodiedConfig, component: str) -> bool:
-    """Return whether the processes of a component run here, in the Python that is checking the file."""
-    cluster = config.cluster
-    elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
-    entry = cluster.component_placement.get(component)
-    labels = (entry.node_group if entry else ()) or (CLUSTER_LABEL,)
-    interpreters = [process_environment(cluster, 0, label).interpreter for label in labels]
-    return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)

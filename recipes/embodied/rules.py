@@ -14,7 +14,7 @@ from recipes.embodied.config import (
     uses_values,
 )
 from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.env_rules import check_environments, check_import, episode_limit, facts_of
+from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
@@ -29,6 +29,7 @@ from recipes.sections.checks import (
     is_given,
     near_multiples,
 )
+from recipes.sections.imports import check_import
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 

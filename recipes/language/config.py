@@ -26,8 +26,10 @@ from rlinf_core.config.sections.values import (
     StepsOrNever,
 )
 from rlinf_core.config.tree import Path
-from rlinf_core.scalars import Bool, Data, Text
+from rlinf_core.scalars import Bool, Data, Int, Text
 
+# Problems of one seed that are made on the spot.
+MOST_GENERATED = 1 << 24
 REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
 
 
@@ -201,8 +203,12 @@ class LanguageDataConfig(DataConfig):
     task_config: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
     )
-    train_size: Count = Field(default=10_000, description="Training problems of a reasoning-gym task.")
-    val_size: Count = Field(default=200, description="Evaluation problems of sums and of reasoning-gym tasks.")
+    train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
+        default=10_000, description="Training problems of a reasoning-gym task."
+    )
+    val_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
+        default=200, description="Evaluation problems of sums and of reasoning-gym tasks."
+    )
     val_samples: Count = Field(
         default=1, description="Answers to each evaluation problem. 1: greedy; more: sampled, for pass@k."
     )
@@ -325,36 +331,3 @@ def check_available(config: LanguageConfig, report: Report) -> None:
 
 def _no_effect(instead: str = "") -> tuple[str, str]:
     return "has no effect in recipes of language models yet", f"use `{instead}`" if instead else "remove it"
-
-
-def check_data(config: LanguageConfig, report: Report) -> None:
-    """Report a source of problems that lacks its files or its task."""
-    data = config.data
-    if data.type == "reasoning_gym" and not data.task:
-        report(
-            blame(config, ("data", "task"), ("data", "type")),
-            "conflicting-settings",
-            "`data.type: reasoning_gym` needs a task",
-            "write `data.task: chain_sum`, or another name of that library",
-        )
-    if data.type in ("jsonl", "parquet") and not data.train_data_paths:
-        report(
-            ("data", "type"),
-            "conflicting-settings",
-            f"`data.type: {data.type}` needs files",
-            "write `data.train_data_paths: FILE`",
-        )
-    if data.system_prompt and not data.apply_chat_template:
-        report(
-            ("data", "system_prompt"),
-            "conflicting-settings",
-            "`system_prompt` needs a chat template",
-            "write `data.apply_chat_template: true`, or put the text into `few_shot`",
-        )
-    if config.reward.reward_type == "reasoning_gym" and data.type != "reasoning_gym":
-        report(
-            ("reward", "reward_type"),
-            "conflicting-settings",
-            "`reward_type: reasoning_gym` scores problems of that library, and `data.type` is another source",
-            "write `reward_type: number`",
-        )

@@ -153,7 +153,7 @@ class LanguageRolloutWorker(Worker):
         questions: dict[str, tuple[int, int, Problem]] = {}
         for slot, index in mine:
             problem = self._problems[which][index]
-            tokens = self._encoder.encode(problem.prompt)
+            tokens = self._encoder.encode(problem)
             if not tokens:
                 self._put(AnswerGroup(slot, index, problem, (), ()))
                 continue

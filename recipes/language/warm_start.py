@@ -34,7 +34,7 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
         problem = problems[index]
         answer = writer.encode(problem.answer, add_special_tokens=False)
-        examples.append((encoder.encode(problem.prompt) or (), (*answer, writer.eos_token_id)))
+        examples.append((encoder.encode(problem) or (), (*answer, writer.eos_token_id)))
     return examples
 
 

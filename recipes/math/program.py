@@ -6,6 +6,7 @@ from typing import cast
 
 from recipes.language.actor_worker import LanguageActor
 from recipes.language.layout import LanguageLayout
+from recipes.language.model_rules import require_model
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
 from recipes.math.config import MathConfig
@@ -25,8 +26,10 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
         ClusterError: the machines cannot be had.
         CheckpointError: the checkpoint does not fit, or cannot be written.
+        ConfigError: the folder of the model cannot be used.
     """
     config = cast("MathConfig", job.config)
+    require_model(config)
     with RunRecord.open(job, folder, listener, config.runner, facts(config)) as record:
         with_recovery(lambda: train(config, record), record, config.runner.max_restarts)
         record.finished()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.language.config import LanguageDataConfig
+from recipes.language.config import MOST_GENERATED, LanguageDataConfig
 from recipes.language.data.problems import Problem, ProblemSet
 from recipes.language.data.sources import Joined, ReasoningGym, Sums, read_file
 from rlinf_core.errors import ConfigError
 
-# Training and evaluation take problems of reasoning-gym by seeds this far apart: sets of fewer are disjoint.
-_SEED_DISTANCE = 1 << 24
+# Problem i of a data set of reasoning-gym is made from its seed + i: training and evaluation begin this far apart, and
+# `train_size` and `val_size` are at most that.
+_SEED_DISTANCE = MOST_GENERATED
 
 
 def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recipes.language.data.problems import Problem
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,19 +51,35 @@ class PromptEncoder:
         self._few_shot = few_shot
         self._longest = max_prompt_length
 
-    def encode(self, question: str) -> tuple[int, ...] | None:
-        """Return a question's tokens; None when they are more than `max_prompt_length`."""
+    def encode(self, problem: Problem) -> tuple[int, ...] | None:
+        """Return the tokens of a problem's question; None when they are more than `max_prompt_length`.
+
+        Raises:
+            ConfigError: the question is messages, and there is no chat template to write them in.
+        """
         if self._chat:
-            messages = [{"role": "user", "content": self._few_shot + question}]
-            if self._system:
-                messages.insert(0, {"role": "system", "content": self._system})
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                self._messages(problem), add_generation_prompt=True, tokenize=False
+            )
             tokens = self._tokenizer.encode(text, add_special_tokens=False)
+        elif problem.messages:
+            raise ConfigError(
+                "the prompts are messages of a chat, and `data.apply_chat_template` is off",
+                help="write `data.apply_chat_template: true`, or give texts as prompts",
+            )
         else:
-            tokens = self._tokenizer.encode(self._few_shot + question)
+            tokens = self._tokenizer.encode(self._few_shot + problem.prompt)
         if self._longest and len(tokens) > self._longest:
             return None
         return tuple(tokens)
+
+    def _messages(self, problem: Problem) -> list[Mapping[str, str]]:
+        """Return a question as messages: the examples before the last one, a system message where there is none."""
+        *before, last = problem.messages or ({"role": "user", "content": problem.prompt},)
+        messages = [*before, {**last, "content": self._few_shot + last["content"]}]
+        if self._system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._system})
+        return messages
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer without the tokens that end it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,6 +180,27 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Ro
     return Rows(
         name or file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))]
     )
+
+
+def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> None:
+    """Check the first rows of a file of problems; of a Parquet file only that it can be read.
+
+    Raises:
+        ConfigError: see `read_file`.
+    """
+    file = Path(path)
+    try:
+        if file.suffix == ".parquet":
+            with file.open("rb") as start:
+                if start.read(4) != b"PAR1":
+                    raise ConfigError(f"`{file}` is not a Parquet file")
+            return
+        pairs = list(itertools.islice(_json_lines(file), rows))
+    except OSError as error:
+        raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
+    if not pairs:
+        raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
+    Rows(file.stem, [row for _, row in pairs], prompt_key, answer_key, [f"{path}:{line}" for line, _ in pairs])
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

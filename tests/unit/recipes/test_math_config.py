@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from recipes.language.model_rules import require_model
 from recipes.math.config import MathConfig
+from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
 
 NODE = "{node_group: node, placement: 0}"
@@ -158,12 +161,127 @@ def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, under
     [
         ("data:\n  type: reasoning_gym\n", "reasoning_gym"),
         ("data:\n  type: jsonl\n", "jsonl"),
+        ("data:\n  type: sums\n  train_data_paths: some.jsonl\n", "some.jsonl"),
+        ("data:\n  val_data_paths: some.jsonl\n", "some.jsonl"),
         ("data:\n  system_prompt: be brief\n", "be brief"),
         ("reward:\n  reward_type: reasoning_gym\n", "reasoning_gym"),
     ],
 )
 def test_sources_of_problems_are_whole(findings: Any, sections: str, underlined: str) -> None:
-    assert findings(LAPTOP + sections) == [("conflicting-settings", underlined)]
+    found = findings(LAPTOP + sections)
+    assert [each for each in found if each[0] == "conflicting-settings"] == [("conflicting-settings", underlined)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "module", "code"),
+    [
+        ("data:\n  type: reasoning_gym\n  task: chain_sum\n", "reasoning_gym", "missing-extra"),
+        ("reward:\n  reward_type: math\n", "math_verify", "missing-extra"),
+        ("actor:\n  model:\n    lora: {rank: 4}\n", "peft", "missing-extra"),
+        ("actor:\n  model:\n    hidden_dim: 64\n", "transformers", "missing-extra"),
+    ],
+)
+def test_packages_that_this_python_lacks(
+    findings: Any, monkeypatch: pytest.MonkeyPatch, sections: str, module: str, code: str
+) -> None:
+    for rules in ("data_rules", "model_rules"):
+        monkeypatch.setattr(
+            f"recipes.language.{rules}.missing_modules", lambda names: [name for name in names if name == module]
+        )
+
+    found = findings(LAPTOP + sections, messages=True)
+
+    assert [(each[0], f"`{module}`" in each[2], "pip install" in each[3]) for each in found if each[0] == code] == [
+        (code, True, True)
+    ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return the folder of a model with all that is looked at before a run; its weights are none."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 3}')
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}')
+    return folder
+
+
+def test_a_whole_folder_is_well(findings: Any, model: Path) -> None:
+    assert findings(LAPTOP, f"actor.model.model_path={model}") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", None, "no config.json"),
+        ("model.safetensors", None, "has no weights"),
+        ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks `model-2.safetensors`"),
+        ("tokenizer.json", None, "there is no tokenizer"),
+        ("config.json", '{"vocab_size": 2}', "has 3 tokens, and the model 2"),
+    ],
+)
+def test_what_a_folder_lacks_is_found_before_a_run(
+    findings: Any, model: Path, file: str, content: str | None, words: str
+) -> None:
+    (model / file).unlink(missing_ok=True)
+    if content is not None:
+        (model / file).write_text(content)
+
+    found = findings(LAPTOP, f"actor.model.model_path={model}", messages=True)
+
+    assert [each[0] for each in found] == ["unusable-path"]
+    assert words in found[0][2]
+    config: Any = load_job("math_laptop", [f"actor.model.model_path={model}"], environ={}).config
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        require_model(config)
+
+
+def test_a_chat_template_that_is_not_there(findings: Any, model: Path) -> None:
+    chat = "data:\n  apply_chat_template: true\n"
+    assert findings(LAPTOP + chat) == [("conflicting-settings", "true")]
+
+    asked = findings(LAPTOP + chat, f"actor.model.model_path={model}", messages=True)
+    assert [(each[0], "has no chat template" in each[2]) for each in asked] == [("unusable-path", True)]
+
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert findings(LAPTOP + chat, f"actor.model.model_path={model}") == []
+
+
+def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts() -> None:
+    job = load_job("math_laptop", ["actor.model.model_path=/nowhere/model"], environ={})
+
+    assert job.diagnostics.ok
+    assert [each.code for each in job.diagnostics] == ["unusable-path"]
+    with pytest.raises(ConfigError, match="is not there"):
+        require_model(cast("Any", job.config))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no rows"),
+        ('{"prompt": "1+1"}\n', "there is no key `answer`: the row has `prompt`"),
+        ('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n', ":2: the line is not JSON"),
+        ('{"prompt": "1+1", "answer": null}\n', "there is no answer under `answer`"),
+    ],
+)
+def test_files_of_problems_are_looked_into(findings: Any, model: Path, tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text(text)
+
+    given = (f"data.train_data_paths={file}", f"actor.model.model_path={model}")
+    found = findings(LAPTOP, *given, messages=True)
+
+    assert [each[0] for each in found] == ["unusable-path"]
+    assert words in found[0][2]
+
+
+def test_a_reward_function_is_looked_for(findings: Any) -> None:
+    reward = "reward:\n  reward_type: {}\n"
+    assert findings(LAPTOP + reward.format("math:sqrt")) == []
+    assert findings(LAPTOP + reward.format("nothing.there:score"))[0][0] == "missing-extra"
+    assert findings(LAPTOP + reward.format("json.decoder:score"))[0][0] == "unknown-choice"
 
 
 @pytest.mark.parametrize("name", ["math_laptop", "math_smollm"])

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.data.problems import training_order
-from recipes.language.data.sources import Joined, Sums, read_file
+from recipes.language.config import LanguageDataConfig
+from recipes.language.data import sources
+from recipes.language.data.load import data_set_names, load_problems
+from recipes.language.data.problems import Problem, training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.data.sources import Joined, ReasoningGym, Sums, check_file, read_file
 from rlinf_core.errors import ConfigError
 
 
@@ -90,3 +96,154 @@ def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
         read_file(str(binary), "q", "a")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_file(str(tmp_path / "nothing.jsonl"), "q", "a")
+
+
+def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "some.parquet"
+    rows = [
+        {"prompt": "1+1", "reward_model": {"ground_truth": "2"}},
+        {"prompt": "2+2", "reward_model": {"ground_truth": "4"}},
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), file)
+
+    found = read_file(str(file), "prompt", "reward_model.ground_truth")
+
+    assert [found[index].answer for index in range(2)] == ["2", "4"]
+    assert found[1].row == rows[1]
+    check_file(str(file), "prompt", "answer")
+    file.write_bytes(b"PAR2")
+    for read in (read_file, check_file):
+        with pytest.raises(ConfigError, match="not a Parquet file"):
+            read(str(file), "prompt", "answer")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": 3, "answer": "2"}, "neither a text nor messages"),
+        ({"prompt": [{"role": "user"}], "answer": "2"}, "neither a text nor messages"),
+        ({"prompt": "1+1", "answer": None}, "there is no answer"),
+        ({"prompt": "1+1", "answer": {"ground_truth": "2"}}, "there is no answer"),
+    ],
+)
+def test_a_row_that_is_no_problem_is_told(tmp_path: Path, row: dict[str, object], words: str) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text(json.dumps(row))
+
+    with pytest.raises(ConfigError, match=f"some.jsonl:1: .*{words}"):
+        read_file(str(file), "prompt", "answer")
+
+
+def test_only_the_first_rows_are_checked_before_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"prompt": "1", "answer": 1}\n' * 3 + "broken")
+
+    check_file(str(file), "prompt", "answer", rows=3)
+    with pytest.raises(ConfigError, match=":4: the line is not JSON"):
+        check_file(str(file), "prompt", "answer", rows=4)
+
+
+def test_data_sets_are_called_by_what_tells_their_files_apart() -> None:
+    assert data_set_names(["/data/gsm8k/test.parquet", "/data/math/test.parquet"]) == ["gsm8k_test", "math_test"]
+    assert data_set_names(["a.jsonl", "b.jsonl"]) == ["a", "b"]
+    assert data_set_names(["a.jsonl", "a.jsonl"]) == ["a_0", "a_1"]
+    assert data_set_names([]) == []
+
+
+def test_every_tenth_problem_of_files_is_held_back(tmp_path: Path) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text("".join(json.dumps({"prompt": str(number), "answer": number}) + "\n" for number in range(30)))
+    config = LanguageDataConfig.model_validate({"train_data_paths": str(file)})
+
+    train, evaluation = (load_problems(config, evaluation=each) for each in (False, True))
+
+    held_back = {evaluation[index].prompt for index in range(len(evaluation))}
+    assert held_back == {"9", "19", "29"}
+    assert not held_back & {train[index].prompt for index in range(len(train))}
+
+
+class Gym:
+    """reasoning-gym, as far as it is used: problem i of a data set is made from its seed + i."""
+
+    def create_dataset(self, task: str, size: int, seed: int, **config: object) -> Gym:
+        if task != "chain_sum":
+            raise ValueError(f"Dataset '{task}' not registered")
+        self.seed = seed
+        return self
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        metadata = {"difficulty": {"num_terms": (2, 6), "decimals": 0}}
+        return {"question": f"q{self.seed + index}", "answer": str(self.seed + index), "metadata": metadata}
+
+    def score_answer(self, answer: str, entry: dict[str, object]) -> float:
+        return 1.0 if answer == entry["answer"] else 0.01
+
+
+def test_problems_of_reasoning_gym_are_made_by_seeds_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib, "import_module", lambda _: Gym())
+    seeds: list[tuple[int, int]] = []
+    for seed in (0, 1):
+        config = LanguageDataConfig(type="reasoning_gym", task="chain_sum", train_size=5, val_size=3, seed=seed)
+        for evaluation in (False, True):
+            problems = load_problems(config, evaluation=evaluation)
+            first = int(problems[0].answer)
+            seeds.append((first, first + len(problems)))
+
+    assert [last - first for first, last in seeds] == [5, 3, 5, 3]
+    ordered = sorted(seeds)
+    assert all(before[1] <= after[0] for before, after in pairwise(ordered))
+    problem = load_problems(config, evaluation=True)[0]
+    assert (problem.source, problem.difficulty) == ("chain_sum", "num_terms=2-6,decimals=0")
+
+
+def test_reasoning_gym_scores_and_says_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.importlib, "import_module", lambda _: Gym())
+    task = ReasoningGym("chain_sum", 2, 7)
+
+    assert task.score("7", task[0].row) == 1.0
+    with pytest.raises(ConfigError, match="cannot make the task `sudokku`"):
+        ReasoningGym("sudokku", 2, 7)
+
+
+class Tokenizer:
+    """A tokenizer whose tokens are characters; its template writes roles before messages."""
+
+    chat_template = "there is one"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(each) for each in text]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return "".join(f"<{each['role']}>{each['content']}" for each in messages)
+
+
+def encoded(encoder: PromptEncoder, problem: Problem) -> str:
+    return "".join(map(chr, encoder.encode(problem) or ()))
+
+
+def test_questions_are_asked_as_text_or_in_the_chat_template() -> None:
+    tokenizer: Any = Tokenizer()
+    question = Problem(prompt="1+1", answer="2")
+    chat = Problem(
+        prompt="",
+        answer="2",
+        messages=({"role": "system", "content": "own"}, {"role": "user", "content": "1+1"}),
+    )
+
+    assert encoded(PromptEncoder(tokenizer, few_shot="0+0=0;"), question) == "0+0=0;1+1"
+    asks = PromptEncoder(tokenizer, apply_chat_template=True, system_prompt="brief", few_shot="0+0=0;")
+    assert encoded(asks, question) == "<system>brief<user>0+0=0;1+1"
+    # The messages of a file have a system message of their own.
+    assert encoded(asks, chat) == "<system>own<user>0+0=0;1+1"
+    assert PromptEncoder(tokenizer, max_prompt_length=2).encode(question) is None
+    with pytest.raises(ConfigError, match="prompts are messages"):
+        PromptEncoder(tokenizer).encode(chat)
+
+
+def test_a_tokenizer_without_chat_template_is_told() -> None:
+    tokenizer: Any = Tokenizer()
+    tokenizer.chat_template = None
+
+    with pytest.raises(ConfigError, match="no chat template"):
+        PromptEncoder(tokenizer, apply_chat_template=True)

@@ -1,0 +1,176 @@
+"""Rules about the folders of a language model: what can be told of them without loading it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple, cast
+
+from recipes.language.config import LanguageConfig
+from recipes.sections.checks import Report, blame
+from recipes.sections.imports import runs_in_this_interpreter
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
+from rlinf_core.errors import ConfigError
+from rlinf_core.requirements import install_command, missing_modules
+
+_MODEL: Path = ("actor", "model", "model_path")
+_TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
+_TEMPLATE: Path = ("data", "apply_chat_template")
+
+
+class Fault(NamedTuple):
+    """A fault of a folder.
+
+    Attributes:
+        path: the key it is about.
+        message, help: what is wrong, and what to do.
+    """
+
+    path: Path
+    message: str
+    help: str
+
+
+def check_model(config: LanguageConfig, report: Report) -> None:
+    """Report packages, folders of models and tokenizers, and a chat template, that are not there.
+
+    Nothing is reported of folders on other machines. One that is missing here is a warning: the file may be meant for
+    another machine. `require_model` makes it an error where a run starts.
+    """
+    if not runs_in_this_interpreter(config, "actor"):
+        return
+    _check_packages(config, report)
+    folder = config.actor.model.model_path
+    if folder is not None and not FilePath(folder).is_dir():
+        what = "a file" if FilePath(folder).exists() else "not on this machine"
+        report(
+            _MODEL,
+            "unusable-path",
+            f"`model_path` names `{folder}`, which is {what}",
+            "name a folder that `save_pretrained` wrote; nothing is downloaded",
+            severity=Severity.WARNING,
+        )
+        return
+    for fault in faults(config):
+        report(fault.path, "unusable-path", fault.message, fault.help)
+    if folder is None and config.data.apply_chat_template:
+        report(
+            _TEMPLATE,
+            "conflicting-settings",
+            "the tokenizer of a model that is built on the spot has no chat template",
+            "write `apply_chat_template: false`, or give `actor.model.model_path`",
+        )
+    if folder is None and (config.data.type == "reasoning_gym" or config.data.train_data_paths):
+        report(
+            blame(config, ("data", "train_data_paths"), ("data", "type"), _MODEL),
+            "conflicting-settings",
+            "there is no `model_path`, and a model that is built on the spot reads digits and signs only",
+            "give `actor.model.model_path`, unless the problems are sums",
+            severity=Severity.WARNING,
+        )
+
+
+def require_model(config: LanguageConfig) -> None:
+    """Check, before anything is started, that the folders of a run on this machine alone can be used.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    folder = config.actor.model.model_path
+    if folder is None or not runs_in_this_interpreter(config, "actor"):
+        return
+    if not FilePath(folder).is_dir():
+        raise ConfigError(
+            f"the model folder `{folder}` is not there",
+            help="`actor.model.model_path` names a folder that `save_pretrained` wrote; nothing is downloaded",
+        )
+    for fault in faults(config):
+        raise ConfigError(fault.message, help=fault.help)
+
+
+def faults(config: LanguageConfig) -> list[Fault]:
+    """Return what is wrong with the folders of the model and the tokenizer, which are there."""
+    model = config.actor.model.model_path
+    tokenizer = config.actor.tokenizer.tokenizer_model or model
+    found: list[Fault] = []
+    settings: Mapping[str, Any] = {}
+    if model is not None:
+        settings = _json(FilePath(model) / "config.json")
+        found += _faults_of_model(FilePath(model), settings)
+    if tokenizer is not None:
+        at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
+        found += _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
+    return found
+
+
+def _faults_of_model(folder: FilePath, settings: Mapping[str, Any]) -> list[Fault]:
+    if not settings:
+        return [Fault(_MODEL, f"`{folder}` has no config.json that can be read", "copy the whole folder of the model")]
+    named = _json(folder / "model.safetensors.index.json").get("weight_map", {})
+    shards = set(cast("Mapping[str, str]", named).values())
+    missing = sorted(each for each in shards if not (folder / each).is_file())
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return [Fault(_MODEL, f"`{folder}` lacks `{missing[0]}`{others}", "copy all files of the weights there")]
+    if not any(folder.glob("*.safetensors")):
+        return [
+            Fault(
+                _MODEL,
+                f"the model folder `{folder}` has no weights: there is no *.safetensors file in it",
+                "copy the weights there; files that have to be unpickled (*.bin) are not read",
+            )
+        ]
+    return []
+
+
+def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
+    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if not any((folder / each).is_file() for each in files):
+        help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
+        return [Fault(at, f"there is no tokenizer in `{folder}`", help)]
+    found: list[Fault] = []
+    templates = (folder / "chat_template.jinja").is_file() or any(
+        _json(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
+    )
+    if chat and not templates:
+        help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
+        found.append(Fault(_TEMPLATE, f"the tokenizer in `{folder}` has no chat template", help))
+    needed, known = _highest_token(folder) + 1, settings.get("vocab_size")
+    if isinstance(known, int) and needed > known:
+        help = "use the tokenizer that the model was trained with"
+        found.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, and the model {known}", help))
+    return found
+
+
+def _highest_token(folder: FilePath) -> int:
+    """Return the highest token of tokenizer.json; -1 where there is none that is read here."""
+    written = _json(folder / "tokenizer.json")
+    vocabulary = cast("Any", written.get("model", {})).get("vocab", {})
+    added: list[Any] = [each.get("id", -1) for each in cast("list[Any]", written.get("added_tokens", []))]
+    tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
+    return max((each for each in (*tokens, *added) if isinstance(each, int)), default=-1)
+
+
+def _check_packages(config: LanguageConfig, report: Report) -> None:
+    needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
+    if config.actor.model.adapter() is not None:
+        needs.append((("actor", "model", "lora"), "LoRA needs", "peft"))
+    for at, what, module in needs:
+        if missing_modules([module]):
+            report(
+                at,
+                "missing-extra",
+                f"{what} the package `{module}`, which this Python does not have",
+                f"run `{install_command(module)}`",
+            )
+
+
+def _json(file: FilePath) -> Mapping[str, Any]:
+    """Return the object in a file; an empty one where there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,85 @@
+"""Rules about code that a file names: whether the processes of a component can import it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path as FilePath
+
+from recipes.sections.checks import Report
+from rlinf_core.config.cluster import CLUSTER_LABEL
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.sections.job import JobConfig
+from rlinf_core.config.tree import Path
+from rlinf_core.placement.environment import process_environment
+
+
+def check_import(config: JobConfig, at: Path, target: str, component: str, report: Report) -> None:
+    """Report a `package.module:name` that the processes of a component could not import."""
+    missing = missing_module(target)
+    if not runs_in_this_interpreter(config, component):
+        if missing:
+            message = f"`{target}` cannot be checked here, since `{component}` runs in another interpreter: {missing}"
+            report(at, "missing-extra", message, severity=Severity.NOTE)
+        return
+    if missing:
+        module = target.partition(":")[0]
+        help = f"install it, or start rlinf where `{module}` can be imported (`PYTHONPATH=FOLDER`)"
+        report(at, "missing-extra", f"`{target}` cannot be imported: {missing}", help)
+        return
+    wrong = missing_name(target)
+    if wrong:
+        report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
+
+
+def runs_in_this_interpreter(config: JobConfig, component: str) -> bool:
+    """Return whether the processes of a component run here, in the Python that is checking the file."""
+    cluster = config.cluster
+    elsewhere = cluster.hosts or any(group.hosts for group in cluster.node_groups)
+    entry = cluster.component_placement.get(component)
+    labels = (entry.node_group if entry else ()) or (CLUSTER_LABEL,)
+    interpreters = [process_environment(cluster, 0, label).interpreter for label in labels]
+    return cluster.num_nodes == 1 and not elsewhere and not any(interpreters)
+
+
+def missing_module(target: str) -> str | None:
+    """Return why the module of `package.module:name` cannot be found here, or None if it is there."""
+    module = target.partition(":")[0]
+    try:
+        if find_spec(module) is not None:
+            return None
+    except Exception as error:  # noqa: BLE001 - packages around the module are imported, and may raise anything
+        return f"{type(error).__name__}: {error}"
+    return f"there is no module `{module}`"
+
+
+def missing_name(target: str) -> str | None:
+    """Return why the module of `package.module:name` has nothing of that name, or None if it may have it.
+
+    The module is read and not imported: that may take seconds, or do anything.
+    """
+    module, _, name = target.partition(":")
+    spec = find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(FilePath(spec.origin).read_bytes(), spec.origin)
+    except SyntaxError as error:
+        return f"line {error.lineno} of {spec.origin} is no Python: {error.msg}"
+    except (OSError, ValueError):
+        return None
+    names = set(_bound(tree.body))
+    return None if name in names or "*" in names or "__getattr__" in names else f"{spec.origin} defines no `{name}`"
+
+
+def _bound(statements: list[ast.stmt]) -> Iterator[str]:
+    """Return the names that statements of a module bind, those in branches included."""
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.alias):
+                yield node.asname or node.name.partition(".")[0]
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
