@@ -84,7 +84,7 @@ class Samples:
 
     def batches(self, size: int) -> Iterator[Samples]:
         """Return all samples in random batches of `size`, drawn from torch's own generator."""
-        for rows in torch.randperm(len(self)).split(size):
+        for rows in torch.split(torch.randperm(len(self)), size):
             yield self._rows(rows)
 
     def microbatches(self, size: int) -> Iterator[Samples]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from recipes.sections.checks import Report
 from rlinf_core.algorithms.options import options_for, unknown_options
@@ -53,7 +53,7 @@ def _check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object]
     for owner in owners:
         try:
             found = options_for(owner, written)
-            known += list(type(found).model_fields) if not isinstance(found, dict) else []
+            known += type(found).model_fields if isinstance(found, BaseModel) else ()
         except ValidationError as error:
             for each in error.errors():
                 missing = each["type"] == "missing"

@@ -65,7 +65,7 @@ class EmbodiedOptimConfig(OptimConfig):
 class EmbodiedActorConfig(ActorConfig):
     """The workers that train."""
 
-    global_batch_size: Count | None = Field(
+    global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default=None,
         description="Samples of one optimizer step, over all ranks. Default: about a quarter of a step's samples.",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ def stacked(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def _stack(values: list[Any]) -> Any:
     if isinstance(values[0], dict):
-        return stacked(values)
+        return stacked(cast("list[dict[str, Any]]", values))
     return np.concatenate(values)
 
 
@@ -138,6 +138,8 @@ def sliced(message: dict[str, Any], start: int, stop: int, total: int) -> dict[s
     if (start, stop) == (0, total):
         return message
     return {
-        name: sliced(value, start, stop, total) if isinstance(value, dict) else value[start:stop]
+        name: sliced(cast("dict[str, Any]", value), start, stop, total)
+        if isinstance(value, dict)
+        else value[start:stop]
         for name, value in message.items()
     }

@@ -43,7 +43,7 @@ class MathRunnerConfig(LanguageRunnerConfig):
 class MathConfig(LanguageConfig):
     """The whole file."""
 
-    runner: MathRunnerConfig = Field(
+    runner: MathRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default_factory=MathRunnerConfig, description="How long the run lasts, what it keeps, where results go."
     )
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlinf_core.errors import CheckpointError
@@ -32,7 +33,7 @@ def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, vers
     with _explained(
         "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
     ):
-        dcp.save(
+        state_dict_saver.save(
             {"model": model, "optimizer": state, "version": version},
             checkpoint_id=folder / FOLDER,
             no_dist=not dist.is_initialized(),
@@ -53,7 +54,7 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> i
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
     sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
     with _explained("the weights of the checkpoint cannot be read", folder, sizes):
-        dcp.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
+        state_dict_loader.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
@@ -68,7 +69,7 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
             # One rank needs no process group, and that is said on purpose.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
-    except (Exception, dcp.CheckpointException) as error:
+    except (Exception, CheckpointException) as error:
         raise CheckpointError(what, where=str(folder), why=_first_line(_cause(error)), help=remedy) from error
 
 
@@ -76,7 +77,7 @@ def _cause(error: BaseException) -> BaseException:
     """Return what failed on the first rank on which something did: torch's own exception is the text of all
     tracebacks.
     """
-    if isinstance(error, dcp.CheckpointException) and error.failures:
+    if isinstance(error, CheckpointException) and error.failures:
         return error.failures[min(error.failures)][0]
     return error
 

@@ -49,5 +49,7 @@ def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
     """
     if values.dtype.kind != "f":
         return np.zeros(len(values), np.bool_)
-    finite = np.isfinite(values)
-    return ~finite.reshape(len(values), -1).all(axis=1) if not finite.all() else np.zeros(len(values), np.bool_)
+    finite: NDArray[np.bool_] = np.isfinite(values)
+    if finite.all():
+        return np.zeros(len(values), np.bool_)
+    return ~np.all(finite.reshape(len(values), -1), axis=1)

@@ -100,7 +100,7 @@ class Replicated(SingleProcess):
         flat = flat if self._reduce_type is None else flat.to(self._reduce_type)
         dist.all_reduce(flat)
         flat /= self.world_size
-        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
+from recipes.training.tensors import floats
 from rlinf_core.algorithms.losses.inputs import Loss
 
 Part = TypeVar("Part")
@@ -38,7 +39,7 @@ class Figures:
         if not names:
             return {}
         columns = [torch.stack([part[name].float() for part in self.parts if name in part]) for name in names]
-        return dict(zip(names, torch.stack([column.mean() for column in columns]).tolist(), strict=True))
+        return dict(zip(names, floats(torch.stack([column.mean() for column in columns])), strict=True))
 
     def metrics(self, *, counts_skipped: bool) -> dict[str, float]:
         """Return the means by their full names, with the number of skipped updates where it is asked for."""

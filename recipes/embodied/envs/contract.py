@@ -12,7 +12,7 @@ alike, observations that change under the policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,8 +95,8 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
     rows = slice(first_env, first_env + env.num_envs)
     advance = env._advance
 
-    def checked(actions: NDArray[Any], moved: IntArray | None) -> Transition:
-        found = advance(actions, moved)
+    def checked(actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        found = advance(actions, rows)
         _check_transition(env, found)
         return found
 
@@ -118,9 +118,11 @@ def _check_transition(env: VectorEnv, moved: Transition) -> None:
     arrays = {"rewards": (moved.rewards, "float32")}
     arrays |= {name: (flag, "bool") for name, flag in flags.items() if flag is not None or name == "terminations"}
     wanted = [env.num_envs]
-    for name, (array, dtype) in arrays.items():
-        if not isinstance(array, np.ndarray):
-            found = type(array).__name__  # a number would count for the whole batch
+    for name, (value, dtype) in arrays.items():
+        # An environment of a user's own may return anything; a number would count for the whole batch.
+        array = cast("NDArray[Any]", value)
+        if not isinstance(cast("object", value), np.ndarray):
+            found = type(array).__name__
         elif list(array.shape) != wanted or array.dtype != dtype:
             found = f"{array.dtype}{list(array.shape)}"
         else:

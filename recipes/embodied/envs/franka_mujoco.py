@@ -5,12 +5,13 @@ single call. So a start is a row written, a resting environment a row left out, 
 never depends on its neighbours.
 """
 
-# MuJoCo is an optional package: the checker of types runs without it.
-# pyright: basic, reportMissingImports=false
+# MuJoCo is an optional package, whose binary modules have no types.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -123,7 +124,7 @@ class FrankaMujocoEnv(VectorEnv):
         commands = np.clip(commands, (JOINT_MIN[:, None] - joints) * room, (JOINT_MAX[:, None] - joints) * room)
         controls = np.repeat(commands.T[:, None], SUBSTEPS, axis=1)
         states, _ = rollout.rollout(self._model, self._scratch, self._state[chosen], controls)
-        self._state[chosen] = states[:, -1]
+        self._state[chosen] = cast("NDArray[np.float64]", states)[:, -1]
         self._look()
         before, self._potential = self._potential, self._potential_now()
         successes = self._successes()

@@ -164,7 +164,7 @@ def gripper_of(fields: Mapping[str, Any]) -> Gripper | None:
     value = fields.get("gripper")
     if value is None:
         return None
-    described = cast("Mapping[object, object]", value) if isinstance(value, dict) else {}
+    described = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else dict[str, object]()
     kind, connection = described.get("type"), described.get("connection")
     for each in (kind, "" if connection is None else connection):
         if not isinstance(each, str) or len(each) > MAX_HOLDER or not each.isprintable():
