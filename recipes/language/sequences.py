@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,9 @@ class SamplingParams:
         stop_token_ids: tokens that end an answer, besides the tokenizer's own.
         stop: texts that end an answer; they are part of it.
         seed: of the draws.
+
+    Raises:
+        ValueError: a value makes no sense.
     """
 
     temperature: float = 1.0
@@ -32,6 +36,22 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for wrong, said in (
+            (not 0 <= self.temperature < math.inf, f"`temperature` is {self.temperature}, not a number from 0 on"),
+            (self.top_k < 1 and self.top_k != -1, f"`top_k` is {self.top_k}, not 1 or more, or -1 for all"),
+            (not 0 < self.top_p <= 1, f"`top_p` is {self.top_p}, not above 0 and at most 1"),
+            (self.max_new_tokens < 1, f"`max_new_tokens` is {self.max_new_tokens}, not 1 or more"),
+            (
+                not 0 <= self.min_new_tokens <= self.max_new_tokens,
+                f"`min_new_tokens` is {self.min_new_tokens}, not from 0 to `max_new_tokens` {self.max_new_tokens}",
+            ),
+            ("" in self.stop, "`stop` has an empty text, which would end every answer"),
+        ):
+            if wrong:
+                raise ValueError(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,11 @@ class MergedAdapter:
             raise ValueError(f"`{unknown[0]}` is no weight of a LoRA adapter")
         return fingerprint(given.items())
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether an adapter was merged since the weights came."""
+        return bool(self._original)
+
     def forget(self) -> None:
         """Drop the original weights: the model has got others."""
         self._original.clear()

@@ -44,7 +44,8 @@ class EngineStats:
 class Engine(ABC):
     """A generator of answers to prompts, driven by its caller in small steps.
 
-    Whatever `submit` took comes back from `step` exactly once, unless `abort` gave it back unfinished.
+    Every answer that `submit` asked for comes back exactly once: from `step`, or from `pause`. Not safe for use by
+    several threads.
     """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from recipes.language.attention import PackedPlan
 
@@ -115,20 +115,20 @@ class KvCache:
         self.starts = torch.cat((self.starts + move, end - lengths.to(self.starts)))
         self.end = end
 
-    def reserve(self) -> None:
-        """Make room for one more column."""
+    def reserve(self, most: int) -> None:
+        """Make room for one more column, where no row will come to more than `most` tokens."""
         if self.end < self.columns:
             return
-        columns = self.columns + max(_GROWTH, self.columns // 2)
+        columns = max(self.end + 1, min(self.columns + max(_GROWTH, self.columns // 2), most))
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = self._empty(self.rows, columns)
                 new[:, :, : self.end] = old[:, :, : self.end]
                 tensors[layer] = new
 
-    def decode_plan(self) -> DecodePlan:
-        """Return the attention of one decoding step: one new token for each row."""
-        self.reserve()
+    def decode_plan(self, most: int) -> DecodePlan:
+        """Return the attention of one decoding step: one new token for each row, of at most `most` in the end."""
+        self.reserve(most)
         return DecodePlan(self)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -175,24 +175,59 @@ class DecodePlan:
         self._cache.end += 1
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Keys and values of tokens that prompts begin with.
+
+    Attributes:
+        tokens: their ids; none where nothing is shared.
+        keys, values: for each layer, float [heads, P, dim].
+    """
+
+    tokens: tuple[int, ...] = ()
+    keys: Sequence[Tensor] = ()
+    values: Sequence[Tensor] = ()
+
+    def begins(self, prompt: tuple[int, ...]) -> bool:
+        """Return whether a prompt begins with the tokens and goes on after them."""
+        return len(prompt) > len(self.tokens) and prompt[: len(self.tokens)] == self.tokens
+
+
 class PrefillPlan:
     """Attention of a packed row of prompts that also keeps each layer's keys and values.
 
+    Args:
+        plan: the whole row.
+        layers: of the model.
+        known: what the row begins with, where its keys and values are there already: the forward pass takes the tokens
+            after it alone.
+
     Attributes:
-        keys, values: for each layer, float [heads, T, dim], after the forward pass.
+        positions: int64 [1, T], positions of the tokens of the forward pass in their sequences.
+        keys, values: for each layer, float [heads, P + T, dim], after the forward pass.
     """
 
-    def __init__(self, plan: PackedPlan, layers: int) -> None:
+    def __init__(self, plan: PackedPlan, layers: int, known: SharedPrefix | None = None) -> None:
         self._plan = plan
+        self._known = known
+        self._first = len(known.tokens) if known else 0
+        self.positions = plan.positions[:, self._first :]
         self.keys: list[Tensor] = [torch.empty(0)] * layers
         self.values: list[Tensor] = [torch.empty(0)] * layers
 
-    @property
-    def positions(self) -> Tensor:
-        """See `PackedPlan`."""
-        return self._plan.positions
-
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """See `AttentionPlan`; B is 1."""
+        if self._known is not None:
+            keys = torch.cat((self._known.keys[layer][None], keys), dim=2)
+            values = torch.cat((self._known.values[layer][None], values), dim=2)
+            # What known tokens attend to is of no use any more: any queries serve.
+            queries = pad(queries, (0, 0, self._first, 0))
         self.keys[layer], self.values[layer] = keys[0], values[0]
-        return self._plan.attend(layer, queries, keys, values, scale)
+        return self._plan.attend(layer, queries, keys, values, scale)[:, :, self._first :]
+
+    def prefix(self, tokens: tuple[int, ...]) -> SharedPrefix:
+        """Return keys and values of the first tokens of the row, after the forward pass."""
+        count = len(tokens)
+        return SharedPrefix(
+            tokens, [each[:, :count].clone() for each in self.keys], [each[:, :count].clone() for each in self.values]
+        )

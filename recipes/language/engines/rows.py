@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recipes.language.engines.request_queue import Answer
 from recipes.language.engines.sampling import prompt_key, stream_key
-from recipes.language.sequences import FinishReason, Request, Sequence
+from recipes.language.engines.stop_texts import StopTexts
+from recipes.language.sequences import FinishReason, SamplingParams, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,16 @@ class RowSettings:
     top_p: Tensor | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
-    """The constants of an answer, and whether it still runs."""
+    """An answer, and all tokens that end it."""
 
-    request: Request
-    sample: int
-    since: float
+    answer: Answer
     stops: frozenset[int]
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.answer.request.params
 
 
 class Rows:
@@ -52,7 +55,7 @@ class Rows:
     ) -> None:
         self._device = device
         self._stops = stop_token_ids
-        self._decode = decode
+        self._stop_texts = None if decode is None else StopTexts(decode)
         self._rows: list[_Row] = []
         self._alive = torch.empty(0, dtype=torch.bool)
         self._running = 0
@@ -83,32 +86,32 @@ class Rows:
     @property
     def longest(self) -> int:
         """Most tokens that one of the answers may come to, prompt included."""
-        return max((len(each.request.prompt) + each.request.params.max_new_tokens for each in self._rows), default=0)
+        return max((each.answer.most_tokens for each in self._rows), default=0)
 
     @property
     def newest(self) -> Tensor:
         """The last token of each row, int64 [n]."""
         return self._tokens.gather(1, (self._numbers[1] - 1)[:, None])[:, 0]
 
-    def add(self, answers: SequenceABC[tuple[Request, int, float]], seed: int) -> None:
-        """Append rows: request, number of the answer, and when it was asked for."""
+    def add(self, answers: SequenceABC[Answer], seed: int) -> None:
+        """Append a row for each answer; `seed` is added to that of its request."""
         numbers: list[list[int]] = [[], [], []]
         shares: list[list[float]] = [[], []]
         limits: list[int] = []
         # What the answers to one prompt share is made once.
         keys: dict[int, tuple[int, frozenset[int]]] = {}
-        for request, sample, since in answers:
-            params = request.params
+        for answer in answers:
+            request, params = answer.request, answer.request.params
             if id(request) not in keys:
                 stops = self._stops | frozenset(params.stop_token_ids)
                 keys[id(request)] = prompt_key(params.seed + seed, request.prompt), stops
             key, stops = keys[id(request)]
-            for column, value in zip(numbers, (stream_key(key, sample), 0, params.top_k), strict=True):
+            for column, value in zip(numbers, (stream_key(key, answer.sample), 0, params.top_k), strict=True):
                 column.append(value)
             shares[0].append(params.temperature)
             shares[1].append(params.top_p)
             limits.append(params.max_new_tokens)
-            self._rows.append(_Row(request, sample, since, stops))
+            self._rows.append(_Row(answer, stops))
         self._numbers = torch.cat((self._numbers, torch.tensor(numbers, device=self._device)), dim=1)
         self._shares = torch.cat((self._shares, torch.tensor(shares, device=self._device)), dim=1)
         self._limits = torch.cat((self._limits, torch.tensor(limits, device=self._device)))
@@ -121,7 +124,7 @@ class Rows:
         self._look_at_params()
 
     def _look_at_params(self) -> None:
-        every = [each.request.params for each in self._rows]
+        every = [each.params for each in self._rows]
         self._early = any(each.min_new_tokens for each in every)
         self._truncated = any(each.top_k >= 0 or each.top_p < 1 for each in every)
         self._texts = any(each.stop for each in every)
@@ -139,15 +142,16 @@ class Rows:
             self._shares[1, first:] if truncated else None,
         )
 
-    def without_early_stops(self, logits: Tensor, first: int) -> Tensor:
-        """Return logits [n, V] in which rows that must go on cannot end."""
-        if not self._early or not len(self._stop_ids):
-            return logits
-        least = torch.tensor([each.request.params.min_new_tokens for each in self._rows[first:]], device=self._device)
-        early = (self._numbers[1, first:] + 1 < least)[:, None]
-        logits = logits.clone()
-        logits[:, self._stop_ids] = torch.where(early, -torch.inf, logits[:, self._stop_ids])
-        return logits
+    def too_early(self, logits: Tensor, first: int) -> Tensor | None:
+        """Return which tokens must not be drawn next, bool like `logits` [n, V]: those that end an answer too early."""
+        if not self._early:
+            return None
+        drawn = self._numbers[1, first:].tolist()
+        banned = torch.zeros_like(logits, dtype=torch.bool)
+        for index, (row, count) in enumerate(zip(self._rows[first:], drawn, strict=True)):
+            if count + 1 < row.params.min_new_tokens:
+                banned[index, list(row.stops)] = True
+        return banned
 
     def put(self, tokens: Tensor, logprobs: Tensor, version: int, first: int) -> list[Sequence]:
         """Append a token to each row from `first` on, and return the answers that this ends."""
@@ -162,59 +166,53 @@ class Rows:
         over = torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])
         candidates: list[int] = over.nonzero()[:, 0].tolist()
         if self._texts:
-            candidates = sorted(
-                {*candidates, *(i for i, each in enumerate(self._rows[first:]) if each.request.params.stop)}
-            )
+            candidates = sorted({*candidates, *self._may_end(tokens.tolist(), first)})
         drawn.clamp_(max=self._limits[rows])
         ended: list[Sequence] = []
-        now = time.monotonic()
         for index in candidates:
             row = first + index
             if self._alive[row]:
                 reason = self._reason(row)
                 if reason is not None:
-                    ended.append(self._sequence(row, reason, now))
+                    ended.append(self._sequence(row, reason))
                     self._alive[row] = False
         self._running -= len(ended)
         return ended
 
+    def _may_end(self, newest: list[int], first: int) -> list[int]:
+        """Return which rows from `first` on may have come to a text that ends them."""
+        texts = self._stop_texts
+        if texts is None:
+            return []
+        stops = [each.params.stop for each in self._rows[first:]]
+        return [i for i, stop in enumerate(stops) if stop and texts.may_end(newest[i], stop)]
+
     def _reason(self, row: int) -> FinishReason | None:
         """Return why a row has ended, or None."""
         state, count = self._rows[row], int(self._numbers[1, row])
-        params = state.request.params
+        params = state.params
         if int(self._tokens[row, count - 1]) in state.stops and count >= params.min_new_tokens:
             return "stop"
-        if params.stop and count >= params.min_new_tokens and self._decode is not None:
-            # A stopping text ends with the newest token: so many of the last tokens hold it, a byte or more each.
-            reach = 4 * max(len(text) for text in params.stop) + 4
-            tail = self._decode(self._tokens[row, max(count - reach, 0) : count].tolist())
-            before = self._decode(self._tokens[row, max(count - reach, 0) : count - 1].tolist())
-            if any(text in tail and text not in before for text in params.stop):
-                return "stop"
+        texts = self._stop_texts if params.stop and count >= params.min_new_tokens else None
+        if texts is not None and texts.ended(self._tokens[row, :count].tolist(), params.stop):
+            return "stop"
         return "length" if count >= params.max_new_tokens else None
 
-    def _sequence(self, row: int, reason: FinishReason, now: float) -> Sequence:
-        state, count = self._rows[row], int(self._numbers[1, row])
-        request = state.request
-        return Sequence(
-            request_id=request.request_id,
-            sample=state.sample,
-            prompt=request.prompt,
-            tokens=tuple(self._tokens[row, :count].tolist()),
-            logprobs=tuple(self._logprobs[row, :count].tolist()),
-            versions=tuple(self._versions[row, :count].tolist()),
-            finish_reason=reason,
-            seconds=now - state.since,
-            metadata=request.metadata,
+    def _sequence(self, row: int, reason: FinishReason) -> Sequence:
+        count = int(self._numbers[1, row])
+        return self._rows[row].answer.sequence(
+            tuple(self._tokens[row, :count].tolist()),
+            tuple(self._logprobs[row, :count].tolist()),
+            tuple(self._versions[row, :count].tolist()),
+            reason,
         )
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
-        now = time.monotonic()
         running = self._alive.nonzero()[:, 0].tolist()
         self._alive[:] = False
         self._running = 0
-        return [self._sequence(row, "aborted", now) for row in running]
+        return [self._sequence(row, "aborted") for row in running]
 
     def leave_out_ended(self) -> Tensor:
         """Drop ended rows and return the numbers of the others, int64 [n]."""

@@ -56,7 +56,12 @@ def _mixed(value: Tensor) -> Tensor:
 
 
 def draw(
-    logits: Tensor, temperature: Tensor, uniform: Tensor, top_k: Tensor | None = None, top_p: Tensor | None = None
+    logits: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    banned: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the token of each row and its log-probability.
 
@@ -69,29 +74,34 @@ def draw(
         uniform: float64 [n], in [0, 1).
         top_k: int64 [n], -1 for all; None: all for every row.
         top_p: float [n]; None: 1 for every row.
+        banned: bool [n, V], tokens that are not drawn.
 
     Returns:
-        int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), whatever `top_k` and
-        `top_p` leave out.
+        int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), whatever `top_k`,
+        `top_p` and `banned` leave out.
     """
     greedy = temperature == 0
     logits = logits.float()
     if bool((temperature != 1).any()):
         logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    choices = logits if banned is None else logits.masked_fill(banned, -torch.inf)
     if bool(greedy.all()):
-        tokens = logits.argmax(dim=-1)
+        tokens = choices.argmax(dim=-1)
         return tokens, logits.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
     highest = logits.amax(dim=-1, keepdim=True)
     weights = (logits - highest).exp()
     blocks = _block_sums(weights)
     total = blocks.sum(dim=-1, dtype=torch.float64)
     normalizer = highest[:, 0] + total.log().float()
+    if banned is not None:
+        weights = weights.masked_fill(banned, 0)
+        blocks = _block_sums(weights)
     if top_k is not None or top_p is not None:
         weights = _truncated(weights / total[:, None].float(), top_k, top_p)
         blocks = _block_sums(weights)
     tokens = _by_share(weights, blocks, uniform)
     if bool(greedy.any()):
-        tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
+        tokens = torch.where(greedy, choices.argmax(dim=-1), tokens)
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - normalizer
 
 
@@ -133,5 +143,5 @@ def _truncated(probabilities: Tensor, top_k: Tensor | None, top_p: Tensor | None
         keep &= (rank[None] < top_k[:, None]) | (top_k[:, None] < 0)
     if top_p is not None:
         # A token is kept when those before it do not reach the share: the most likely one always is.
-        keep &= ordered.cumsum(dim=-1) - ordered < top_p[:, None]
+        keep &= ordered.cumsum(dim=-1) - ordered < top_p[:, None] * ordered.sum(dim=-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter(1, order, torch.where(keep, ordered, 0))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceABC
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +12,12 @@ from torch import Tensor
 from recipes.language.attention import NO_PARENT, PackedPlan, Segment, use_plans
 from recipes.language.engines.adapter import MergedAdapter
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
-from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan
+from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
+from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.rows import Rows
 from recipes.language.engines.sampling import draw, uniforms
 from recipes.language.fingerprint import fingerprint
-from recipes.language.packing import common_prefix
+from recipes.language.packing import MIN_SHARED, common_prefix
 from recipes.language.sequences import Request, Sequence
 
 if TYPE_CHECKING:
@@ -29,15 +26,6 @@ if TYPE_CHECKING:
 _PREFILL_TOKENS = 8192
 # Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
 _ENDED_SHARE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An answer that has not begun."""
-
-    request: Request
-    sample: int
-    since: float
 
 
 class TorchEngine(Engine):
@@ -71,15 +59,20 @@ class TorchEngine(Engine):
         self._stop_token_ids = frozenset(stop_token_ids)
         self._decode = decode
         self._limit = max_running_tokens
-        self._longest = max_sequence_tokens or int(getattr(model.config, "max_position_embeddings", 0))
         self._share = share_prefixes
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
+        self._prefix = SharedPrefix()
         self._rows = Rows(model.device, self._stop_token_ids, decode)
         self._adapter = MergedAdapter(model, adapter_scale)
-        self._queue: list[tuple[int, int, _Waiting]] = []
-        self._numbers = itertools.count()
+        self._queue = RequestQueue(
+            max_sequence_tokens=max_sequence_tokens or int(getattr(model.config, "max_position_embeddings", 0)),
+            max_running_tokens=max_running_tokens,
+            stops_at_texts=decode is not None,
+        )
         self._paused = False
+        # Of weights whose memory was given up.
+        self._shapes: dict[str, torch.Size] = {}
         self._version = 0
         self._generated = self._prefilled = self._prompted = 0
 
@@ -87,25 +80,7 @@ class TorchEngine(Engine):
 
     def submit(self, request: Request) -> None:
         """See `Engine`."""
-        params, prompt = request.params, request.prompt
-        needed = len(prompt) + params.max_new_tokens
-        if not prompt:
-            raise ValueError(f"request `{request.request_id}` has an empty prompt")
-        if self._longest and needed > self._longest:
-            raise ValueError(
-                f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones are"
-                f" more than the {self._longest} that the model takes"
-            )
-        if self._limit and needed > self._limit:
-            raise ValueError(
-                f"request `{request.request_id}` may need {needed} tokens, and `max_running_tokens` is {self._limit}"
-            )
-        if params.stop and self._decode is None:
-            raise ValueError("an engine without a tokenizer cannot stop at texts; use `stop_token_ids`")
-        now = time.monotonic()
-        for index in range(request.group_size):
-            waiting = _Waiting(request, request.sample_offset + index, now)
-            heapq.heappush(self._queue, (request.priority, next(self._numbers), waiting))
+        self._queue.add(request)
 
     @property
     def unfinished(self) -> int:
@@ -119,6 +94,7 @@ class TorchEngine(Engine):
         """See `Engine`: begin what there is room for, then draw one token for every running answer."""
         if self._paused:
             return []
+        self._check_awake()
         ended = self._begin()
         return ended + self._go_on()
 
@@ -133,28 +109,25 @@ class TorchEngine(Engine):
             ended += self._prefill(wave)
         return ended
 
-    def _admitted(self) -> list[_Waiting]:
+    def _admitted(self) -> list[Answer]:
         """Return answers that may begin now. Begun in bunches: each time all running ones are copied."""
-        if not self._queue:
-            return []
         rows, longest = self._rows.running, self._rows.longest
-        taken: list[_Waiting] = []
+        taken: list[Answer] = []
         while self._queue:
-            request = self._queue[0][2].request
-            width = max(longest, len(request.prompt) + request.params.max_new_tokens)
+            width = max(longest, self._queue.first().most_tokens)
             if self._limit and (rows + len(taken) + 1) * width > self._limit and (rows or taken):
                 break
             longest = width
-            taken.append(heapq.heappop(self._queue)[2])
+            taken.append(self._queue.pop())
         if self._queue and len(taken) * _ENDED_SHARE < rows:
-            for each in taken:
-                heapq.heappush(self._queue, (each.request.priority, next(self._numbers), each))
+            for answer in taken:
+                self._queue.put_back(answer)
             return []
         return taken
 
-    def _waves(self, taken: list[_Waiting]) -> Iterable[list[_Waiting]]:
+    def _waves(self, taken: list[Answer]) -> Iterable[list[Answer]]:
         """Yield answers in parts whose unlike prompts are few enough tokens for one forward pass."""
-        wave: list[_Waiting] = []
+        wave: list[Answer] = []
         seen: set[tuple[int, ...]] = set()
         tokens = 0
         for each in taken:
@@ -168,21 +141,25 @@ class TorchEngine(Engine):
             wave.append(each)
         yield wave
 
-    def _prefill(self, wave: list[_Waiting]) -> list[Sequence]:
+    def _prefill(self, wave: list[Answer]) -> list[Sequence]:
         device = self._model.device
         prompts = list(dict.fromkeys(each.request.prompt for each in wave))
-        shared = common_prefix(prompts) if self._share else 0
+        common = self._common(prompts)
+        shared, is_known = len(common), bool(common) and common == self._prefix.tokens
+        known = shared if is_known else 0
         segments, tokens = _packed(prompts, shared)
-        plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers)
+        plan = PrefillPlan(PackedPlan(segments, device), self._cache.shape.layers, self._prefix if is_known else None)
         own = segments[1:] if shared else segments
-        last = torch.tensor([each.start + each.length - 1 for each in own], device=device)
+        last = torch.tensor([each.start + each.length - 1 - known for each in own], device=device)
         logits = self._model(
-            input_ids=torch.tensor([tokens], device=device),
+            input_ids=torch.tensor([tokens[known:]], device=device),
             position_ids=plan.positions,
             use_cache=False,
             logits_to_keep=last,
             attention_plan=plan,
         ).logits[0]
+        if shared and not is_known:
+            self._prefix = plan.prefix(common)
         number = {prompt: index for index, prompt in enumerate(prompts)}
         which = torch.tensor([number[each.request.prompt] for each in wave], device=device)
         width = max(len(prompt) for prompt in prompts)
@@ -193,10 +170,21 @@ class TorchEngine(Engine):
             sources[index, begin + shared :] = torch.arange(segment.start, segment.start + segment.length)
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         self._cache.add(plan.keys, plan.values, sources.to(device)[which], lengths.to(device)[which])
-        self._rows.add([(each.request, each.sample, each.since) for each in wave], self._seed)
-        self._prefilled += len(tokens)
+        self._rows.add(wave, self._seed)
+        self._prefilled += len(tokens) - known
         self._prompted += sum(len(each.request.prompt) for each in wave)
         return self._draw(logits[which], first=self._rows.count - len(wave))
+
+    def _common(self, prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the tokens that these prompts share with those that wait, or with earlier ones, and go on after."""
+        if not self._share:
+            return ()
+        waiting = {each.request.prompt for each in self._queue}
+        longest = common_prefix([*prompts, *waiting])
+        known = self._prefix
+        if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, prompts)):
+            return known.tokens
+        return prompts[0][:longest]
 
     def _go_on(self) -> list[Sequence]:
         """Draw one token for every running answer."""
@@ -205,7 +193,7 @@ class TorchEngine(Engine):
             return []
         if self._rows.ended * _ENDED_SHARE >= self._rows.count:
             self._leave_out_ended()
-        plan = self._cache.decode_plan()
+        plan = self._cache.decode_plan(self._rows.longest)
         logits = self._model(
             input_ids=self._rows.newest[:, None],
             position_ids=plan.positions,
@@ -220,9 +208,10 @@ class TorchEngine(Engine):
         """Draw a token for each row from `first` on, and return the answers that it ends."""
         rows = self._rows
         settings = rows.settings(first)
-        logits = rows.without_early_stops(logits, first)
         numbers = uniforms(settings.keys, settings.drawn)
-        tokens, logprobs = draw(logits, settings.temperature, numbers, settings.top_k, settings.top_p)
+        tokens, logprobs = draw(
+            logits, settings.temperature, numbers, settings.top_k, settings.top_p, rows.too_early(logits, first)
+        )
         before = rows.running
         ended = rows.put(tokens, logprobs, self._version, first)
         self._generated += before if not first else len(tokens)
@@ -245,20 +234,7 @@ class TorchEngine(Engine):
         elif mode == "abort":
             done = self._rows.abort()
             self._leave_out_ended()
-            done += [
-                Sequence(
-                    request_id=each.request.request_id,
-                    sample=each.sample,
-                    prompt=each.request.prompt,
-                    tokens=(),
-                    logprobs=(),
-                    versions=(),
-                    finish_reason="aborted",
-                    metadata=each.request.metadata,
-                )
-                for _, _, each in sorted(self._queue, key=lambda entry: entry[:2])
-            ]
-            self._queue.clear()
+            done += self._queue.abort()
         self._paused = True
         return done
 
@@ -269,6 +245,8 @@ class TorchEngine(Engine):
     @torch.no_grad()
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
+        self._check_awake()
+        self._prefix = SharedPrefix()
         if adapter_only:
             digest = self._adapter.load(tensors)
         else:
@@ -277,33 +255,51 @@ class TorchEngine(Engine):
         return digest
 
     def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
+        given = dict(tensors)
         own: dict[str, Tensor] = self._model.state_dict()
-        loaded: dict[str, Tensor] = {}
-        for name, value in tensors:
+        # All is looked at before anything is changed.
+        for name, value in given.items():
             target = own.get(name)
             if target is None:
                 raise ValueError(f"the engine's model has no weight `{name}`")
             if target.shape != value.shape:
                 raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(target.shape)}")
-            target.copy_(value)
-            loaded[name] = target
+        there = {own[name].data_ptr() for name in given}
+        missing = [name for name, weight in self._model.named_parameters() if weight.data_ptr() not in there]
+        if missing:
+            raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
+        for name, value in given.items():
+            own[name].copy_(value)
         self._adapter.forget()
-        return fingerprint(loaded.items())
+        # In the precision of the trainer, in which its fingerprint is.
+        return fingerprint((name, own[name].to(value.dtype)) for name, value in given.items())
 
     @torch.inference_mode()
     def sleep(self, level: int = 1) -> None:
         """See `Engine`."""
         if self._rows.running:
             raise ValueError(f"{self._rows.running} answers are running: pause the engine first")
+        if level > 1 and self._adapter.is_merged:
+            raise ValueError("with a LoRA adapter only the adapter comes anew: the engine can sleep at level 1")
         self._leave_out_ended()
         self._cache = KvCache(self._cache.shape)
+        self._prefix = SharedPrefix()
         if level > 1:
-            self._model.to("meta")
+            # Buffers, which no trainer sends, stay.
+            self._shapes = {name: weight.shape for name, weight in self._model.named_parameters()}
+            for weight in self._model.parameters():
+                weight.data = weight.new_empty(0)
 
     def wake(self) -> None:
         """See `Engine`."""
-        if self._model.device.type == "meta":
-            self._model.to_empty(device=self._cache.shape.device)
+        for name, shape in self._shapes.items():
+            weight = self._model.get_parameter(name)
+            weight.data = weight.new_empty(shape)
+        self._shapes = {}
+
+    def _check_awake(self) -> None:
+        if self._shapes:
+            raise ValueError("the engine has given up its weights: wake it first")
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -315,15 +311,16 @@ class TorchEngine(Engine):
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             prompt_tokens=self._prompted,
-            cache_bytes=self._cache.nbytes,
+            cache_bytes=self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token,
             version=self._version,
         )
 
     def stop(self) -> None:
         """See `Engine`."""
-        self._queue.clear()
+        self._queue.abort()
         self._rows = Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
         self._cache = KvCache(self._cache.shape)
+        self._prefix = SharedPrefix()
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:

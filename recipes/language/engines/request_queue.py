@@ -1,0 +1,126 @@
+"""Answers that wait for room in an engine."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from recipes.language.sequences import FinishReason, Request, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer that was asked for.
+
+    Attributes:
+        request: what asks for it.
+        sample: its number within the group.
+        since: when the engine took the request, by the monotonic clock.
+        number: of the answer in the order of their requests.
+    """
+
+    request: Request
+    sample: int
+    since: float
+    number: int
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that prompt and answer may come to."""
+        return len(self.request.prompt) + self.request.params.max_new_tokens
+
+    def sequence(
+        self,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[float, ...] = (),
+        versions: tuple[int, ...] = (),
+        finish_reason: FinishReason = "aborted",
+    ) -> Sequence:
+        """Return the answer as it comes back."""
+        return Sequence(
+            request_id=self.request.request_id,
+            sample=self.sample,
+            prompt=self.request.prompt,
+            tokens=tokens,
+            logprobs=logprobs,
+            versions=versions,
+            finish_reason=finish_reason,
+            seconds=time.monotonic() - self.since,
+            metadata=self.request.metadata,
+        )
+
+
+class RequestQueue:
+    """Answers that have not begun: smaller `priority` first, then in the order of their requests.
+
+    Args:
+        max_sequence_tokens: longest prompt and answer together; 0: no limit.
+        max_running_tokens: of all answers that run at once; 0: no limit.
+        stops_at_texts: whether `SamplingParams.stop` can be obeyed.
+    """
+
+    def __init__(self, *, max_sequence_tokens: int = 0, max_running_tokens: int = 0, stops_at_texts: bool) -> None:
+        self._longest = max_sequence_tokens
+        self._limit = max_running_tokens
+        self._stops_at_texts = stops_at_texts
+        self._heap: list[tuple[int, int, Answer]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Answer]:
+        """Yield the answers in no particular order."""
+        return (answer for _, _, answer in self._heap)
+
+    def add(self, request: Request) -> None:
+        """Append the answers of a request.
+
+        Raises:
+            ValueError: the prompt is empty or does not fit, or an ending text cannot be found.
+        """
+        params, prompt = request.params, request.prompt
+        needed = len(prompt) + params.max_new_tokens
+        if not prompt:
+            raise ValueError(f"request `{request.request_id}` has an empty prompt")
+        if self._longest and needed > self._longest:
+            raise ValueError(
+                f"request `{request.request_id}`: {len(prompt)} prompt tokens and {params.max_new_tokens} new ones are"
+                f" more than the {self._longest} that the model takes"
+            )
+        if self._limit and needed > self._limit:
+            raise ValueError(
+                f"request `{request.request_id}` may need {needed} tokens, and `max_running_tokens` is {self._limit}"
+            )
+        if params.stop and not self._stops_at_texts:
+            raise ValueError("an engine without a tokenizer cannot stop at texts; use `stop_token_ids`")
+        now = time.monotonic()
+        for index in range(request.group_size):
+            self.put_back(Answer(request, request.sample_offset + index, now, next(self._numbers)))
+
+    def put_back(self, answer: Answer) -> None:
+        """Put an answer where it was before it was taken."""
+        heapq.heappush(self._heap, (answer.request.priority, answer.number, answer))
+
+    def first(self) -> Answer:
+        """Return the answer that is next; there must be one."""
+        return self._heap[0][2]
+
+    def pop(self) -> Answer:
+        """Take the answer that is next; there must be one."""
+        return heapq.heappop(self._heap)[2]
+
+    def admit(self, reserved: int) -> Iterator[Answer]:
+        """Take and yield answers for which there is room beside `reserved` tokens; one at least when that is 0."""
+        while self._heap and (not self._limit or reserved + self.first().most_tokens <= self._limit):
+            reserved += self.first().most_tokens
+            yield self.pop()
+
+    def abort(self) -> list[Sequence]:
+        """Take all answers and return them, in order, without a token."""
+        ordered = [answer for _, _, answer in sorted(self._heap, key=lambda each: each[:2])]
+        self._heap.clear()
+        return [each.sequence() for each in ordered]

@@ -1,0 +1,296 @@
+"""Tests that every engine passes. A test class inherits `EngineContract` and says how its engine is made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as SequenceABC
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.language.engines.base import Engine
+from recipes.language.sequences import Request, SamplingParams, Sequence
+
+END, VOCABULARY, LONGEST = 1, 64, 96
+
+
+def contract_model(seed: int = 0) -> Any:
+    """Return a Qwen2 that real engines can run: heads of 32 numbers, likely ends, logits far enough apart."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=256,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=END,
+            pad_token_id=0,
+        )
+    ).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8)
+    return model
+
+
+def decode(tokens: SequenceABC[int]) -> str:
+    """Return a text with one character for each token."""
+    return "".join(chr(64 + token) for token in tokens)
+
+
+def prompts_of(count: int, seed: int = 0, common: int = 0) -> list[tuple[int, ...]]:
+    """Return random prompts of 1 to 30 tokens after `common` equal ones."""
+    rng = random.Random(seed)
+    first = tuple(rng.randrange(2, VOCABULARY) for _ in range(common))
+    return [first + tuple(rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 30))) for _ in range(count)]
+
+
+def greedy(length: int, **params: Any) -> SamplingParams:
+    """Return the settings of the likeliest answer."""
+    return SamplingParams(temperature=0, max_new_tokens=length, **params)
+
+
+def run(engine: Engine, requests: SequenceABC[Request]) -> dict[tuple[str, int], Sequence]:
+    """Return the answers by request and number; each came once."""
+    for request in requests:
+        engine.submit(request)
+    found = list(engine.results())
+    by_name = {(each.request_id, each.sample): each for each in found}
+    assert len(by_name) == len(found), "an answer came twice"
+    assert len(found) == sum(each.group_size for each in requests), "an answer was lost"
+    return by_name
+
+
+def plain_greedy(model: Any, prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Return the likeliest answer by transformers alone."""
+    row = torch.tensor([prompt])
+    found = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=length)
+    return tuple(found[0, len(prompt) :].tolist())
+
+
+def plain_logprobs(model: Any, prompt: tuple[int, ...], answer: tuple[int, ...], temperature: float = 1.0) -> Any:
+    """Return the log-probability of each token of an answer by transformers alone, float [n]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+class EngineContract:
+    """Tests of an engine with the weights of `contract_model(0)`.
+
+    Attributes:
+        loads_weights: whether the engine takes new weights.
+        keeps_partial: whether an aborted answer keeps its tokens, and a frozen one goes on.
+        tolerance: of log-probabilities.
+    """
+
+    loads_weights = True
+    keeps_partial = True
+    tolerance = 1e-3
+
+    def make(self, **options: Any) -> Engine:
+        """Return an engine: `stop_token_ids`, `decode`, `max_running_tokens`, `max_sequence_tokens`."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def plain(self) -> Any:
+        return contract_model()
+
+    @pytest.fixture
+    def engine(self) -> Any:
+        engine = self.make(stop_token_ids=(END,), decode=decode, max_sequence_tokens=LONGEST)
+        yield engine
+        engine.stop()
+        engine.stop()
+
+    @pytest.mark.parametrize("common", [0, 20])
+    def test_greedy_answers_and_their_logprobs_are_those_of_transformers(
+        self, engine: Engine, plain: Any, common: int
+    ) -> None:
+        prompts = prompts_of(12, seed=common, common=common)
+        lengths = [random.Random(index).randrange(1, 30) for index in range(len(prompts))]
+        found = run(
+            engine,
+            [
+                Request(request_id=str(index), prompt=prompt, params=greedy(lengths[index]))
+                for index, prompt in enumerate(prompts)
+            ],
+        )
+
+        reasons: set[str] = set()
+        for index, prompt in enumerate(prompts):
+            answer = found[str(index), 0]
+            assert answer.prompt == prompt
+            assert answer.tokens == plain_greedy(plain, prompt, lengths[index])
+            assert answer.finish_reason == ("stop" if answer.tokens[-1] == END else "length")
+            exact = plain_logprobs(plain, prompt, answer.tokens)
+            torch.testing.assert_close(torch.tensor(answer.logprobs), exact, atol=self.tolerance, rtol=0)
+            reasons.add(answer.finish_reason)
+        assert engine.unfinished == 0
+        assert "length" in reasons
+
+    def test_samples_have_the_logprobs_of_the_policy_that_drew_them(self, engine: Engine, plain: Any) -> None:
+        params = SamplingParams(temperature=1.0, max_new_tokens=12, seed=5)
+        found = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=4, sample_offset=2)])
+
+        assert [sample for _, sample in sorted(found)] == [2, 3, 4, 5]
+        assert len({each.tokens for each in found.values()}) > 1
+        for each in found.values():
+            exact = plain_logprobs(plain, (7, 8, 9), each.tokens)
+            torch.testing.assert_close(torch.tensor(each.logprobs), exact, atol=self.tolerance, rtol=0)
+
+    def test_a_seed_gives_the_same_samples_again(self, engine: Engine) -> None:
+        def tokens(seed: int) -> list[tuple[int, ...]]:
+            params = SamplingParams(max_new_tokens=12, seed=seed)
+            found = run(engine, [Request(request_id="a", prompt=(7, 8, 9), params=params, group_size=3)])
+            return [found[name].tokens for name in sorted(found)]
+
+        assert tokens(1) == tokens(1)
+        assert tokens(1) != tokens(2)
+
+    def test_the_likeliest_token_alone_is_the_greedy_one(self, engine: Engine) -> None:
+        one = SamplingParams(top_k=1, max_new_tokens=8)
+        share = SamplingParams(top_p=1e-4, max_new_tokens=8)
+        found = run(
+            engine,
+            [
+                Request(request_id=name, prompt=(5, 6, 7), params=params)
+                for name, params in (("greedy", greedy(8)), ("one", one), ("share", share))
+            ],
+        )
+        assert found["one", 0].tokens == found["share", 0].tokens == found["greedy", 0].tokens
+
+    def test_answers_end_at_tokens_and_texts_and_not_too_early(self, engine: Engine) -> None:
+        prompt = (9, 17, 4)
+        free = run(engine, [Request(request_id="a", prompt=prompt, params=greedy(16))])["a", 0].tokens
+        assert len(free) > 6
+        stop, text = free[3], decode(free[4:6])
+        found = run(
+            engine,
+            [
+                Request(request_id="token", prompt=prompt, params=greedy(16, stop_token_ids=(stop,))),
+                Request(request_id="text", prompt=prompt, params=greedy(16, stop=("never", text))),
+                Request(request_id="late", prompt=prompt, params=greedy(16, stop_token_ids=(stop,), min_new_tokens=10)),
+            ],
+        )
+
+        by_token, by_text, late = (found[name, 0] for name in ("token", "text", "late"))
+        assert by_token.tokens == free[: free.index(stop) + 1]
+        assert decode(by_text.tokens) == decode(free)[: decode(free).index(text) + len(text)]
+        assert by_token.finish_reason == by_text.finish_reason == "stop"
+        assert len(by_text.logprobs) == len(by_text.versions) == len(by_text.tokens)
+        assert len(late.tokens) >= 10
+        assert not {stop, END} & set(late.tokens[:9])
+
+    def test_what_belongs_to_a_request_comes_back_with_it(self, engine: Engine) -> None:
+        request = Request(request_id="a", prompt=(5, 6), params=greedy(3), group_size=2, metadata={"row": 7})
+        found = run(engine, [request])
+        assert [dict(each.metadata) for each in found.values()] == [{"row": 7}] * 2
+        assert all(each.seconds >= 0 for each in found.values())
+
+    def test_what_cannot_be_answered_is_refused(self, engine: Engine) -> None:
+        with pytest.raises(ValueError, match="empty prompt"):
+            engine.submit(Request(request_id="a", prompt=()))
+        with pytest.raises(ValueError, match=f"more than the {LONGEST}"):
+            engine.submit(Request(request_id="a", prompt=(5,) * 50, params=greedy(60)))
+        assert engine.unfinished == 0
+
+    def test_answers_wait_for_room(self) -> None:
+        engine = self.make(stop_token_ids=(END,), max_sequence_tokens=LONGEST, max_running_tokens=60)
+        try:
+            for index in range(10):
+                engine.submit(Request(request_id=str(index), prompt=(3, 4 + index), params=greedy(10)))
+            most, found = 0, set[str]()
+            while engine.unfinished:
+                found |= {each.request_id for each in engine.step()}
+                most = max(most, engine.stats().reserved_tokens)
+            assert len(found) == 10
+            assert 0 < most <= 60
+            with pytest.raises(ValueError, match="max_running_tokens"):
+                engine.submit(Request(request_id="a", prompt=(5,), params=greedy(70)))
+        finally:
+            engine.stop()
+
+    def test_new_weights_answer_and_every_token_says_so(self, engine: Engine) -> None:
+        if not self.loads_weights:
+            pytest.skip("this engine takes no weights")
+        new = contract_model(seed=1)
+        run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))])
+
+        fingerprint = engine.load_weights(new.state_dict().items(), version=7)
+        found = run(engine, [Request(request_id="b", prompt=(5, 6, 7), params=greedy(10))])["b", 0]
+
+        assert found.tokens == plain_greedy(new, (5, 6, 7), 10)
+        assert found.versions == (7,) * len(found.tokens)
+        assert engine.stats().version == 7
+        assert fingerprint == engine.load_weights(new.state_dict().items(), version=8)
+        with pytest.raises(ValueError, match="nothing"):
+            engine.load_weights([("nothing", torch.zeros(1))], 9)
+
+    def test_frozen_answers_go_on_under_new_weights(self, engine: Engine) -> None:
+        if not (self.loads_weights and self.keeps_partial):
+            pytest.skip("this engine's answers cannot be frozen")
+        engine.submit(Request(request_id="a", prompt=(5, 6, 7), params=greedy(12, min_new_tokens=12), group_size=2))
+        for _ in range(4):
+            engine.step()
+        assert engine.pause("freeze") == []
+        assert engine.step() == []
+        engine.load_weights(contract_model(seed=1).state_dict().items(), version=7)
+        engine.resume()
+        found = list(engine.results())
+
+        assert [each.sample for each in sorted(found, key=lambda each: each.sample)] == [0, 1]
+        for each in found:
+            assert len(each.tokens) == 12
+            assert list(each.versions) == sorted(each.versions)
+            assert set(each.versions) == {0, 7}
+
+    def test_aborted_answers_come_back_once(self, engine: Engine) -> None:
+        for index in range(3):
+            engine.submit(Request(request_id=str(index), prompt=(5, 6), params=greedy(40, min_new_tokens=40)))
+        early = [*engine.step(), *engine.step()]
+        found = engine.pause("abort")
+
+        names = sorted(each.request_id for each in [*early, *found])
+        assert names == ["0", "1", "2"]
+        assert {each.finish_reason for each in found} <= {"aborted"}
+        assert all(len(each.tokens) == len(each.logprobs) == len(each.versions) for each in found)
+        if self.keeps_partial:
+            assert all(0 < len(each.tokens) < 40 for each in found)
+        assert engine.unfinished == 0
+        engine.resume()
+        assert run(engine, [Request(request_id="b", prompt=(5, 6), params=greedy(3))])
+
+    def test_draining_ends_what_runs(self, engine: Engine) -> None:
+        engine.submit(Request(request_id="a", prompt=(5, 6), params=greedy(8)))
+        early = engine.step()
+        drained = engine.pause("drain")
+        assert engine.stats().running == 0
+        engine.resume()
+        late = list(engine.results())
+        assert [each.request_id for each in [*early, *drained, *late]] == ["a"]
+
+    def test_an_engine_that_slept_answers_as_before(self, engine: Engine, plain: Any) -> None:
+        request = Request(request_id="a", prompt=(5, 6, 7), params=greedy(6))
+        run(engine, [request])
+        for level in (1, 2) if self.loads_weights else (1,):
+            engine.sleep(level)
+            engine.wake()
+            if level > 1:
+                engine.load_weights(plain.state_dict().items(), version=3)
+            assert run(engine, [request])["a", 0].tokens == plain_greedy(plain, (5, 6, 7), 6)
+
+    def test_figures_count(self, engine: Engine) -> None:
+        before = engine.stats()
+        found = run(engine, [Request(request_id="a", prompt=(5, 6, 7), params=greedy(6), group_size=2)])
+        after = engine.stats()
+        assert after.generated_tokens - before.generated_tokens == sum(len(each.tokens) for each in found.values())
+        assert after.prompt_tokens - before.prompt_tokens == 6
+        assert (after.running, after.waiting, after.reserved_tokens) == (0, 0, 0)
