@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,24 +42,13 @@ class MergedAdapter:
         """
         given = dict(tensors)
         own: dict[str, Tensor] = self._model.state_dict()
-        for name, down in given.items():
-            if not name.endswith(_A):
-                continue
-            layer = name.removesuffix(_A)
-            target = own.get(f"{layer.removeprefix(_PREFIX)}.weight")
-            up = given.get(layer + _B)
-            if target is None or up is None:
-                raise ValueError(f"the engine's model has no layer `{layer}` for the adapter")
-            if target.shape != (up.shape[0], down.shape[1]):
-                raise ValueError(f"the adapter of `{layer}` does not fit weights of {list(target.shape)}")
-            original = self._original.get(layer)
+        layers = adapted_layers(given, {name: tuple(weight.shape) for name, weight in own.items()})
+        for name, (up, down) in layers.items():
+            target = own[name]
+            original = self._original.get(name)
             if original is None:
-                original = self._original[layer] = target.clone()
-            change = up.to(target) @ down.to(target)
-            target.copy_(original).add_(change, alpha=self._scale)
-        unknown = [name for name in given if not name.endswith((_A, _B))]
-        if unknown:
-            raise ValueError(f"`{unknown[0]}` is no weight of a LoRA adapter")
+                original = self._original[name] = target.clone()
+            target.copy_(original).add_(up.to(target) @ down.to(target), alpha=self._scale)
         return fingerprint(given.items())
 
     @property
@@ -70,3 +59,32 @@ class MergedAdapter:
     def forget(self) -> None:
         """Drop the original weights: the model has got others."""
         self._original.clear()
+
+
+def adapted_layers(
+    adapter: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the matrices B and A of an adapter by the names of the weights that they change.
+
+    Args:
+        adapter: weights as peft names them.
+        shapes: of the model's weights, by name.
+
+    Raises:
+        ValueError: a name is none of an adapter's, or a shape is not the model's.
+    """
+    layers: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, down in adapter.items():
+        if not name.endswith(_A):
+            if not name.endswith(_B):
+                raise ValueError(f"`{name}` is no weight of a LoRA adapter")
+            continue
+        layer = name.removesuffix(_A)
+        weight = f"{layer.removeprefix(_PREFIX)}.weight"
+        up = adapter.get(layer + _B)
+        if weight not in shapes or up is None:
+            raise ValueError(f"the engine's model has no layer `{layer}` for the adapter")
+        if shapes[weight] != (up.shape[0], down.shape[1]):
+            raise ValueError(f"the adapter of `{layer}` does not fit weights of {list(shapes[weight])}")
+        layers[weight] = up, down
+    return layers

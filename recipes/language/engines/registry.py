@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+import tempfile
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recipes.language.config import LanguageConfig
+from recipes.language.engines.backends import BACKENDS
 from recipes.language.engines.base import Engine
-from rlinf_core.errors import ConfigError
+from recipes.language.models import make_model
+from recipes.training.precision import DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,25 +28,64 @@ def make_engine(
     """Return the engine that `rollout.backend` names, with its model.
 
     Raises:
-        ConfigError: there is none of that name, its package is missing, or the model cannot be loaded.
+        ConfigError: its package is missing, the model cannot be loaded, or the server does not answer.
     """
-    backend = config.rollout.backend
-    if backend not in ("torch", "huggingface"):
-        raise ConfigError(f"`rollout.backend: {backend}` is not available yet", help="write `backend: torch`")
-    from recipes.language.engines.torch_engine import TorchEngine
-    from recipes.language.models import make_model
-    from recipes.training.precision import DTYPES
-
-    rollout, actor = config.rollout, config.actor
+    name = BACKENDS[config.rollout.backend].name
+    rollout, lora = config.rollout, config.actor.model.adapter()
     # In float32 on a CPU: half the bits are slower there.
-    dtype = DTYPES[actor.model.precision] if device.type != "cpu" else torch.float32
-    model = make_model(actor, tokenizer, dtype).to(device)
-    lora = actor.model.adapter()
-    return TorchEngine(
-        model,
-        stop_token_ids=stop_token_ids,
-        decode=tokenizer.decode,
-        max_running_tokens=rollout.max_running_tokens,
-        max_sequence_tokens=config.runner.seq_length,
-        adapter_scale=lora.alpha / lora.rank if lora else 1.0,
-    )
+    dtype = DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
+    common: dict[str, Any] = {
+        "stop_token_ids": stop_token_ids,
+        "decode": tokenizer.decode,
+        "max_running_tokens": rollout.max_running_tokens,
+        "max_sequence_tokens": config.runner.seq_length,
+        "adapter_scale": lora.alpha / lora.rank if lora else 1.0,
+    }
+    if name == "torch":
+        from recipes.language.engines.torch_engine import TorchEngine
+
+        return TorchEngine(make_model(config.actor, tokenizer, dtype).to(device), **common)
+    folder = config.actor.model.model_path
+    if folder is None:
+        return _with_built_model(config, tokenizer, dtype, common)
+    return _of_folder(config, folder, dtype, common)
+
+
+def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: dict[str, Any]) -> Engine:
+    """Return an engine that reads the folder of a model."""
+    rollout = config.rollout
+    if BACKENDS[rollout.backend].name == "server":
+        from recipes.language.engines.server_engine import ServerEngine
+
+        return ServerEngine(rollout.server, folder, dtype=dtype, **common)
+    shared: dict[str, Any] = {
+        **common,
+        "dtype": dtype,
+        "temperature": rollout.sampling_params.temperature,
+        "tensor_parallel_size": rollout.tensor_parallel_size,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "options": rollout.engine_options,
+    }
+    if rollout.backend == "vllm":
+        from recipes.language.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(folder, **shared)
+    from recipes.language.engines.sglang_engine import SglangEngine
+
+    return SglangEngine(folder, **shared)
+
+
+def _with_built_model(
+    config: LanguageConfig, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, common: dict[str, Any]
+) -> Engine:
+    """Return an engine with a model that is built on the spot, in a folder that is there as long as the engine is."""
+    folder = tempfile.mkdtemp(prefix="rlinf-model-")
+    try:
+        make_model(config.actor, tokenizer, dtype).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        engine = _of_folder(config, folder, dtype, common)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)
+    return engine

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from recipes.language.sequences import FinishReason, Request, Sequence
 
@@ -60,12 +61,22 @@ class RequestQueue:
         max_sequence_tokens: longest prompt and answer together; 0: no limit.
         max_running_tokens: of all answers that run at once; 0: no limit.
         stops_at_texts: whether `SamplingParams.stop` can be obeyed.
+        logprobs: of which distribution the engine gives log-probabilities: that of the temperature alone, that of the
+            model (`raw`), or that of whatever tokens are drawn from (`processed`).
     """
 
-    def __init__(self, *, max_sequence_tokens: int = 0, max_running_tokens: int = 0, stops_at_texts: bool) -> None:
+    def __init__(
+        self,
+        *,
+        max_sequence_tokens: int = 0,
+        max_running_tokens: int = 0,
+        stops_at_texts: bool,
+        logprobs: Literal["exact", "raw", "processed"] = "exact",
+    ) -> None:
         self._longest = max_sequence_tokens
         self._limit = max_running_tokens
         self._stops_at_texts = stops_at_texts
+        self._logprobs = logprobs
         self._heap: list[tuple[int, int, Answer]] = []
         self._numbers = itertools.count()
 
@@ -80,7 +91,8 @@ class RequestQueue:
         """Append the answers of a request.
 
         Raises:
-            ValueError: the prompt is empty or does not fit, or an ending text cannot be found.
+            ValueError: the prompt is empty or does not fit, an ending text cannot be found, or the log-probabilities
+                would be those of another distribution than `Sequence` says.
         """
         params, prompt = request.params, request.prompt
         needed = len(prompt) + params.max_new_tokens
@@ -97,6 +109,14 @@ class RequestQueue:
             )
         if params.stop and not self._stops_at_texts:
             raise ValueError("an engine without a tokenizer cannot stop at texts; use `stop_token_ids`")
+        cut = params.top_k != -1 or params.top_p < 1 or params.min_new_tokens > 0
+        unlike = {"exact": False, "raw": params.temperature != 1, "processed": cut}[self._logprobs]
+        if params.temperature and unlike:
+            names = "a temperature other than 1" if self._logprobs == "raw" else "`top_k`, `top_p` or `min_new_tokens`"
+            raise ValueError(
+                f"request `{request.request_id}`: with {names} this engine's log-probabilities ({self._logprobs}) are"
+                " not those that training needs"
+            )
         now = time.monotonic()
         for index in range(request.group_size):
             self.put_back(Answer(request, request.sample_offset + index, now, next(self._numbers)))

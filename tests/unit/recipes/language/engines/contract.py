@@ -202,22 +202,6 @@ class EngineContract:
             engine.submit(Request(request_id="a", prompt=(5,) * 50, params=greedy(60)))
         assert engine.unfinished == 0
 
-    def test_answers_wait_for_room(self) -> None:
-        engine = self.make(stop_token_ids=(END,), max_sequence_tokens=LONGEST, max_running_tokens=60)
-        try:
-            for index in range(10):
-                engine.submit(Request(request_id=str(index), prompt=(3, 4 + index), params=greedy(10)))
-            most, found = 0, set[str]()
-            while engine.unfinished:
-                found |= {each.request_id for each in engine.step()}
-                most = max(most, engine.stats().reserved_tokens)
-            assert len(found) == 10
-            assert 0 < most <= 60
-            with pytest.raises(ValueError, match="max_running_tokens"):
-                engine.submit(Request(request_id="a", prompt=(5,), params=greedy(70)))
-        finally:
-            engine.stop()
-
     def test_new_weights_answer_and_every_token_says_so(self, engine: Engine) -> None:
         if not self.loads_weights:
             pytest.skip("this engine takes no weights")
@@ -294,3 +278,20 @@ class EngineContract:
         assert after.generated_tokens - before.generated_tokens == sum(len(each.tokens) for each in found.values())
         assert after.prompt_tokens - before.prompt_tokens == 6
         assert (after.running, after.waiting, after.reserved_tokens) == (0, 0, 0)
+
+    # The last one: it starts an engine of its own, and a process can have had one alone of some engines.
+    def test_answers_wait_for_room(self) -> None:
+        engine = self.make(stop_token_ids=(END,), max_sequence_tokens=LONGEST, max_running_tokens=60)
+        try:
+            for index in range(10):
+                engine.submit(Request(request_id=str(index), prompt=(3, 4 + index), params=greedy(10)))
+            most, found = 0, set[str]()
+            while engine.unfinished:
+                found |= {each.request_id for each in engine.step()}
+                most = max(most, engine.stats().reserved_tokens)
+            assert len(found) == 10
+            assert 0 < most <= 60
+            with pytest.raises(ValueError, match="max_running_tokens"):
+                engine.submit(Request(request_id="a", prompt=(5,), params=greedy(70)))
+        finally:
+            engine.stop()

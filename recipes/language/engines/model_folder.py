@@ -1,0 +1,91 @@
+"""The folder of a model that an engine has read, and the weights that it can be given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipes.language.engines.adapter import adapted_layers
+
+
+class ModelFolder:
+    """Names and shapes of a model's weights, and the weights that LoRA adapters are added to.
+
+    Args:
+        folder: with config.json and *.safetensors.
+        adapter_scale: alpha / rank of adapters.
+    """
+
+    def __init__(self, folder: str | Path, adapter_scale: float = 1.0) -> None:
+        self._folder = Path(folder)
+        self._scale = adapter_scale
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        config = json.loads((self._folder / "config.json").read_text())
+        return {**config, **config.get("text_config", {})}
+
+    def longest(self, asked: int) -> int:
+        """Return the longest sequence: what was asked for, at most what the model has positions for."""
+        positions = int(self._config.get("max_position_embeddings", 0))
+        return min(asked or positions, positions or asked)
+
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the memory of one token's keys and values in all layers, in bytes."""
+        config = self._config
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return 2 * config["num_hidden_layers"] * heads * dim * dtype.itemsize
+
+    def _files(self) -> Iterator[Any]:
+        from safetensors import safe_open
+
+        for path in sorted(self._folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                yield file
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(file.get_slice(name).get_shape()) for file in self._files() for name in file.keys()}  # noqa: SIM118
+
+    def checked(self, given: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        """Return a whole set of weights.
+
+        Raises:
+            ValueError: a name or a shape is not the model's, or a weight is missing.
+        """
+        for name, value in given.items():
+            shape = self._shapes.get(name)
+            if shape is None and not (name == "lm_head.weight" and self._config.get("tie_word_embeddings")):
+                raise ValueError(f"the engine's model has no weight `{name}`")
+            if shape is not None and shape != tuple(value.shape):
+                raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(shape)}")
+        missing = [name for name in self._shapes if name not in given]
+        if missing and not (missing == ["lm_head.weight"] and self._config.get("tie_word_embeddings")):
+            raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
+        return list(given.items())
+
+    def merged(self, adapter: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Return the weights of the folder with an adapter added, one by one, in the precision of the engine.
+
+        Raises:
+            ValueError: a name is none of an adapter's, or a shape is not the model's.
+        """
+        layers = adapted_layers(adapter, self._shapes)
+
+        def every() -> Iterator[tuple[str, Tensor]]:
+            for file in self._files():
+                for name in file.keys():  # noqa: SIM118
+                    weight: Tensor = file.get_tensor(name)
+                    if name in layers:
+                        up, down = layers[name]
+                        weight = weight.float().add_(up.float() @ down.float(), alpha=self._scale)
+                    yield name, weight.to(dtype)
+
+        return every()

@@ -1,0 +1,319 @@
+"""vLLM behind the interface of engines: the real engine, in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.engines.model_folder import ModelFolder
+from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.sampling import prompt_key, stream_key
+from recipes.language.engines.stop_texts import StopTexts
+from recipes.language.fingerprint import fingerprint
+from recipes.language.sequences import FinishReason, Request, Sequence
+from rlinf_core.errors import ConfigError
+
+# What a CPU gives to keys and values unless somebody says how many tokens there are.
+_CPU_CACHE_BYTES = 1 << 30
+_MAX_ANSWERS = 256
+
+
+@dataclass(slots=True)
+class _Running:
+    """An answer that vLLM is drawing."""
+
+    answer: Answer
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+
+    def sequence(self, reason: FinishReason) -> Sequence:
+        return self.answer.sequence(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), reason)
+
+
+class VllmEngine(Engine):
+    """Lets vLLM draw the answers. Its scheduler runs in this process, so that weights change between two of its steps.
+
+    Whoever shares a prompt finds it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
+    then computed again, under the new weights, up to where they were.
+
+    Args:
+        folder: of the model, as transformers reads it.
+        dtype: of the weights.
+        stop_token_ids: tokens that end every answer.
+        decode: text of token ids, needed for `SamplingParams.stop`.
+        max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: what fits.
+        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
+        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+        temperature: of most requests. 1, the default, lets `top_k`, `top_p` and `min_new_tokens` be used: vLLM gives
+            log-probabilities either before it looks at any of them, or after all.
+        tensor_parallel_size: GPUs that share the model.
+        gpu_memory_utilization: share of a GPU's memory that vLLM takes.
+        options: further arguments of `vllm.LLM`.
+
+    Raises:
+        ConfigError: vllm is not installed, or cannot load the model.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        stop_token_ids: Iterable[int] = (),
+        decode: Callable[[SequenceABC[int]], str] | None = None,
+        max_running_tokens: int = 0,
+        max_sequence_tokens: int = 0,
+        adapter_scale: float = 1.0,
+        temperature: float = 1.0,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._folder = ModelFolder(folder, adapter_scale)
+        self._dtype = dtype
+        longest = self._folder.longest(max_sequence_tokens)
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._stop_texts = None if decode is None else StopTexts(decode)
+        self._limit = max_running_tokens
+        logprobs = "raw" if temperature in (0, 1) else "processed"
+        self._queue = RequestQueue(
+            max_sequence_tokens=longest,
+            max_running_tokens=max_running_tokens,
+            stops_at_texts=decode is not None,
+            logprobs=logprobs,
+        )
+        self._running: dict[str, _Running] = {}
+        self._cache_bytes = max(max_running_tokens, longest) * self._folder.cache_bytes_per_token(dtype)
+        vllm = _vllm()
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            self._cache_bytes = max(2 * self._cache_bytes, _CPU_CACHE_BYTES if not max_running_tokens else 1 << 26)
+        arguments: dict[str, Any] = {
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "dtype": str(dtype).removeprefix("torch."),
+            "max_model_len": longest,
+            "max_num_seqs": _MAX_ANSWERS,
+            "async_scheduling": False,
+            "scheduling_policy": "priority",
+            "enforce_eager": on_cpu,
+            "use_tqdm_on_load": False,
+            "logprobs_mode": f"{logprobs}_logprobs",
+            "tensor_parallel_size": tensor_parallel_size,
+        }
+        if on_cpu:
+            arguments["kv_cache_memory_bytes"] = self._cache_bytes
+        else:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        try:
+            self._llm: Any = vllm.LLM(str(folder), **{**arguments, **(options or {})})
+        except (ValueError, RuntimeError, OSError, TypeError) as error:
+            raise ConfigError(
+                f"vLLM cannot load the model in `{folder}`", why=str(error).strip().splitlines()[-1]
+            ) from error
+        self._vllm = vllm
+        self._paused = self._asleep = False
+        self._version = self._generated = self._prefilled = self._prompted = 0
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """See `Engine`."""
+        self._queue.add(request)
+
+    @property
+    def unfinished(self) -> int:
+        """See `Engine`."""
+        return len(self._queue) + len(self._running)
+
+    def _begin(self) -> None:
+        """Hand vLLM the answers that there is room for."""
+        reserved = self._reserved
+        for answer in self._queue.admit(reserved):
+            request = answer.request
+            name = f"{answer.number}"
+            self._llm.llm_engine.add_request(
+                name,
+                {"prompt_token_ids": list(request.prompt)},
+                self._params(request, answer.sample),
+                priority=request.priority,
+            )
+            self._running[name] = _Running(answer)
+            self._prompted += len(request.prompt)
+
+    def _params(self, request: Request, sample: int) -> Any:
+        params = request.params
+        return self._vllm.SamplingParams(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            max_tokens=params.max_new_tokens,
+            min_tokens=params.min_new_tokens,
+            stop_token_ids=[*self._stop_token_ids, *params.stop_token_ids],
+            # Of this answer alone, so that its tokens do not depend on its neighbours.
+            seed=stream_key(prompt_key(params.seed, request.prompt), sample) >> 1,
+            logprobs=0,
+            detokenize=False,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+        )
+
+    # Steps
+
+    def step(self) -> list[Sequence]:
+        """See `Engine`: begin what there is room for, and let vLLM take a step."""
+        if self._paused:
+            return []
+        self._check_awake()
+        self._begin()
+        return self._go_on()
+
+    def _go_on(self) -> list[Sequence]:
+        ended: list[Sequence] = []
+        if not self._running:
+            return ended
+        for output in self._llm.llm_engine.step():
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue
+            (completion,) = output.outputs
+            reason = self._append(running, completion)
+            if reason is None and not completion.finish_reason:
+                continue
+            if not completion.finish_reason:
+                self._llm.llm_engine.abort_request([output.request_id])
+            del self._running[output.request_id]
+            ended.append(running.sequence(reason or _reason(completion.finish_reason)))
+            self._prefilled += len(running.answer.request.prompt) - (output.num_cached_tokens or 0)
+        return ended
+
+    def _append(self, running: _Running, completion: Any) -> FinishReason | None:
+        """Append drawn tokens, and return `stop` where they complete an ending text; what follows it is left out."""
+        params = running.answer.request.params
+        for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+            running.tokens.append(token)
+            running.logprobs.append(entry[token].logprob)
+            running.versions.append(self._version)
+            self._generated += 1
+            texts = self._stop_texts if params.stop and len(running.tokens) >= params.min_new_tokens else None
+            if texts is not None and texts.ended(running.tokens, params.stop):
+                return "stop"
+        return None
+
+    # Control
+
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """See `Engine`."""
+        done: list[Sequence] = []
+        if mode == "drain":
+            while self._running:
+                done += self._go_on()
+        elif mode == "abort":
+            self._llm.llm_engine.abort_request(list(self._running))
+            done = [each.sequence("aborted") for each in self._running.values()] + self._queue.abort()
+            self._running.clear()
+        self._paused = True
+        return done
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        """See `Engine`. An adapter is merged into the weights of the model's folder, which vLLM then gets whole."""
+        self._check_awake("weights")
+        given = dict(tensors)
+        found = fingerprint(given.items())
+        named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+        # Keys and values of other weights must not be found; answers that run are computed again.
+        if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not empty its prefix cache")
+        self._version = version
+        return found
+
+    def sleep(self, level: int = 1) -> None:
+        """See `Engine`."""
+        if self._running:
+            raise ValueError(f"{len(self._running)} answers are running: pause the engine first")
+        if self._llm.llm_engine.model_config.enable_sleep_mode:
+            self._llm.sleep(level)
+            self._asleep = True
+        else:
+            self._llm.llm_engine.reset_prefix_cache()
+
+    def wake(self) -> None:
+        """See `Engine`."""
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _check_awake(self, what: str = "memory") -> None:
+        if self._asleep:
+            raise ValueError(f"the engine has given up its {what}: wake it first")
+
+    @property
+    def _reserved(self) -> int:
+        return sum(each.answer.most_tokens for each in self._running.values())
+
+    def stats(self) -> EngineStats:
+        """See `Engine`. Prompt tokens count as prefilled when their answer ends."""
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._queue),
+            reserved_tokens=self._reserved,
+            max_running_tokens=self._limit,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            prompt_tokens=self._prompted,
+            cache_bytes=self._cache_bytes,
+            version=self._version,
+        )
+
+    def stop(self) -> None:
+        """See `Engine`."""
+        self._queue.abort()
+        self._running.clear()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+
+def _reason(given: str) -> FinishReason:
+    if given == "stop":
+        return "stop"
+    return "length" if given == "length" else "aborted"
+
+
+def _vllm() -> Any:
+    """Return the package, told to run in this process and to tell nobody about it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    for name, value in (
+        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        ("HF_HUB_OFFLINE", "1"),
+    ):
+        os.environ.setdefault(name, value)
+    if not torch.cuda.is_available():
+        # Compiling the few functions that run without `enforce_eager` takes longer than it gains on a CPU.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    try:
+        import vllm
+    except ImportError as error:
+        from recipes.language.engines.backends import missing_package
+
+        raise missing_package("vllm", str(error)) from None
+    return vllm
