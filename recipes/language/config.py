@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from recipes.language.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
-from recipes.sections.rollout import RolloutConfig, SamplingParams
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.job import JobConfig
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -158,37 +158,6 @@ class LanguageReferenceConfig(ConfigModel):
     )
 
 
-class LanguageSamplingParams(SamplingParams):
-    """The settings by which tokens are drawn."""
-
-    min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")
-    stop: tuple[Text, ...] = Field(default=(), description="Texts that end an answer; they are part of it.")
-    stop_token_ids: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="Tokens that end an answer, besides those of the tokenizer and the model."
-    )
-
-
-class LanguageRolloutConfig(RolloutConfig):
-    """The workers that answer prompts."""
-
-    backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
-        default="torch", description="Engine that generates: torch (ours; also `huggingface`), vllm, sglang or server."
-    )
-    max_running_tokens: NonNegativeInt = Field(
-        default=0, description="Most tokens, prompts and answers, that an engine holds at once; 0: no limit."
-    )
-    threads: Count = Field(default=1, description="CPU threads that each process computes on.")
-    check_logprobs: Literal["off", "warn", "strict"] = Field(
-        default="off",
-        description="Compare the log-probabilities of engine and trainer in every step: off, warn, or strict, which"
-        " ends the run.",
-    )
-    sampling_params: LanguageSamplingParams = Field(
-        default_factory=LanguageSamplingParams,
-        description="How tokens are drawn: temperature, top_k, top_p, max_new_tokens, stop.",
-    )
-
-
 class LanguageDataConfig(DataConfig):
     """Problems with verifiable answers."""
 
@@ -303,12 +272,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
     actor, rollout, runner = config.actor, config.rollout, config.runner
     types = actor.fsdp_config.mixed_precision
     asked: tuple[tuple[bool, Path, str, str], ...] = (
-        (
-            rollout.backend not in ("torch", "huggingface"),
-            ("rollout", "backend"),
-            f"engine `{rollout.backend}` is not available yet",
-            "write `backend: torch`, the engine of this project",
-        ),
         (rollout.model_dir is not None, ("rollout", "model_dir"), *_no_effect("actor.model.model_path")),
         (rollout.enable_offload, ("rollout", "enable_offload"), *_no_effect()),
         (actor.enable_offload, ("actor", "enable_offload"), *_no_effect()),
@@ -325,8 +288,7 @@ def check_available(config: LanguageConfig, report: Report) -> None:
     )
     for is_asked, path, what, remedy in asked:
         if is_asked:
-            key = path[-1]
-            report(path, "not-available", what if key == "backend" else f"`{key}` {what}", remedy)
+            report(path, "not-available", f"`{path[-1]}` {what}", remedy)
 
 
 def _no_effect(instead: str = "") -> tuple[str, str]:

@@ -13,6 +13,7 @@ from pydantic import Field
 from recipes.language.algorithm_rules import check_algorithm
 from recipes.language.config import LanguageConfig, LanguageRunnerConfig, check_available, check_minibatches
 from recipes.language.data_rules import check_data
+from recipes.language.rollout_config import check_engine
 from recipes.language.model_rules import check_model
 from recipes.sections.checks import (
     Report,
@@ -66,6 +67,7 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)
+    check_engine(config, report)
     check_algorithm(config, report)
     _check_lengths(config, report)
 

@@ -17,24 +17,23 @@ class Backend:
     Attributes:
         name: as written in files.
         modules: what the interpreter of the rollout workers must have besides torch and transformers.
-        has_own_weights: whether the engine lives in the rollout worker, which gives it new weights.
-        keeps_partial: whether unfinished answers can go on under new weights.
-        bounds_tokens: whether `rollout.max_running_tokens` is obeyed.
+        keys: of `rollout` that it reads and others do not.
+        keeps_partial: whether unfinished answers can go on under new weights, and aborted ones keep their tokens.
     """
 
     name: str
     modules: tuple[str, ...] = ()
-    has_own_weights: bool = True
+    keys: frozenset[str] = frozenset()
     keeps_partial: bool = True
-    bounds_tokens: bool = True
 
 
+_GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
 BACKENDS: Final = {
     "torch": Backend(name="torch"),
     "huggingface": Backend(name="torch"),
-    "vllm": Backend(name="vllm", modules=("vllm",)),
-    "sglang": Backend(name="sglang", modules=("sglang",), keeps_partial=False),
-    "server": Backend(name="server", has_own_weights=False, keeps_partial=False),
+    "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
+    "sglang": Backend(name="sglang", modules=("sglang",), keys=_GPU_KEYS, keeps_partial=False),
+    "server": Backend(name="server", keys=frozenset(("server",)), keeps_partial=False),
 }
 
 

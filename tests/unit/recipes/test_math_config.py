@@ -145,7 +145,6 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("rollout:\n  backend: vllm\n", "vllm"),
         ("rollout:\n  enable_offload: true\n", "true"),
         ("actor:\n  micro_batch_size: 4\n", "4"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
@@ -289,3 +288,45 @@ def test_a_shipped_config_travels_to_the_workers(name: str) -> None:
     config: Any = load_job(name, (), environ={}).config
 
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+SERVER = "actor:\n  model: {model_path: /models/small}\nrollout:\n  backend: server\n"
+URL = "  server: {url: 'http://127.0.0.1:8000', weight_updates: weights_path, weights_dir: /shared}\n"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        "rollout:\n  backend: vllm\n",
+        "rollout:\n  backend: vllm\n  sampling_params: {temperature: 0.7}\n",
+        "rollout:\n  backend: vllm\n  tensor_model_parallel_size: 2\n  engine_options: {enforce_eager: true}\n",
+        "rollout:\n  backend: sglang\n  sampling_params: {temperature: 0.7, top_k: 20}\n",
+        SERVER + URL,
+        SERVER + "  server: {url: 'https://models.example', token_env: TOKEN}\nrunner:\n  only_eval: true\n",
+    ],
+)
+def test_engines_are_taken_for_what_they_can_do(findings: Any, sections: str) -> None:
+    assert findings(LAPTOP + sections) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "underlined"),
+    [
+        ("rollout:\n  backend: vllm\n  sampling_params: {temperature: 0.7, top_k: 20}\n", "conflicting-settings", "20"),
+        ("rollout:\n  tensor_parallel_size: 2\n", "conflicting-settings", "2"),
+        ("rollout:\n  backend: server\n", "conflicting-settings", "server"),
+        (SERVER + "  server: {url: 'http://127.0.0.1:8000'}\n", "conflicting-settings", "server"),
+        (SERVER + URL + "  sampling_params: {temperature: 0.7}\n", "conflicting-settings", "0.7"),
+        (
+            SERVER + "  server: {url: 'http://10.0.0.1:80', token_env: TOKEN}\nrunner: {only_eval: true}\n",
+            "conflicting-settings",
+            "'http://10.0.0.1:80'",
+        ),
+        (SERVER + "  server: {url: 'https://me:secret@host'}\n", "bad-value", "'https://me:secret@host'"),
+        (SERVER + "  server: {url: 'host:80'}\n", "bad-value", "'host:80'"),
+        (SERVER + URL.replace("}", ", api_key: abc}"), "not-available", "api_key"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(findings: Any, sections: str, code: str, underlined: str) -> None:
+    found = findings(LAPTOP + sections)
+    assert (code, underlined) in found

@@ -1,0 +1,352 @@
+"""A server that answers OpenAI's completion requests, behind the interface of engines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.engines.foreign import EngineAnswerError, checked_sequence
+from recipes.language.engines.http_json import Call, CancelledError, JsonServer
+from recipes.language.engines.model_folder import ModelFolder
+from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.sampling import stream_key
+from recipes.language.engines.stop_texts import StopTexts
+from recipes.language.fingerprint import fingerprint
+from recipes.language.sequences import Request, Sequence
+from rlinf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.language.rollout_config import ServerSettings
+
+_TOKEN_PREFIX: Final = "token_id:"
+# A step waits so long for an answer, so that its caller can do other things.
+_PATIENCE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Answers to one prompt that one HTTP request asks for."""
+
+    answers: tuple[Answer, ...]
+    call: Call
+
+
+class ServerEngine(Engine):
+    """Asks a server for tokens and their log-probabilities; the answers to one prompt are one request.
+
+    The server must take prompts as token ids and return token ids, by `return_token_ids` or
+    `return_tokens_as_token_ids`, as vLLM's does. An answer comes when its request is over, so that an aborted one has
+    no tokens and none can be frozen.
+
+    Args:
+        settings: address, limits, and how new weights reach the server.
+        folder: of the model that the server serves.
+        dtype: of weights that are written for the server.
+        stop_token_ids: tokens that end every answer.
+        decode: text of token ids, needed for `SamplingParams.stop`.
+        max_running_tokens: bound on prompt and answer tokens of the answers that are asked for at once; 0: none.
+        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
+        adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
+
+    Raises:
+        ConfigError: the variable of the token is not set.
+        ServerError: the server does not answer, or refuses the token.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        stop_token_ids: Iterable[int] = (),
+        decode: Callable[[SequenceABC[int]], str] | None = None,
+        max_running_tokens: int = 0,
+        max_sequence_tokens: int = 0,
+        adapter_scale: float = 1.0,
+    ) -> None:
+        self._settings = settings
+        self._folder = ModelFolder(folder, adapter_scale)
+        self._dtype = dtype
+        self._server = JsonServer(
+            settings.url or "",
+            token=_token(settings),
+            token_env=settings.token_env or "",
+            timeout=settings.timeout,
+            retries=settings.retries,
+        )
+        self._model, longest = self._served(self._folder.longest(max_sequence_tokens))
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._stop_texts = None if decode is None else StopTexts(decode)
+        self._limit = max_running_tokens
+        self._queue = RequestQueue(
+            max_sequence_tokens=longest,
+            max_running_tokens=max_running_tokens,
+            stops_at_texts=decode is not None,
+            logprobs=settings.logprobs,
+        )
+        self._pool = ThreadPoolExecutor(settings.max_concurrent, thread_name_prefix="rlinf-server")
+        self._running: dict[Future[Any], _Asked] = {}
+        self._paused = False
+        self._version = self._generated = self._prompted = 0
+
+    def _served(self, longest: int) -> tuple[str, int]:
+        """Return the model's name at the server, and the longest sequence that both take."""
+        listed = self._server.get("/v1/models")
+        models: list[Any] = listed.get("data", []) if isinstance(listed, Mapping) else []
+        by_name = {str(each.get("id")): each for each in models if isinstance(each, Mapping)}
+        name = self._settings.model or next(iter(by_name), "")
+        if name not in by_name or (self._settings.model is None and len(by_name) > 1):
+            raise ConfigError(
+                f"the server serves {', '.join(f'`{each}`' for each in by_name) or 'no model'}",
+                where=self._settings.url,
+                help="write one of them as `rollout.server.model`",
+            )
+        limit = by_name[name].get("max_model_len")
+        return name, min(longest, limit) if isinstance(limit, int) and longest else longest
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """See `Engine`."""
+        self._queue.add(request)
+
+    @property
+    def unfinished(self) -> int:
+        """See `Engine`."""
+        return len(self._queue) + self._in_flight
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(len(each.answers) for each in self._running.values())
+
+    @property
+    def _reserved(self) -> int:
+        return sum(answer.most_tokens for each in self._running.values() for answer in each.answers)
+
+    def _begin(self) -> None:
+        """Ask for the answers that there is room for; those to one prompt that follow each other by one request."""
+        group: list[Answer] = []
+        for answer in self._queue.admit(self._reserved):
+            if group and (group[-1].request is not answer.request or group[-1].sample + 1 != answer.sample):
+                self._ask(tuple(group))
+                group = []
+            group.append(answer)
+        if group:
+            self._ask(tuple(group))
+
+    def _ask(self, answers: tuple[Answer, ...]) -> None:
+        call = Call()
+        future = self._pool.submit(self._server.post, "/v1/completions", self._body(answers), call)
+        self._running[future] = _Asked(answers, call)
+
+    def _body(self, answers: tuple[Answer, ...]) -> dict[str, Any]:
+        request = answers[0].request
+        params = request.params
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(request.prompt),
+            "n": len(answers),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_tokens": params.max_new_tokens,
+            "seed": stream_key(params.seed, request.prompt, answers[0].sample) >> 1,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "stop_token_ids": [*self._stop_token_ids, *params.stop_token_ids],
+        }
+        if params.temperature == 0 and len(answers) > 1:
+            # Servers refuse several answers of which all must be the same.
+            body["n"] = 1
+        if params.min_new_tokens:
+            body["min_tokens"] = params.min_new_tokens
+        if params.stop:
+            body |= {"stop": list(params.stop), "include_stop_str_in_output": True}
+        return body
+
+    # Steps
+
+    def step(self) -> list[Sequence]:
+        """See `Engine`: ask for what there is room for, and return what the server has answered.
+
+        Raises:
+            ServerError: the server does not answer, or refuses.
+            EngineAnswerError: an answer cannot be learned from.
+        """
+        if self._paused:
+            return []
+        self._begin()
+        return self._take(_PATIENCE)
+
+    def _take(self, patience: float | None) -> list[Sequence]:
+        if not self._running:
+            return []
+        done, _ = wait(self._running, patience, FIRST_COMPLETED)
+        found: list[Sequence] = []
+        for future in done:
+            asked = self._running.pop(future)
+            found += self._sequences(asked.answers, future.result())
+        self._generated += sum(len(each.tokens) for each in found)
+        self._prompted += sum(len(each.prompt) for each in found)
+        return found
+
+    def _sequences(self, answers: tuple[Answer, ...], given: Any) -> list[Sequence]:
+        where = f"the server {self._settings.url}"
+        choices = given.get("choices") if isinstance(given, Mapping) else None
+        if isinstance(choices, list) and len(choices) == 1 and answers[0].request.params.temperature == 0:
+            choices = choices * len(answers)
+        if not isinstance(choices, list) or len(choices) != len(answers):
+            count = len(choices) if isinstance(choices, list) else "no"
+            raise EngineAnswerError(f"{where} gave {count} answers where {len(answers)} were asked for")
+        ordered = sorted(choices, key=lambda each: each.get("index", 0))
+        return [self._sequence(answer, each, where) for answer, each in zip(answers, ordered, strict=True)]
+
+    def _sequence(self, answer: Answer, choice: Mapping[str, Any], where: str) -> Sequence:
+        logprobs = choice.get("logprobs") or {}
+        tokens = choice.get("token_ids")
+        if tokens is None:
+            texts = logprobs.get("tokens") or []
+            if not texts or not all(str(each).startswith(_TOKEN_PREFIX) for each in texts):
+                raise EngineAnswerError(
+                    f"{where} returns texts and no token ids",
+                    help="a server is needed that knows `return_token_ids` or `return_tokens_as_token_ids`, as vLLM's",
+                )
+            tokens = [int(str(each).removeprefix(_TOKEN_PREFIX)) for each in texts]
+        prompt = choice.get("prompt_token_ids")
+        if prompt is not None and tuple(prompt) != answer.request.prompt:
+            raise EngineAnswerError(
+                f"{where} answered another prompt than request `{answer.request.request_id}` has",
+                why=f"{len(answer.request.prompt)} tokens were sent, and it answered {len(prompt)}",
+            )
+        return checked_sequence(
+            answer,
+            tokens,
+            logprobs.get("token_logprobs"),
+            choice.get("finish_reason"),
+            self._version,
+            self._stop_texts,
+            where,
+        )
+
+    # Control
+
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """See `Engine`. Answers of a server cannot be frozen.
+
+        Raises:
+            ValueError: `mode` is `freeze`, and answers are running.
+        """
+        done: list[Sequence] = []
+        if mode == "drain":
+            while self._running:
+                done += self._take(None)
+        elif mode == "abort":
+            for each in self._running.values():
+                each.call.cancel()
+            wait(self._running)
+            for future, asked in self._running.items():
+                error = future.exception()
+                if error is None:
+                    done += self._sequences(asked.answers, future.result())
+                elif isinstance(error, CancelledError):
+                    done += [answer.sequence() for answer in asked.answers]
+                else:
+                    raise error
+            self._running.clear()
+            done += self._queue.abort()
+        elif self._running:
+            raise ValueError("answers of a server cannot be frozen: use drain or abort")
+        self._paused = True
+        return done
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        """See `Engine`: write them to a folder, and let the server read it. Nothing may be running.
+
+        Raises:
+            ValueError: the server takes no weights, or a name or a shape is not the model's.
+        """
+        settings = self._settings
+        if settings.weight_updates != "weights_path" or settings.weights_dir is None:
+            raise ValueError("this server takes no weights: `rollout.server.weight_updates` is none")
+        if self._running:
+            raise ValueError(f"{self._in_flight} answers are running: pause the engine first")
+        from safetensors.torch import save_file
+
+        given = dict(tensors)
+        digest = fingerprint(given.items())
+        named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
+        whole = Path(settings.weights_dir).absolute()
+        aside = whole / f".weights.{os.getpid()}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        plain = {name: value.detach().to("cpu", self._dtype).contiguous() for name, value in named}
+        save_file(plain, aside / "model.safetensors", metadata={"format": "pt"})
+        folder = whole / f"version-{version}"
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+        self._server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        self._server.post("/reset_prefix_cache", {})
+        shutil.rmtree(folder, ignore_errors=True)
+        self._version = version
+        return digest
+
+    def sleep(self, level: int = 1) -> None:
+        """Do nothing: the server's memory is its own."""
+
+    def wake(self) -> None:
+        """Do nothing: the server's memory is its own."""
+
+    def stats(self) -> EngineStats:
+        """See `Engine`. What the server computes once for several answers is not known."""
+        return EngineStats(
+            running=self._in_flight,
+            waiting=len(self._queue),
+            reserved_tokens=self._reserved,
+            max_running_tokens=self._limit,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prompted,
+            prompt_tokens=self._prompted,
+            cache_bytes=0,
+            version=self._version,
+        )
+
+    def stop(self) -> None:
+        """See `Engine`."""
+        self._queue.abort()
+        for each in self._running.values():
+            each.call.cancel()
+        self._running.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _token(settings: ServerSettings) -> str:
+    """Return the token of the server, or nothing where none is asked for.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if settings.token_env is None:
+        return ""
+    token = os.environ.get(settings.token_env, "")
+    if not token.strip():
+        raise ConfigError(
+            f"`rollout.server.token_env` names `{settings.token_env}`, which is not set in the rollout worker",
+            help=f"set it where rlinf starts, and add it to `cluster.forward_env: [{settings.token_env}]`",
+        )
+    return token.strip()

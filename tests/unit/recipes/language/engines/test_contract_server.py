@@ -1,0 +1,193 @@
+"""The engine that asks a server keeps the contract, and says clearly what is wrong with a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.base import Engine
+from recipes.language.engines.server_engine import ServerEngine
+from recipes.language.rollout_config import ServerSettings
+from recipes.language.sequences import Request, SamplingParams
+from rlinf_core.errors import ConfigError, RLinfError
+from tests.unit.recipes.language.engines.contract import (
+    END,
+    LONGEST,
+    EngineContract,
+    contract_model,
+    decode,
+    greedy,
+    run,
+)
+from tests.unit.recipes.language.engines.fake_server import FakeServer, fake_server
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    contract_model().save_pretrained(folder)
+    return str(folder)
+
+
+def settings(server: FakeServer, **given: Any) -> ServerSettings:
+    return ServerSettings.model_validate({"url": server.url, "timeout": 30, "retries": 0, **given})
+
+
+class TestServerEngine(EngineContract):
+    keeps_partial = False
+
+    @pytest.fixture(autouse=True)
+    def its_server(self, server: FakeServer, folder: str, tmp_path: Any) -> None:
+        self._server, self._folder, self._weights = server, folder, str(tmp_path)
+
+    def make(self, **options: Any) -> Engine:
+        given = settings(self._server, weight_updates="weights_path", weights_dir=self._weights)
+        return ServerEngine(given, self._folder, **options)
+
+
+@pytest.fixture
+def engine(server: FakeServer, folder: str) -> Iterator[ServerEngine]:
+    engine = ServerEngine(settings(server), folder, stop_token_ids=(END,), decode=decode, max_sequence_tokens=LONGEST)
+    yield engine
+    engine.stop()
+
+
+def ask(engine: Engine, length: int = 6) -> None:
+    run(engine, [Request(request_id="a", prompt=(9, 17, 4), params=greedy(length))])
+
+
+def changed(**new: Any) -> Any:
+    """Return a change of the first answer of a server; None removes what it names."""
+
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        choice = answer["choices"][0]
+        choice |= {name: value(choice) if callable(value) else value for name, value in new.items()}
+        answer["choices"][0] = {name: value for name, value in choice.items() if value is not None}
+        return answer
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (changed(token_ids=lambda choice: choice["token_ids"][:2]), "2 tokens have 6 log-probabilities"),
+        (
+            changed(
+                token_ids=lambda choice: choice["token_ids"][:2],
+                logprobs={"token_logprobs": [-1.0, -1.0]},
+            ),
+            r"after 2 tokens, and 6 were asked for",
+        ),
+        (changed(token_ids=["a"]), "not a list of numbers"),
+        (changed(token_ids=[-1]), "not a list of numbers"),
+        (changed(logprobs={"token_logprobs": [None] * 6}), "missing, above 0"),
+        (changed(logprobs={"token_logprobs": [float("nan")] * 6}), "missing, above 0"),
+        (changed(logprobs=None), "no log-probabilities"),
+        (changed(finish_reason="content_filter"), "content_filter"),
+        (changed(prompt_token_ids=[1, 9, 17, 4]), "another prompt"),
+        (changed(token_ids=None, logprobs={"tokens": ["a", "b"]}), "returns texts and no token ids"),
+        (lambda answer: {**answer, "choices": []}, "0 answers where 1 were asked for"),
+        (lambda _: {"object": "error"}, "no answers"),
+        (lambda _: b"<html>", "not JSON"),
+    ],
+)
+def test_an_answer_that_cannot_be_learned_from_is_one_clear_error(
+    server: FakeServer, engine: Engine, change: Any, words: str
+) -> None:
+    server.change = change
+    with pytest.raises(RLinfError, match=words):
+        ask(engine)
+
+
+def test_tokens_may_come_as_texts_of_their_numbers(server: FakeServer, engine: Engine) -> None:
+    ask(engine)
+    server.change = changed(token_ids=None, prompt_token_ids=None)
+    ask(engine)
+
+
+def test_what_passes_is_tried_again_and_no_answer_comes_twice(server: FakeServer, folder: str) -> None:
+    engine = ServerEngine(settings(server, retries=3), folder, stop_token_ids=(END,))
+    server.faults = [(503, {"error": "starting"}), (429, None)]
+    ask(engine)
+    assert [path for path, _ in server.seen].count("/v1/completions") == 3
+
+    server.faults = [(400, {"error": {"message": "no such field"}})]
+    with pytest.raises(RLinfError, match="status 400") as raised:
+        ask(engine)
+    assert "no such field" in str(raised.value)
+    assert [path for path, _ in server.seen].count("/v1/completions") == 4
+    engine.stop()
+
+
+def test_the_token_is_sent_and_never_shown(server: FakeServer, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.token = "open-sesame"
+    monkeypatch.setenv("SERVER_TOKEN", "open-sesame")
+    engine = ServerEngine(settings(server, token_env="SERVER_TOKEN"), folder, stop_token_ids=(END,))
+    ask(engine)
+    server.faults = [(400, {"error": "what is open-sesame?"})]
+    with pytest.raises(RLinfError) as raised:
+        ask(engine)
+    assert "***" in str(raised.value)
+    assert "open-sesame" not in str(raised.value)
+    engine.stop()
+
+    monkeypatch.setenv("SERVER_TOKEN", "wrong")
+    with pytest.raises(RLinfError, match="refuses the token") as refused:
+        ServerEngine(settings(server, token_env="SERVER_TOKEN"), folder)
+    assert "SERVER_TOKEN" in str(refused.value)
+    monkeypatch.delenv("SERVER_TOKEN")
+    with pytest.raises(ConfigError, match="not set"):
+        ServerEngine(settings(server, token_env="SERVER_TOKEN"), folder)
+    with pytest.raises(RLinfError, match="none was sent"):
+        ServerEngine(settings(server), folder)
+
+
+def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_said(server: FakeServer, folder: str) -> None:
+    engine = ServerEngine(settings(server, timeout=0.3, retries=5), folder, stop_token_ids=(END,))
+    server.hold.clear()
+    with pytest.raises(RLinfError, match=r"within 0\.3 s"):
+        ask(engine)
+    server.hold.set()
+    engine.stop()
+    nobody = ServerSettings.model_validate({"url": "http://127.0.0.1:9", "timeout": 5, "retries": 1})
+    with pytest.raises(RLinfError, match="cannot be reached, after 2 attempts"):
+        ServerEngine(nobody, folder)
+
+
+def test_aborting_does_not_wait_for_the_server(server: FakeServer, engine: Engine) -> None:
+    server.hold.clear()
+    params = SamplingParams(max_new_tokens=30)
+    engine.submit(Request(request_id="a", prompt=(5, 6), params=params, group_size=3))
+    engine.step()
+    began = time.monotonic()
+    found = engine.pause("abort")
+    assert time.monotonic() - began < 25
+    assert [each.finish_reason for each in found] == ["aborted"] * 3
+    assert engine.unfinished == 0
+
+
+def test_what_a_server_cannot_do_is_said(server: FakeServer, engine: Engine, folder: str) -> None:
+    with pytest.raises(ValueError, match="takes no weights"):
+        engine.load_weights(contract_model().state_dict().items(), 1)
+    with pytest.raises(ValueError, match="temperature other than 1"):
+        engine.submit(Request(request_id="a", prompt=(5,), params=SamplingParams(temperature=0.5)))
+    server.hold.clear()
+    engine.submit(Request(request_id="a", prompt=(5, 6), params=greedy(4)))
+    engine.step()
+    with pytest.raises(ValueError, match="cannot be frozen"):
+        engine.pause("freeze")
+    server.hold.set()
+    with pytest.raises(ConfigError, match="serves `tiny`"):
+        ServerEngine(settings(server, model="large"), folder)

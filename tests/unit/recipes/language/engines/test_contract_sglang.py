@@ -1,0 +1,159 @@
+"""The engine that speaks to SGLang keeps the contract, with a stand-in of the signatures of sglang 0.5.23.
+
+`sglang.Engine` needs a GPU. The stand-in has the names, arguments and shapes of results that its source has
+(`srt/entrypoints/engine.py`), and lets our engine draw.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.base import Engine
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.sequences import Request, SamplingParams
+from rlinf_core.errors import ConfigError, RLinfError
+from tests.unit.recipes.language.engines.contract import EngineContract, contract_model, greedy, run
+
+
+class StandIn:
+    """`sglang.Engine`: the arguments that are used, and no others."""
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        dtype: str = "auto",
+        skip_tokenizer_init: bool = False,
+        context_length: int | None = None,
+        tp_size: int = 1,
+        mem_fraction_static: float | None = None,
+        log_level: str = "error",
+        enable_deterministic_inference: bool = False,
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+
+        assert skip_tokenizer_init
+        assert context_length is not None
+        self._engine = TorchEngine(AutoModelForCausalLM.from_pretrained(model_path))
+        self._seeded = enable_deterministic_inference
+
+    def generate(
+        self,
+        prompt: Any = None,
+        sampling_params: list[dict[str, Any]] | None = None,
+        input_ids: list[list[int]] | None = None,
+        return_logprob: bool = False,
+    ) -> list[dict[str, Any]]:
+        assert prompt is None
+        assert return_logprob
+        for index, (tokens, given) in enumerate(zip(input_ids or [], sampling_params or [], strict=True)):
+            params = SamplingParams(
+                temperature=given["temperature"],
+                top_k=given["top_k"],
+                top_p=given["top_p"],
+                max_new_tokens=given["max_new_tokens"],
+                min_new_tokens=given["min_new_tokens"],
+                stop_token_ids=tuple(given["stop_token_ids"]),
+                seed=given["sampling_seed"] if self._seeded else index,
+            )
+            self._engine.submit(Request(request_id=str(index), prompt=tuple(tokens), params=params))
+        found = sorted(self._engine.results(), key=lambda each: int(each.request_id))
+        return [
+            {
+                "text": "",
+                "output_ids": list(each.tokens),
+                "meta_info": {
+                    "id": each.request_id,
+                    "finish_reason": {"type": each.finish_reason},
+                    "prompt_tokens": len(each.prompt),
+                    "completion_tokens": len(each.tokens),
+                    "cached_tokens": 0,
+                    "output_token_logprobs": [
+                        (value, token, None) for value, token in zip(each.logprobs, each.tokens, strict=True)
+                    ],
+                },
+            }
+            for each in found
+        ]
+
+    def update_weights_from_tensor(
+        self, named_tensors: list[Any], load_format: str | None = None, flush_cache: bool = True
+    ) -> tuple[bool, str]:
+        assert isinstance(named_tensors, list)
+        assert flush_cache
+        self._engine.load_weights(named_tensors, 0)
+        return True, "Success"
+
+    def flush_cache(self) -> Any:
+        return None
+
+    def release_memory_occupation(self, tags: list[str] | None = None) -> None:
+        self._engine.sleep(2 if "weights" in (tags or []) else 1)
+
+    def resume_memory_occupation(self, tags: list[str] | None = None) -> None:
+        self._engine.wake()
+
+    def shutdown(self) -> None:
+        self._engine.stop()
+
+
+@pytest.fixture
+def sglang(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType("sglang")
+    module.Engine = StandIn
+    monkeypatch.setitem(sys.modules, "sglang", module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    contract_model().save_pretrained(folder)
+    return str(folder)
+
+
+def make(folder: str, **options: Any) -> Engine:
+    from recipes.language.engines.sglang_engine import SglangEngine
+
+    return SglangEngine(folder, options={"enable_deterministic_inference": True}, **options)
+
+
+class TestSglangEngine(EngineContract):
+    keeps_partial = False
+
+    @pytest.fixture(autouse=True)
+    def stand_in(self, sglang: Any, folder: str) -> None:
+        self._folder = folder
+
+    def make(self, **options: Any) -> Engine:
+        import torch
+
+        return make(self._folder, dtype=torch.float32, **options)
+
+
+def test_without_the_package_the_error_says_what_to_install(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    with pytest.raises(ConfigError) as raised:
+        make(folder)
+    assert "pip install sglang" in (raised.value.help or "")
+
+
+def test_an_answer_with_too_few_tokens_is_an_error(sglang: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = StandIn.generate
+
+    def short(self: StandIn, **given: Any) -> Any:
+        found = whole(self, **given)
+        for each in found:
+            del each["meta_info"]["output_token_logprobs"][-2:]
+        return found
+
+    monkeypatch.setattr(StandIn, "generate", short)
+    with pytest.raises(RLinfError, match="cannot be learned from") as raised:
+        run(make(folder), [Request(request_id="a", prompt=(5, 6), params=greedy(6))])
+    assert "after 4 tokens, and 6 were asked for" in str(raised.value)
