@@ -19,7 +19,7 @@ from recipes.language.engines.foreign import EngineAnswerError, checked_sequence
 from recipes.language.engines.http_json import Call, CancelledError, JsonServer
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
-from recipes.language.engines.sampling import stream_key
+from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.fingerprint import fingerprint
 from recipes.language.sequences import Request, Sequence
@@ -161,7 +161,7 @@ class ServerEngine(Engine):
             "top_p": params.top_p,
             "top_k": params.top_k,
             "max_tokens": params.max_new_tokens,
-            "seed": stream_key(params.seed, request.prompt, answers[0].sample) >> 1,
+            "seed": stream_key(prompt_key(params.seed, request.prompt), answers[0].sample) >> 1,
             "logprobs": 0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,

@@ -19,7 +19,7 @@ from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import checked_sequence
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
-from recipes.language.engines.sampling import stream_key
+from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.fingerprint import fingerprint
 from recipes.language.sequences import Request, Sequence
@@ -135,7 +135,7 @@ class SglangEngine(Engine):
             "stop_token_ids": [*self._stop_token_ids, *params.stop_token_ids],
         }
         if self._seeded:
-            found["sampling_seed"] = stream_key(params.seed, answer.request.prompt, answer.sample)
+            found["sampling_seed"] = stream_key(prompt_key(params.seed, answer.request.prompt), answer.sample)
         return found
 
     def _sequence(self, answer: Answer, given: Mapping[str, Any]) -> Sequence:
