@@ -13,7 +13,7 @@ from pydantic import Field
 from recipes.language.algorithm_rules import check_algorithm
 from recipes.language.config import LanguageConfig, LanguageRunnerConfig, check_available, check_minibatches
 from recipes.language.data_rules import check_data
-from recipes.language.rollout_config import check_engine
+from recipes.language.engine_rules import check_engine
 from recipes.language.model_rules import check_model
 from recipes.sections.checks import (
     Report,

@@ -1,0 +1,122 @@
+"""The rules between `rollout` and the rest of a file: what each engine cannot do."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from recipes.language.config import LanguageConfig
+from recipes.language.engines.backends import BACKENDS
+from recipes.sections.checks import Report, blame, is_given
+
+
+def check_engine(config: LanguageConfig, report: Report) -> None:
+    """Report what the engine that `rollout.backend` names cannot do, and keys that it does not read."""
+    rollout = config.rollout
+    backend = BACKENDS[rollout.backend]
+    for key in ("tensor_parallel_size", "gpu_memory_utilization", "engine_options", "server"):
+        if is_given(config, ("rollout", key)) and key not in backend.keys:
+            report(
+                ("rollout", key),
+                "conflicting-settings",
+                f"`{key}` is none of engine `{backend.name}`",
+                f"remove it, or write `backend: {_reader(key)}`",
+                about=[("rollout", "backend")],
+            )
+    _check_logprobs(config, report)
+    if backend.name == "server":
+        _check_server(config, report)
+
+
+def _reader(key: str) -> str:
+    """Return the name of an engine that reads a key."""
+    return next(backend.name for backend in BACKENDS.values() if key in backend.keys)
+
+
+def _check_logprobs(config: LanguageConfig, report: Report) -> None:
+    """Report draws whose log-probabilities, as the engine gives them, are not those that training needs."""
+    rollout = config.rollout
+    params, backend = rollout.sampling_params, BACKENDS[rollout.backend]
+    cut = [
+        name
+        for name, is_set in (
+            ("top_k", params.top_k != -1),
+            ("top_p", params.top_p < 1),
+            ("min_new_tokens", params.min_new_tokens > 0),
+        )
+        if is_set
+    ]
+    at = ("rollout", "sampling_params")
+    if backend.name == "vllm" and params.temperature not in (0, 1) and cut:
+        report(
+            blame(config, (*at, cut[0]), (*at, "temperature")),
+            "conflicting-settings",
+            f"vLLM gives log-probabilities before or after both `temperature` and `{cut[0]}`, and training needs those"
+            " between the two",
+            f"write `temperature: 1`, or remove `{cut[0]}`",
+        )
+    elif backend.name == "server" and rollout.server.logprobs == "processed" and cut:
+        report(
+            blame(config, (*at, cut[0]), ("rollout", "server", "logprobs")),
+            "conflicting-settings",
+            f"`server.logprobs: processed` are those after `{cut[0]}`, and training needs those before it",
+            f"remove `{cut[0]}`",
+        )
+    elif backend.name == "server" and rollout.server.logprobs == "raw" and params.temperature not in (0, 1):
+        report(
+            blame(config, (*at, "temperature"), ("rollout", "server", "logprobs")),
+            "conflicting-settings",
+            "`server.logprobs: raw` are those before `temperature`, and training needs those after it",
+            "write `temperature: 1`, or start the server with processed log-probabilities and say so",
+        )
+
+
+def _check_server(config: LanguageConfig, report: Report) -> None:
+    server, at = config.rollout.server, ("rollout", "server")
+    if server.url is None:
+        report(
+            blame(config, (*at, "url"), ("rollout", "backend")),
+            "conflicting-settings",
+            "`backend: server` needs the server's address",
+            "write `rollout.server.url: http://127.0.0.1:8000`",
+        )
+    elif server.token_env and not _is_private(server.url):
+        report(
+            (*at, "url"),
+            "conflicting-settings",
+            "a token is not sent over http to another machine, where everybody on the way can read it",
+            "write `https://`, or remove `token_env`",
+            about=[(*at, "token_env")],
+        )
+    if server.weight_updates == "none" and not config.runner.only_eval:
+        report(
+            blame(config, (*at, "weight_updates"), ("rollout", "backend")),
+            "conflicting-settings",
+            "training gives the engine new weights in every step, and a plain server takes none",
+            "write `rollout.server.weight_updates: weights_path` for a vLLM server, or `runner.only_eval: true`",
+        )
+    if server.weight_updates == "weights_path" and server.weights_dir is None:
+        report(
+            blame(config, (*at, "weights_dir"), (*at, "weight_updates")),
+            "conflicting-settings",
+            "`weight_updates: weights_path` needs a folder that the server reads as well",
+            "write `rollout.server.weights_dir: FOLDER`",
+        )
+    if config.actor.model.model_path is None:
+        report(
+            blame(config, ("actor", "model", "model_path"), ("rollout", "backend")),
+            "conflicting-settings",
+            "a server has its own model, and this one is built on the spot",
+            "write `actor.model.model_path: FOLDER`, that of the model which the server serves",
+        )
+
+
+def _is_private(url: str) -> bool:
+    """Return whether nobody but this machine and the server can read what is sent."""
+    found = urlsplit(url)
+    if found.scheme == "https" or found.hostname == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(found.hostname or "").is_loopback
+    except ValueError:
+        return False
