@@ -49,7 +49,7 @@ def samples(
 
     RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one.
     """
-    from rlinf_cli.render.samples import samples_record, samples_text
+    from rlinf_cli.render.samples import legend, samples_record, samples_text
     from rlinf_cli.runs import find_run
     from rlinf_core.runners.samples import read_samples
 
@@ -70,7 +70,10 @@ def samples(
     if output is Output.JSON:
         console.result_json(samples_record(folder.path, found_step, shown))
         return
-    console.result(samples_text(shown, colour=logprobs and console.colored()))
+    colour = logprobs and console.colored()
+    console.result(samples_text(shown, colour=colour))
+    if colour:
+        console.message(legend())
     others = _other_steps(folder.path, found_step)
     console.message(f"step {found_step}: {len(shown)} of {len(chosen)} samples{others}")
 

@@ -17,6 +17,11 @@ def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) 
     return "\n\n".join(_block(each, colour) for each in samples)
 
 
+def legend() -> str:
+    """Return what the colours of tokens mean."""
+    return f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
+
+
 def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the samples as `rlinf samples --output json` prints them."""
     return {"schema": "rlinf.samples/1", "run": str(folder), "step": step, "samples": [dict(each) for each in samples]}
@@ -40,7 +45,8 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
 
 
 def _indented(label: str, text: str) -> list[str]:
-    first, *rest = text.split("\n")
+    # An answer may end with the line end that it stops at.
+    first, *rest = text.rstrip("\n").split("\n")
     return [f"  {label:>8}  {first}", *(f"            {line}" for line in rest)]
 
 

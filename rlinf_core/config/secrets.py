@@ -9,6 +9,7 @@ token, and `*_key` only after a word such as `api`, `access` or `private`. Neith
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from collections.abc import Mapping as MappingABC
@@ -17,6 +18,8 @@ from typing import Final
 from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
 
 MASK: Final = "********"
+# Shorter values, such as `1` or `true`, would be found everywhere.
+_SHORTEST_SECRET: Final = 6
 
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret")
 _SPECIAL_TOKENS: Final = frozenset(
@@ -56,6 +59,11 @@ def mask_value(name: str, value: str) -> str:
 def mask_environment(environment: MappingABC[str, str]) -> dict[str, str]:
     """Return variables for printing."""
     return {name: mask_value(name, value) for name, value in environment.items()}
+
+
+def environment_secrets() -> frozenset[str]:
+    """Return the values of this process's environment variables whose names look secret; too short ones are none."""
+    return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= _SHORTEST_SECRET)
 
 
 def mask(tree: Mapping, secret: Collection[Path] = ()) -> Mapping:

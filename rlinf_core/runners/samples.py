@@ -9,27 +9,47 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_core.config.secrets import MASK, environment_secrets
 from rlinf_core.errors import RunError
 
 FOLDER: Final = "samples"
+_TEXTS: Final = frozenset({"prompt", "text", "answer", "reason"})
+_TOKENS: Final = frozenset({"tokens", "pieces", "logprobs", "versions"})
 _FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
 def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, Any]]) -> None:
-    """Write the samples of a step, aside and renamed.
+    """Write the samples of a step, aside and renamed; values of secret environment variables are masked.
+
+    Args:
+        run_folder: of the run.
+        step: they are of.
+        samples: with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and `versions`.
 
     Raises:
         RunError: the folder cannot be written.
     """
+    secrets = environment_secrets()
     folder = run_folder / FOLDER
     aside = folder / f".step_{step}.{os.getpid()}"
     try:
         folder.mkdir(exist_ok=True)
         with aside.open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(dict(each), ensure_ascii=False) + "\n" for each in samples)
+            lines.writelines(json.dumps(_masked(each, secrets), ensure_ascii=False) + "\n" for each in samples)
         aside.rename(folder / f"step_{step}.jsonl")
     except OSError as error:
         raise RunError("samples cannot be written", where=str(folder), why=error.strerror or str(error)) from None
+
+
+def _masked(sample: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
+    """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
+    found = dict(sample)
+    for name in _TEXTS & found.keys():
+        for secret in secrets:
+            found[name] = found[name].replace(secret, MASK)
+    if found.get("text") != sample.get("text"):
+        found |= dict.fromkeys(_TOKENS & found.keys(), ())
+    return found
 
 
 def sampled_steps(run_folder: Path) -> list[int]:

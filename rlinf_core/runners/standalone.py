@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
 
 from rlinf_core.config.origins import default_origins, lines_of, nested_of, plain_data, says_something
-from rlinf_core.config.secrets import MASK, is_secret
+from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.registry import find_recipe
@@ -22,8 +21,6 @@ from rlinf_core.runners.run_folder import FAILED, FINISHED, INTERRUPTED, RunFold
 
 # Seconds between two lines, and between two writes of the step to the folder.
 _EVERY: Final = 5.0
-# A shorter value of a variable is likely to stand in a file by chance.
-_SHORTEST_SECRET: Final = 6
 
 
 class RunConfig(Protocol):
@@ -134,7 +131,7 @@ def _headlines(metrics: Mapping[str, float], prefix: str) -> str:
 
 def _masked(data: Any) -> Any:
     """Return plain data with stars for values under secret keys, and for those of secret environment variables."""
-    secrets = {text for key, text in os.environ.items() if is_secret(key) and len(text) >= _SHORTEST_SECRET}
+    secrets = environment_secrets()
 
     def masked(value: Any, *, hidden: bool) -> Any:
         if isinstance(value, dict):

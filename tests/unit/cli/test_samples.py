@@ -1,0 +1,121 @@
+"""`rlinf samples`: what a language model answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.run_folder import FINISHED, RunFolder
+from rlinf_core.runners.samples import write_samples
+
+Cli = Callable[..., Any]
+
+
+def sample(number: int, reward: float, text: str, **given: Any) -> dict[str, Any]:
+    return {
+        "slot": number,
+        "sample": 0,
+        "prompt": f"{number}+1=",
+        "text": text,
+        "answer": str(number + 1),
+        "reward": reward,
+        "reason": "number",
+        "finish_reason": "stop",
+        "parts": {},
+        "tokens": [1, 2],
+        "logprobs": [-0.1, -1.0],
+        "versions": [3, 3],
+        "pieces": [text, "<eos>"],
+        **given,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """Return a finished run with samples of two steps."""
+    monkeypatch.chdir(tmp_path)
+    made = RunFolder.create(RunnerConfig(), "math")
+    write_samples(made.path, 1, [sample(0, 0.0, "early")])
+    write_samples(
+        made.path,
+        10,
+        [
+            sample(0, 0.5, "half", parts={"style": 0.25}),
+            sample(1, 1.0, "2"),
+            sample(2, 0.0, "no\x1b[31m idea", finish_reason="length"),
+        ],
+    )
+    made.end(FINISHED)
+    return made
+
+
+def asked(out: str) -> list[str]:
+    return [line.split()[1] for line in out.splitlines() if line.strip().startswith("asked")]
+
+
+def test_the_last_step_is_shown_whole(cli: Cli, run: RunFolder) -> None:
+    ended = cli("samples")
+
+    assert ended.code == 0
+    assert asked(ended.out) == ["0+1=", "1+1=", "2+1="]
+    assert "reward 0.5 (number), style 0.25" in ended.out
+    assert "cut at its limit" in ended.out
+    # What a model writes is no terminal control.
+    assert "\x1b" not in ended.out
+    assert "step 10: 3 of 3 samples" in ended.err
+    assert "--step 1" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("--order", "best"), ["1+1=", "0+1=", "2+1="]),
+        (("--order", "worst", "-n", "1"), ["2+1="]),
+        (("--at-least", "0.5"), ["0+1=", "1+1="]),
+        (("--at-least", "0.1", "--at-most", "0.9"), ["0+1="]),
+        (("--step", "1"), ["0+1="]),
+    ],
+)
+def test_order_step_and_bounds(cli: Cli, run: RunFolder, arguments: tuple[str, ...], shown: list[str]) -> None:
+    ended = cli("samples", run.path, *arguments)
+
+    assert (ended.code, asked(ended.out)) == (0, shown)
+
+
+def test_random_ones_are_all_in_another_order(cli: Cli, run: RunFolder) -> None:
+    orders = {tuple(asked(cli("samples", "--order", "random").out)) for _ in range(40)}
+
+    assert len(orders) > 1
+    assert {tuple(sorted(each)) for each in orders} == {("0+1=", "1+1=", "2+1=")}
+
+
+def test_data_is_of_its_contract(cli: Cli, run: RunFolder, contract: Callable[[str, str], Any]) -> None:
+    data = contract("samples", cli("samples", "--order", "best", "-n", "2", "--output", "json").out)
+
+    assert (data["step"], [each["reward"] for each in data["samples"]]) == (10, [1.0, 0.5])
+
+
+def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_cli.console.colored", lambda stream=None: True)
+
+    ended = cli("samples", "--logprobs", "--at-least", "1")
+
+    assert "\x1b[33m<eos>" in ended.out
+    assert "\x1b[33m2" not in ended.out
+    assert "yellow below -0.7, red below -3" in ended.err
+
+
+def test_a_step_without_samples_and_a_run_without_any(cli: Cli, run: RunFolder) -> None:
+    ended = cli("samples", "--step", "7")
+    assert ended.code == 1
+    assert "steps with samples: 1, 10" in ended.err
+
+    bare = RunFolder.create(RunnerConfig(), "embodied")
+    bare.end(FINISHED)
+    ended = cli("samples", bare.path)
+    assert ended.code == 1
+    assert "the run has no samples" in ended.err
