@@ -104,8 +104,8 @@ def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pyt
 
     ended = cli("samples", "--logprobs", "--at-least", "1")
 
-    assert "\x1b[33m<eos>" in ended.out
-    assert "\x1b[33m2" not in ended.out
+    assert "\x1b[1;33m<eos>" in ended.out
+    assert "\x1b[1;33m2" not in ended.out
     assert "yellow below -0.7, red below -3" in ended.err
 
 
