@@ -22,7 +22,7 @@ from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
 from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import Worker
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_protocols import Layout
 
 
 class EmbodiedFSDPActor(Worker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
 from recipes.training.finite import NonFiniteError
 from rlinf_core import Worker
 from rlinf_core.errors import ConfigError
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_protocols import Layout
 
 # What a saved state belongs to: another value of one of these makes other episodes.
 _SETUP = ("env_type", "task", "options", "total_num_envs", "max_episode_steps", "ignore_terminations", "seed")
@@ -116,7 +117,7 @@ class StagedEnvironments:
         states = [state for batch in self.batches if (state := batch.save()) is not None]
         return pack(states, self._setup) if len(states) == len(self.batches) else None
 
-    def load(self, packs: list[bytes]) -> str | None:
+    def load(self, packs: Sequence[bytes]) -> str | None:
         """Continue the episodes of which the env workers saved `packs`.
 
         Returns:
@@ -214,7 +215,7 @@ class EnvWorker(Worker):
         """
         return self._training.save()
 
-    def load_state(self, packs: list[bytes]) -> str | None:
+    def load_state(self, packs: Sequence[bytes]) -> str | None:
         """Continue the episodes of a checkpoint.
 
         Args:

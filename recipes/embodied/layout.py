@@ -6,7 +6,7 @@ from math import gcd
 
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.routing import Routes
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_protocols import Layout
 
 
 def routes_of(layout: Layout, config: EmbodiedConfig, *, training: bool) -> Routes:

@@ -20,7 +20,7 @@ from recipes.training.seeding import Purpose, seed_of
 from recipes.training.weight_sync import receivers_of
 from recipes.training.weights import FlatWeights
 from rlinf_core import Worker
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_protocols import Layout
 
 
 class MultiStepRolloutWorker(Worker):

@@ -5,12 +5,22 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, cast
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.runners import events
+from rlinf_core.runners.embodied_protocols import (
+    ActorGroup,
+    EmbodiedActor,
+    EmbodiedEnv,
+    EmbodiedRollout,
+    EnvGroup,
+    EpisodeSums,
+    Layout,
+    RolloutGroup,
+)
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import Runner, rank_means
 from rlinf_core.runners.standalone import RunConfig
@@ -22,58 +32,6 @@ EPISODES: Final = "env"
 LOGGER = logging.getLogger("rlinf")
 # A group and a channel of this process is told from those of an attempt before it.
 _numbers = itertools.count()
-
-# Sums over episodes and how many these are, by name.
-EpisodeSums: TypeAlias = Mapping[str, tuple[float, int]]
-
-
-class Layout(NamedTuple):
-    """The processes of a job, as every worker is told when a run begins.
-
-    Attributes:
-        actors: processes of the actor.
-        rollouts: processes of the rollout.
-        envs: processes of the env.
-        trajectories: name of the channel from rollout to actor.
-        step: the last training step that is done: 0, or more where the run continues from a checkpoint.
-    """
-
-    actors: int
-    rollouts: int
-    envs: int
-    trajectories: str
-    step: int = 0
-
-
-class ActorGroup(Protocol):
-    """Calls on the workers that train, all ranks at once. A worker class has these methods without the handles."""
-
-    def init_worker(self, layout: Layout, spec: Any, /) -> WorkerGroupHandle[None]: ...
-    def sync_model_to_rollout(self) -> WorkerGroupHandle[int]: ...
-    def recv_rollout_batch(self, step: int | None = None, /) -> WorkerGroupHandle[int]: ...
-    def compute_advantages_and_returns(self, step: int | None = None, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
-    def run_training(self, step: int | None = None, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
-    def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
-    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[int]: ...
-
-
-class RolloutGroup(Protocol):
-    """Calls on the workers that run the policy."""
-
-    def init_worker(self, layout: Layout, spec: Any, /) -> WorkerGroupHandle[None]: ...
-    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
-    def generate(self, step: int | None = None, /) -> WorkerGroupHandle[None]: ...
-    def evaluate(self) -> WorkerGroupHandle[None]: ...
-
-
-class EnvGroup(Protocol):
-    """Calls on the workers that step environments. A state is None where it cannot be saved."""
-
-    def init_worker(self, layout: Layout, /) -> WorkerGroupHandle[Any]: ...
-    def interact(self, step: int | None = None, /) -> WorkerGroupHandle[EpisodeSums]: ...
-    def evaluate(self) -> WorkerGroupHandle[EpisodeSums]: ...
-    def save_state(self) -> WorkerGroupHandle[bytes | None]: ...
-    def load_state(self, packs: Sequence[bytes], /) -> WorkerGroupHandle[str | None]: ...
 
 
 class EmbodiedRunner(Runner):
@@ -88,18 +46,18 @@ class EmbodiedRunner(Runner):
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that train, with the methods of `ActorGroup`.
-        rollout: the workers that run the policy, with those of `RolloutGroup`.
-        env: the workers that step environments, with those of `EnvGroup`.
+        actor: the workers that train.
+        rollout: the workers that run the policy.
+        env: the workers that step environments.
         record: see `Runner`.
     """
 
     def __init__(
         self,
         cfg: RunConfig,
-        actor: WorkerGroup[Any],
-        rollout: WorkerGroup[Any],
-        env: WorkerGroup[Any],
+        actor: WorkerGroup[EmbodiedActor],
+        rollout: WorkerGroup[EmbodiedRollout],
+        env: WorkerGroup[EmbodiedEnv],
         record: RunRecord | None = None,
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)

@@ -29,7 +29,9 @@ from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.handle import Member, WorkerGroupHandle, unpicklable
 from rlinf_core.worker.launch import close_group, kill, launch_members
 
-W = TypeVar("W", bound=Communication)
+# Covariant, so that a loop can say by a protocol which methods it calls.
+W = TypeVar("W", covariant=True)
+V = TypeVar("V")
 
 # For a worker that computes: one that waits is woken at once.
 _SHUTDOWN_SECONDS = 2.0
@@ -126,9 +128,9 @@ class WorkerGroup(Generic[W]):
     """
 
     def __init__(self, worker_class: type[W], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.worker_class = worker_class
+        self.worker_class = cast("type[Communication]", worker_class)
         self._arguments = (args, kwargs)
-        self._methods = worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
+        self._methods = self.worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
         self._members: tuple[Member, ...] = ()
         taken = sorted(self._methods & set(dir(WorkerGroup)))
@@ -211,7 +213,7 @@ class WorkerGroup(Generic[W]):
         return None
 
     @classmethod
-    def from_group_name(cls, worker_class: type[W], name: str) -> WorkerGroup[W]:
+    def from_group_name(cls, worker_class: type[V], name: str) -> WorkerGroup[V]:
         """Return the running group of this name, launched by whichever process of the job.
 
         Raises:

@@ -14,7 +14,7 @@ from recipes.embodied.envs.base import Observation
 from recipes.embodied.envs.state import State
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.embodied_runner import Layout
+from rlinf_core.runners.embodied_protocols import Layout
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
 # Four environments: the task of the first ends with its second step, the other episodes are cut off after three.
