@@ -14,9 +14,13 @@ from rlinf_core.version import __version__
 
 if TYPE_CHECKING:
     from rlinf_core.address import WorkerAddress as WorkerAddress
+    from rlinf_core.algorithms.advantages import Advantages as Advantages
+    from rlinf_core.algorithms.advantages import AdvantageSettings as AdvantageSettings
+    from rlinf_core.algorithms.advantages import Trajectories as Trajectories
     from rlinf_core.algorithms.losses.inputs import Loss as Loss
     from rlinf_core.algorithms.losses.inputs import LossInputs as LossInputs
     from rlinf_core.algorithms.losses.inputs import LossSettings as LossSettings
+    from rlinf_core.algorithms.options import checked_options as checked_options
     from rlinf_core.channel.channel import Channel as Channel
     from rlinf_core.channel.errors import ChannelEmpty as ChannelEmpty
     from rlinf_core.channel.errors import ChannelFull as ChannelFull
@@ -28,7 +32,9 @@ if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
     from rlinf_core.config.cluster import ClusterConfig as ClusterConfig
+    from rlinf_core.config.model import ConfigModel as ConfigModel
     from rlinf_core.config.sections.job import JobConfig as JobConfig
+    from rlinf_core.config.sections.runner import RunnerConfig as RunnerConfig
     from rlinf_core.context import WorkerInfo as WorkerInfo
     from rlinf_core.errors import AuthenticationError as AuthenticationError
     from rlinf_core.errors import CancelledOperationError as CancelledOperationError
@@ -58,6 +64,7 @@ if TYPE_CHECKING:
     from rlinf_core.job.load import Job as Job
     from rlinf_core.job.load import load_job as load_job
     from rlinf_core.job.recipe import Recipe as Recipe
+    from rlinf_core.job.report import Report as Report
     from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
     from rlinf_core.placement.component import HybridComponentPlacement as HybridComponentPlacement
     from rlinf_core.placement.component import PlacementMode as PlacementMode
@@ -66,10 +73,12 @@ if TYPE_CHECKING:
     from rlinf_core.placement.packed import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
     from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
+    from rlinf_core.runners.events import Waiting as Waiting
     from rlinf_core.runners.reasoning_runner import ReasoningRunner as ReasoningRunner
     from rlinf_core.runners.record import RunRecord as RunRecord
     from rlinf_core.runners.recovery import with_recovery as with_recovery
     from rlinf_core.runners.run_folder import RunFolder as RunFolder
+    from rlinf_core.runners.runner import Runner as Runner
     from rlinf_core.topology import ClusterTopology as ClusterTopology
     from rlinf_core.topology import NodeGroupInfo as NodeGroupInfo
     from rlinf_core.topology import NodeInfo as NodeInfo
@@ -80,6 +89,8 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _PUBLIC: dict[str, str] = {
+    "AdvantageSettings": "rlinf_core.algorithms.advantages",
+    "Advantages": "rlinf_core.algorithms.advantages",
     "AuthenticationError": "rlinf_core.errors",
     "CancelledOperationError": "rlinf_core.errors",
     "Channel": "rlinf_core.channel.channel",
@@ -95,6 +106,7 @@ _PUBLIC: dict[str, str] = {
     "CommunicationTimeoutError": "rlinf_core.errors",
     "ComponentPlacement": "rlinf_core.placement.component",
     "ConfigError": "rlinf_core.errors",
+    "ConfigModel": "rlinf_core.config.model",
     "DeadlockError": "rlinf_core.errors",
     "EmbodiedRunner": "rlinf_core.runners.embodied_runner",
     "EnvironmentVariableError": "rlinf_core.errors",
@@ -122,13 +134,18 @@ _PUBLIC: dict[str, str] = {
     "ReasoningRunner": "rlinf_core.runners.reasoning_runner",
     "Recipe": "rlinf_core.job.recipe",
     "RemoteError": "rlinf_core.errors",
+    "Report": "rlinf_core.job.report",
     "RobotUnit": "rlinf_core.hardware.robots.unit",
     "RoundRobin": "rlinf_core.channel.load_balancing",
     "RunError": "rlinf_core.errors",
     "RunFolder": "rlinf_core.runners.run_folder",
     "RunRecord": "rlinf_core.runners.record",
+    "Runner": "rlinf_core.runners.runner",
+    "RunnerConfig": "rlinf_core.config.sections.runner",
     "RuntimeFailure": "rlinf_core.errors",
+    "Trajectories": "rlinf_core.algorithms.advantages",
     "UnknownGroupError": "rlinf_core.errors",
+    "Waiting": "rlinf_core.runners.events",
     "Work": "rlinf_core.collective.work",
     "Worker": "rlinf_core.worker.worker",
     "WorkerAddress": "rlinf_core.address",
@@ -137,6 +154,7 @@ _PUBLIC: dict[str, str] = {
     "WorkerGroupError": "rlinf_core.failures",
     "WorkerGroupHandle": "rlinf_core.worker.handle",
     "WorkerInfo": "rlinf_core.context",
+    "checked_options": "rlinf_core.algorithms.options",
     "distribute": "rlinf_core.channel.load_balancing",
     "load_job": "rlinf_core.job.load",
     "rank_key": "rlinf_core.channel.load_balancing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.job.recipe import Recipe
+from rlinf_core import Recipe
 
 recipe = Recipe(
     name="embodied",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from recipes.sections.checks import Report
+from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import options_for, unknown_options
 from rlinf_core.config.tree import Path
-from rlinf_core.errors import ConfigError
 from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:

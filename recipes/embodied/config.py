@@ -16,7 +16,7 @@ from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
-from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core import RunnerConfig
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
 from rlinf_core.scalars import Bool, Data, Text
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, NO_ADAPTER, has_ids
-from rlinf_core.config.model import ConfigModel
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, KnownOrOwn, OptionalPath, Seed
 from rlinf_core.scalars import Bool, Data, Text
 

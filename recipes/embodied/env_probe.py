@@ -38,7 +38,7 @@ def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
 def _made(env_type: str, task: str, options: str) -> EnvFacts:
     from recipes.embodied.envs.base import EnvSettings
     from recipes.embodied.envs.registry import make_env
-    from rlinf_core.errors import ConfigError
+    from rlinf_core import ConfigError
 
     try:
         env = make_env(env_type, EnvSettings(num_envs=1, task=task, options=json.loads(options)))

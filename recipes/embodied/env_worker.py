@@ -18,8 +18,7 @@ from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes
 from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
 from recipes.training.finite import NonFiniteError
-from rlinf_core import Worker
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError, Worker
 from rlinf_core.runners.embodied_protocols import Layout
 
 # What a saved state belongs to: another value of one of these makes other episodes.

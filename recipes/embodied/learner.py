@@ -16,10 +16,9 @@ from recipes.embodied.precision import computing, evaluation_in_float32
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater, first_nonfinite
+from rlinf_core import Loss, LossInputs, LossSettings, checked_options
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.levels import sum_to_level
-from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
-from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
 
 

@@ -8,13 +8,18 @@ from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.config import EmbodiedConfig, facts
 from recipes.embodied.env_worker import EnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from rlinf_core import Cluster, HybridComponentPlacement, PlacementStrategy
-from rlinf_core.job.load import Job
-from rlinf_core.runners.embodied_runner import EmbodiedRunner
-from rlinf_core.runners.events import Listener, Waiting
-from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import with_recovery
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core import (
+    Cluster,
+    EmbodiedRunner,
+    HybridComponentPlacement,
+    Job,
+    PlacementStrategy,
+    RunFolder,
+    RunRecord,
+    Waiting,
+    with_recovery,
+)
+from rlinf_core.runners.events import Listener
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

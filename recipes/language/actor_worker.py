@@ -24,9 +24,7 @@ from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
 from recipes.training.weight_sync import WeightSender, receivers_of
-from rlinf_core import RLinfError, Worker
-from rlinf_core.algorithms.advantages import AdvantageSettings
-from rlinf_core.algorithms.losses.inputs import LossSettings
+from rlinf_core import AdvantageSettings, LossSettings, RLinfError, Worker
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
 
 if TYPE_CHECKING:

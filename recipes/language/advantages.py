@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.batch import RolloutBatch
-from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories
+from rlinf_core import Advantages, AdvantageSettings, Trajectories
 
 AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
 

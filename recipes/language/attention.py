@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

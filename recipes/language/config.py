@@ -13,9 +13,7 @@ from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimCo
 from recipes.sections.checks import Report, blame, near_divisors
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.sections.job import JobConfig
-from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.sections.values import (
     Count,
     KnownOrOwn,

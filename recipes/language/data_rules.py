@@ -8,9 +8,9 @@ from recipes.language.config import LanguageConfig
 from recipes.language.data.sources import check_file
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.errors import ConfigError
 from rlinf_core.requirements import install_command, missing_modules
 
 _REWARD: Path = ("reward", "reward_type")

@@ -13,8 +13,8 @@ from recipes.language.packing import PackedRow, pack, packed_tokens
 from recipes.language.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater
+from rlinf_core import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.losses.inputs import Loss, LossInputs, LossSettings
 
 LossFunction = Callable[[LossInputs, LossSettings], Loss]
 

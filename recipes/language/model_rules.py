@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, cast
 from recipes.language.config import LanguageConfig
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
+from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.errors import ConfigError
 from rlinf_core.requirements import install_command, missing_modules
 
 _MODEL: Path = ("actor", "model", "model_path")

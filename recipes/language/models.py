@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.language.attention import use_plans
 from recipes.language.packing import PackedRow
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from recipes.sections.rollout import RolloutConfig, SamplingParams
-from rlinf_core.config.model import ConfigModel
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Data, Text, problem
 

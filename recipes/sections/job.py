@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rlinf_core.config.sections.job import JobConfig
+from rlinf_core import JobConfig
 
 
 class ActorRolloutJob(JobConfig):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlinf_core.config.model import ConfigModel
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import KnownOrOwn, PositiveFloat
 from rlinf_core.scalars import Float, Text
 

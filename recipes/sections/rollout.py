@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rlinf_core.config.model import ConfigModel
+from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeFloat, OptionalPath, StepsOrNever
 from rlinf_core.scalars import Bool, Text
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_core.errors import RLinfError
+from rlinf_core import RLinfError
 
 # Advice for every tensor of the training that is not finite.
 REMEDY = (

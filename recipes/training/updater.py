@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.tensors import floats
-from rlinf_core.algorithms.losses.inputs import Loss
+from rlinf_core import Loss
 
 Part = TypeVar("Part")
 

@@ -23,7 +23,7 @@ from recipes.training.finite import NonFiniteError, OnNonFinite, nonfinite_rows
 
 if TYPE_CHECKING:
     from recipes.embodied.env_config import EnvironmentConfig
-    from rlinf_core.hardware.robots.unit import RobotUnit
+    from rlinf_core import RobotUnit
 
 LOGGER: Final = logging.getLogger("rlinf")
 

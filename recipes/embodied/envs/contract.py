@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
 from recipes.training.finite import NonFiniteError
-from rlinf_core.errors import RLinfError
+from rlinf_core import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
 _STEPS = 6

@@ -27,7 +27,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 TASKS = ("reach",)

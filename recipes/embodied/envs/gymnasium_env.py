@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 
 class GymnasiumEnv(VectorEnv):

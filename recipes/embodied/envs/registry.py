@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, no_adapter
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
 

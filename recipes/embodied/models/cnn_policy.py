@@ -11,7 +11,7 @@ from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.feature_policy import FeaturePolicy
 from recipes.embodied.models.heads import linear
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig

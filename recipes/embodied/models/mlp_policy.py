@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from recipes.embodied.envs.base import EnvSpec
 from recipes.embodied.models.feature_policy import FeaturePolicy
 from recipes.embodied.models.heads import hidden_layers
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlinf_core.algorithms.options import checked_options
+from rlinf_core import checked_options
 from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:

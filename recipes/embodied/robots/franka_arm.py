@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 CONTROL_SECONDS = 0.05  # between two actions
 SPEED = 0.5  # share of the published joint velocities that an action of 1 stands for

@@ -8,7 +8,7 @@ from pathlib import Path
 from recipes.language.config import MOST_GENERATED, LanguageDataConfig
 from recipes.language.data.problems import Problem, ProblemSet
 from recipes.language.data.sources import Joined, ReasoningGym, Sums, read_file
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 # Problem i of a data set of reasoning-gym is made from its seed + i: training and evaluation begin this far apart, and
 # `train_size` and `val_size` are at most that.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from recipes.language.data.problems import Problem, ProblemSet
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 
 class Sums:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 from rlinf_core.requirements import install_command
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from recipes.language.engines.request_queue import Answer
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.sequences import FinishReason, Sequence
-from rlinf_core.errors import RLinfError
+from rlinf_core import RLinfError
 
 # A probability a little above 1 is rounding.
 _ROUNDING: Final = 1e-3

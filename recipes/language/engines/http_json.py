@@ -12,7 +12,7 @@ import time
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from rlinf_core.errors import RLinfError
+from rlinf_core import RLinfError
 
 # Answers of a server that is starting, overloaded or restarted.
 _AGAIN: Final = frozenset((408, 425, 429, 500, 502, 503, 504))

@@ -23,7 +23,7 @@ from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.fingerprint import fingerprint
 from recipes.language.sequences import Request, Sequence
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.language.rollout_config import ServerSettings

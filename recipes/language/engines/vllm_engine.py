@@ -19,7 +19,7 @@ from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.fingerprint import fingerprint
 from recipes.language.sequences import FinishReason, Request, Sequence
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 # What a CPU gives to keys and values unless somebody says how many tokens there are.
 _CPU_CACHE_BYTES = 1 << 30

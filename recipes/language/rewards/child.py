@@ -14,7 +14,7 @@ from recipes.language.data.sources import ReasoningGym
 from recipes.language.rewards.functions import RewardFunction, load_function
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.scoring import Item
-from rlinf_core.errors import RLinfError
+from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]
 Tell: TypeAlias = Callable[[int, dict[str, Any]], None]

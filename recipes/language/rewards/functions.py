@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from recipes.language.rewards.rules import Verdict
 from recipes.language.rewards.scoring import Item
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 # Names of arguments in other projects' reward functions, by ours.
 _OTHER_ARGUMENTS: Final = {"solution_str": "text", "ground_truth": "answer", "extra_info": "row"}

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*[-+]?\d+)?")
 _LONGEST_NUMBER = 200

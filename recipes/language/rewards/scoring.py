@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self, cast
 
 from recipes.language.rewards.rules import RULES, Verdict
-from rlinf_core.errors import ConfigError
+from rlinf_core import ConfigError
 
 # Loading math-verify or a user's module takes seconds on a busy machine, once per process.
 _START_SECONDS: Final = 120.0

@@ -52,3 +52,16 @@ def test_defining_a_worker_imports_neither_ray_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_recipes_take_from_the_front_door_what_it_offers() -> None:
+    """Names of one module are one name: whoever reads a recipe sees what a recipe of their own can rely on."""
+    found = [
+        f"{file}:{node.lineno} {alias.name}"
+        for file in sorted((Path(rlinf_core.__file__).parents[1] / "recipes").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlinf_core.")
+        for alias in node.names
+        if alias.name in _NAMES and getattr(rlinf_core, alias.name).__module__ == node.module
+    ]
+    assert not found, "import these from `rlinf_core` itself"
