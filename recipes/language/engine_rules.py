@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS
 from recipes.sections.checks import Report, blame, is_given
+from recipes.sections.imports import runs_in_this_interpreter
+from rlinf_core.requirements import install_command, missing_modules
 
 
 def check_engine(config: LanguageConfig, report: Report) -> None:
@@ -23,6 +25,15 @@ def check_engine(config: LanguageConfig, report: Report) -> None:
                 f"remove it, or write `backend: {_reader(key)}`",
                 about=[("rollout", "backend")],
             )
+    lacking = missing_modules(backend.modules) if runs_in_this_interpreter(config, "rollout") else []
+    if lacking:
+        report(
+            ("rollout", "backend"),
+            "missing-extra",
+            f"`backend: {backend.name}` needs the package `{lacking[0]}`, which this Python does not have",
+            f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
+            " has it",
+        )
     _check_logprobs(config, report)
     if backend.name == "server":
         _check_server(config, report)

@@ -306,7 +306,22 @@ URL = "  server: {url: 'http://127.0.0.1:8000', weight_updates: weights_path, we
     ],
 )
 def test_engines_are_taken_for_what_they_can_do(findings: Any, sections: str) -> None:
-    assert findings(LAPTOP + sections) == []
+    # The folder and the packages are on another machine.
+    assert {code for code, _ in findings(LAPTOP + sections)} <= {"unusable-path", "missing-extra"}
+
+
+def test_the_package_of_an_engine_is_looked_for_where_rollout_runs(findings: Any) -> None:
+    found = findings(LAPTOP + "rollout:\n  backend: sglang\n", messages=True)
+    assert [each[:2] for each in found] == [("missing-extra", "sglang")]
+    assert "pip install sglang" in found[0][3]
+    group = (
+        "    - {label: other, node_ranks: 0, env_configs: [{node_ranks: 0, python_interpreter_path: /opt/python}]}\n"
+    )
+    own = (
+        LAPTOP.replace(",rollout", "") + "    rollout: {node_group: other, placement: '0:0'}\n  node_groups:\n" + group
+    )
+    codes = {each[0] for each in findings(own + "rollout:\n  backend: sglang\n")}
+    assert "missing-extra" not in codes
 
 
 @pytest.mark.parametrize(
