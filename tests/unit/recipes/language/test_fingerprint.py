@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipes.language.fingerprint import fingerprint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
+@pytest.mark.parametrize("size", [0, 1, 5, 8192, 40_001])
+def test_it_depends_on_contents_and_not_on_where_they_lie(dtype: torch.dtype, size: int) -> None:
+    values = (torch.arange(size) % 251).to(dtype)
+    moved = torch.cat((torch.zeros(3).to(dtype), values))[3:]
+
+    assert fingerprint([("a", values)]) == fingerprint([("a", moved)])
+    for place in {0, size // 2, size - 1} if size else set[int]():
+        torn = values.clone()
+        torn[place] += 1
+        assert fingerprint([("a", torn)]) != fingerprint([("a", values)])
+
+
+def test_it_depends_on_names_shapes_and_types_and_not_on_their_order() -> None:
+    one, two = torch.arange(6.0), torch.arange(4.0)
+    found = fingerprint([("a", one), ("b", two)])
+
+    assert found == fingerprint([("b", two), ("a", one)])
+    others = [
+        [("a", two), ("b", one)],
+        [("a", one), ("c", two)],
+        [("a", one.view(2, 3)), ("b", two)],
+        [("a", one.double()), ("b", two)],
+        [("a", one)],
+    ]
+    assert found not in {fingerprint(each) for each in others}
