@@ -10,18 +10,20 @@ import torch
 from torch import Tensor
 
 from recipes.language.engines.request_queue import Answer
-from recipes.language.engines.sampling import prompt_key, stream_key
+from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.sequences import FinishReason, SamplingParams, Sequence
+
+# Tokens whose draws are made together.
+_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
     """The settings by which the next token of each row is drawn; all [n]."""
 
-    keys: Tensor
-    drawn: Tensor
-    temperature: Tensor
+    uniform: Tensor
+    temperature: Tensor | None
     top_k: Tensor | None
     top_p: Tensor | None
 
@@ -66,7 +68,12 @@ class Rows:
         self._logprobs = torch.empty(0, 0, device=device)
         self._versions = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
-        self._early = self._truncated = self._texts = False
+        self._early = self._truncated = self._texts = self._tempered = False
+        # Most tokens that one of the answers may come to, prompt included.
+        self.longest = 0
+        # Numbers that the next tokens are drawn by, [n, _AHEAD], and how many columns of them are used up.
+        self._uniforms = torch.empty(0, 0, dtype=torch.float64, device=device)
+        self._used = 0
 
     @property
     def count(self) -> int:
@@ -82,11 +89,6 @@ class Rows:
     def ended(self) -> int:
         """Rows to leave out."""
         return self.count - self._running
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that one of the answers may come to, prompt included."""
-        return max((each.answer.most_tokens for each in self._rows), default=0)
 
     @property
     def newest(self) -> Tensor:
@@ -127,6 +129,9 @@ class Rows:
         every = [each.params for each in self._rows]
         self._early = any(each.min_new_tokens for each in every)
         self._truncated = any(each.top_k >= 0 or each.top_p < 1 for each in every)
+        self._tempered = any(each.temperature != 1 for each in every)
+        self.longest = max((each.answer.most_tokens for each in self._rows), default=0)
+        self._uniforms = self._uniforms[:0]
         self._texts = any(each.stop for each in every)
         extra = {token for each in self._rows for token in each.stops}
         self._stop_ids = torch.tensor(sorted(extra), dtype=torch.int64, device=self._device)
@@ -135,12 +140,24 @@ class Rows:
         """Return how the next tokens of the rows from `first` on are drawn."""
         truncated = self._truncated
         return RowSettings(
-            self._numbers[0, first:],
-            self._numbers[1, first:],
-            self._shares[0, first:],
+            self._next_uniforms(first),
+            self._shares[0, first:] if self._tempered else None,
             self._numbers[2, first:] if truncated else None,
             self._shares[1, first:] if truncated else None,
         )
+
+    def _next_uniforms(self, first: int) -> Tensor:
+        """Return the numbers that the next tokens of the rows from `first` on are drawn by, float64 [n]."""
+        keys, drawn = self._numbers[0, first:], self._numbers[1, first:]
+        if first:
+            return uniforms(keys, drawn)
+        if not len(self._uniforms) or self._used == _AHEAD:
+            # Of many tokens at once: each by itself would be a dozen small operations.
+            ahead = drawn[:, None] + torch.arange(_AHEAD, device=self._device)
+            found = uniforms(keys[:, None].expand_as(ahead).reshape(-1), ahead.reshape(-1))
+            self._uniforms, self._used = found.view(-1, _AHEAD), 0
+        self._used += 1
+        return self._uniforms[:, self._used - 1]
 
     def too_early(self, logits: Tensor, first: int) -> Tensor | None:
         """Return which tokens must not be drawn next, bool like `logits` [n, V]: those that end an answer too early."""
@@ -226,8 +243,7 @@ class Rows:
         self._tokens = self._tokens[kept]
         self._logprobs = self._logprobs[kept]
         self._versions = self._versions[kept]
-        if self._rows:
-            self._look_at_params()
+        self._look_at_params()
         return kept
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +23,8 @@ def _mix(value: int) -> int:
 
 def prompt_key(seed: int, prompt: Sequence[int]) -> int:
     """Return what the keys of all answers to a prompt are made from, 64 bits."""
-    key = _mix(seed & _MASK)
-    for token in prompt:
-        key = _mix(key ^ token)
-    return key
+    text = array("q", (seed & _MASK >> 1, *prompt)).tobytes()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def stream_key(prompt: int, sample: int) -> int:
@@ -57,7 +57,7 @@ def _mixed(value: Tensor) -> Tensor:
 
 def draw(
     logits: Tensor,
-    temperature: Tensor,
+    temperature: Tensor | None,
     uniform: Tensor,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
@@ -70,7 +70,8 @@ def draw(
 
     Args:
         logits: float [n, V].
-        temperature: float [n]; 0 takes the most likely token, and gives its log-probability at temperature 1.
+        temperature: float [n]; 0 takes the most likely token, and gives its log-probability at temperature 1. None: 1
+            for every row.
         uniform: float64 [n], in [0, 1).
         top_k: int64 [n], -1 for all; None: all for every row.
         top_p: float [n]; None: 1 for every row.
@@ -80,12 +81,12 @@ def draw(
         int64 [n] and float32 [n]; log-probabilities are those of softmax(logits / temperature), whatever `top_k`,
         `top_p` and `banned` leave out.
     """
-    greedy = temperature == 0
     logits = logits.float()
-    if bool((temperature != 1).any()):
+    greedy = None if temperature is None else temperature == 0
+    if temperature is not None and greedy is not None and bool((temperature != 1).any()):
         logits = logits / torch.where(greedy, 1.0, temperature)[:, None]
     choices = logits if banned is None else logits.masked_fill(banned, -torch.inf)
-    if bool(greedy.all()):
+    if greedy is not None and bool(greedy.all()):
         tokens = choices.argmax(dim=-1)
         return tokens, logits.gather(1, tokens[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
     highest = logits.amax(dim=-1, keepdim=True)
@@ -100,7 +101,7 @@ def draw(
         weights = _truncated(weights / total[:, None].float(), top_k, top_p)
         blocks = _block_sums(weights)
     tokens = _by_share(weights, blocks, uniform)
-    if bool(greedy.any()):
+    if greedy is not None and bool(greedy.any()):
         tokens = torch.where(greedy, choices.argmax(dim=-1), tokens)
     return tokens, logits.gather(1, tokens[:, None])[:, 0] - normalizer
 
@@ -123,6 +124,10 @@ def _by_share(weights: Tensor, blocks: Tensor, uniform: Tensor) -> Tensor:
     Returns:
         int64 [n]; never of a weight of 0.
     """
+    if blocks.shape[1] == 1:
+        own = weights.double().cumsum(dim=1)
+        target = uniform * own[:, -1] * (1 - 1e-12)
+        return torch.searchsorted(own, target[:, None], right=True)[:, 0]
     cumulative = blocks.double().cumsum(dim=1)
     target = uniform.double() * cumulative[:, -1]
     block = torch.searchsorted(cumulative, target[:, None], right=True).clamp(max=blocks.shape[1] - 1)

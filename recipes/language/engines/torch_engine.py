@@ -15,7 +15,7 @@ from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.rows import Rows
-from recipes.language.engines.sampling import draw, uniforms
+from recipes.language.engines.sampling import draw
 from recipes.language.fingerprint import fingerprint
 from recipes.language.packing import MIN_SHARED, common_prefix
 from recipes.language.sequences import Request, Sequence
@@ -208,10 +208,8 @@ class TorchEngine(Engine):
         """Draw a token for each row from `first` on, and return the answers that it ends."""
         rows = self._rows
         settings = rows.settings(first)
-        numbers = uniforms(settings.keys, settings.drawn)
-        tokens, logprobs = draw(
-            logits, settings.temperature, numbers, settings.top_k, settings.top_p, rows.too_early(logits, first)
-        )
+        banned = rows.too_early(logits, first)
+        tokens, logprobs = draw(logits, settings.temperature, settings.uniform, settings.top_k, settings.top_p, banned)
         before = rows.running
         ended = rows.put(tokens, logprobs, self._version, first)
         self._generated += before if not first else len(tokens)

@@ -239,3 +239,137 @@ def test_a_merged_adapter_answers_as_peft_does_and_leaves_nothing_behind() -> No
     merged = engine._model.state_dict()
     for name, value in base.items():
         torch.testing.assert_close(merged[name], value, atol=0, rtol=0)
+
+
+def left_padded(model: Any, prompts: list[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:
+    """Return the likeliest answers by `generate` of transformers: one batch, padded on the left."""
+    width = max(map(len, prompts))
+    rows = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    found = model.generate(rows, attention_mask=mask, do_sample=False, max_new_tokens=length)[:, width:]
+    answers = [tuple(row.tolist()) for row in found]
+    return [each[: each.index(END) + 1] if END in each else each for each in answers]
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.nightly)])
+def test_uneven_prompts_with_ends_and_texts_are_answered_as_by_generate(count: int) -> None:
+    model, plain = tiny_model(seed=3), tiny_model(seed=3)
+    # Likely ends, and logits far enough apart for other orders of addition not to matter.
+    for each in (model, plain):
+        with torch.no_grad():
+            each.lm_head.weight.mul_(6)
+            each.lm_head.weight[END] *= 2
+    prompts = prompts_of(count, seed=9, longest=60)
+    lengths = [random.Random(index).choice((1, 7, 20, 48)) for index in range(count)]
+    texts = [(chr(64 + 2 + index % (VOCABULARY - 2)),) if index % 3 == 0 else () for index in range(count)]
+
+    def decode(tokens: SequenceABC[int]) -> str:
+        return "".join(chr(64 + token) for token in tokens)
+
+    engine = TorchEngine(model, stop_token_ids=(END,), decode=decode, max_running_tokens=4000)
+    found = run(
+        engine,
+        [
+            Request(
+                request_id=str(index),
+                prompt=prompt,
+                params=SamplingParams(temperature=0, max_new_tokens=lengths[index], stop=texts[index]),
+            )
+            for index, prompt in enumerate(prompts)
+        ],
+    )
+
+    reasons: dict[str, int] = {}
+    expected: list[tuple[int, ...]] = []
+    for start in range(0, count, 20):
+        expected += left_padded(plain, prompts[start : start + 20], 48)
+    for index, whole in enumerate(expected):
+        cut = whole[: lengths[index]]
+        for text in texts[index]:
+            place = decode(cut).find(text)
+            cut = cut if place < 0 else cut[: place + 1]
+        answer = found[str(index), 0]
+        assert answer.tokens == cut, index
+        reasons[answer.finish_reason] = reasons.get(answer.finish_reason, 0) + 1
+    assert min(reasons["stop"], reasons["length"]) > count // 8
+
+
+def test_a_shared_prefix_is_computed_once_however_many_waves_there_are() -> None:
+    model = tiny_model()
+    prompts = prompts_of(12, common=40, longest=6)
+    requests = [
+        Request(request_id=str(i), prompt=p, params=SamplingParams(max_new_tokens=4)) for i, p in enumerate(prompts)
+    ]
+    slow = TorchEngine(model, max_running_tokens=120)
+    whole = run(TorchEngine(model), requests)
+    found = run(slow, requests)
+
+    assert {name: each.tokens for name, each in found.items()} == {name: each.tokens for name, each in whole.items()}
+    own = sum(len(prompt) - 40 for prompt in prompts)
+    assert slow.stats().prefilled_tokens == 40 + own
+    slow.load_weights(tiny_model(seed=1).state_dict().items(), version=1)
+    run(slow, requests[:2])
+    assert slow.stats().prefilled_tokens == 2 * 40 + own + len(prompts[0]) + len(prompts[1]) - 80
+
+
+def test_answers_that_must_not_end_early_leave_others_as_they_are() -> None:
+    model = tiny_model()
+    plain = Request(request_id="a", prompt=(7,), params=SamplingParams(max_new_tokens=20))
+    drawn = run(TorchEngine(model), [plain])["a", 0]
+    late = Request(
+        request_id="b",
+        prompt=(8,),
+        params=SamplingParams(max_new_tokens=20, min_new_tokens=20, stop_token_ids=drawn.tokens),
+    )
+    beside = Request(request_id="a", prompt=(7,), params=SamplingParams(max_new_tokens=20, min_new_tokens=1))
+
+    assert run(TorchEngine(model), [beside, late])["a", 0].tokens == drawn.tokens
+
+
+def test_answers_begin_in_the_order_of_priority_and_request() -> None:
+    engine = TorchEngine(tiny_model(), max_running_tokens=12)
+    for index, priority in enumerate((1, 1, 0, 1)):
+        params = SamplingParams(max_new_tokens=10)
+        engine.submit(Request(request_id=str(index), prompt=(5, 6), params=params, priority=priority))
+
+    assert [each.request_id for each in engine.results()] == ["2", "0", "1", "3"]
+
+
+def test_wrong_weights_change_nothing() -> None:
+    model = tiny_model()
+    engine = TorchEngine(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    new = dict(tiny_model(seed=1).state_dict())
+    partial = {name: value for name, value in new.items() if name != "lm_head.weight"}
+
+    with pytest.raises(ValueError, match=r"no value for weight `lm_head\.weight`"):
+        engine.load_weights(partial.items(), 1)
+    with pytest.raises(ValueError, match="nothing"):
+        engine.load_weights({**new, "nothing": torch.zeros(1)}.items(), 1)
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_weights_of_another_precision_have_the_fingerprint_of_the_trainer() -> None:
+    engine = TorchEngine(tiny_model())
+    trained = tiny_model(seed=1).to(torch.bfloat16).state_dict()
+    twin = TorchEngine(tiny_model(seed=2).to(torch.bfloat16))
+
+    assert engine.load_weights(trained.items(), 1) == twin.load_weights(trained.items(), 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 4, "min_new_tokens": 5},
+        {"stop": ("",)},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"`{list(wrong)[-1]}`"):
+        SamplingParams(**wrong)
