@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
+from recipes.language.buffered import load_buffered, save_buffered
 from recipes.language.config import LanguageConfig
 from recipes.language.export import export
 from recipes.language.layout import LanguageLayout
@@ -126,20 +127,15 @@ class LanguageActor(Worker):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> int:
+    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> None:
         """Take this actor's groups of a batch out of the channel.
 
         Args:
             step: the training step.
-            assignment: by rank of the actors, numbers of the groups.
-
-        Returns:
-            How many versions the oldest token lies behind the weights here.
+            assignment: by rank of the actors, slots of the groups.
         """
         pieces: list[RolloutBatch] = [self._channel.get(key=str(slot)) for slot in assignment[self._rank]]
         self._batch = RolloutBatch.joined(pieces)
-        oldest = int(self._batch.versions.min()) if len(self._batch.versions) else self._state.version
-        return self._state.version - oldest
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""
@@ -221,6 +217,16 @@ class LanguageActor(Worker):
         """Read what `save_checkpoint` wrote, and return the version of the weights."""
         self._state.load(folder)
         return self._state.version
+
+    def save_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
+        """Write the groups that wait in the channel, by their slots, into a checkpoint."""
+        if self._rank == 0:
+            save_buffered(self._channel, slots, Path(folder))
+
+    def load_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
+        """Put the groups of a checkpoint, by their slots, into the channel."""
+        if self._rank == 0:
+            load_buffered(self._channel, slots, Path(folder))
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""

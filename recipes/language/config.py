@@ -46,6 +46,11 @@ class LanguageRunnerConfig(RunnerConfig):
     }
 
     seq_length: Count = Field(default=2048, description="Longest sequence, prompt and answer together, in tokens.")
+    partial_rollout: Bool = Field(
+        default=True,
+        description="With `max_staleness`: answers that are under way go on under new weights. false: they are ended"
+        " under the old ones first.",
+    )
     sample_interval: StepsOrNever = Field(
         default=10, description="Training steps between two files of samples, `samples/step_N.jsonl`; -1: never."
     )
@@ -277,7 +282,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
         (actor.micro_batch_size is not None, ("actor", "micro_batch_size"), *_no_effect("max_tokens_per_micro_batch")),
         (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
         (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),
-        (runner.max_staleness > 0, ("runner", "max_staleness"), *_no_effect()),
         (
             types.param_dtype is not None and types.param_dtype != actor.model.precision,
             ("actor", "fsdp_config", "mixed_precision"),

@@ -10,8 +10,10 @@ class LanguageLayout(NamedTuple):
 
     Attributes:
         actors, rollouts, rewards: processes of each group.
-        answers: channel from rollout to reward workers; the key is the rank of the reward worker.
-        scored: channel from reward to actor workers; the key is a group's number in its batch.
+        answers: channel from rollout to reward workers; the key is the rank of the reward worker, or where generation
+            never stops one key for all of them. The runner's prompts go through it then, too.
+        scored: channel from reward to actor workers; the key is a group's slot. Reports for the runner go through it
+            where generation never stops.
     """
 
     actors: int
@@ -19,39 +21,6 @@ class LanguageLayout(NamedTuple):
     rewards: int
     answers: str
     scored: str
-
-
-class GroupReport(NamedTuple):
-    """The facts about the answers to one prompt that the runner knows.
-
-    Attributes:
-        slot: number of the group in its batch.
-        problem: number of the problem in its set.
-        source: name of that set.
-        difficulty: label of the problem, or "".
-        tokens: of all sequences, prompts included.
-        rewards: of each answer.
-        lengths: tokens of each answer.
-        truncated: how many answers ended at their limit.
-        failures: answers that could not be scored, by kind.
-        parts: sums of named parts of rewards.
-        oldest, newest: versions of the weights that drew the tokens.
-        skipped: whether the prompt was longer than the limit; it has no answers then.
-    """
-
-    slot: int
-    problem: int
-    source: str
-    difficulty: str
-    tokens: int
-    rewards: tuple[float, ...]
-    lengths: tuple[int, ...]
-    truncated: int
-    failures: dict[str, int]
-    parts: dict[str, float]
-    oldest: int
-    newest: int
-    skipped: bool = False
 
 
 class SampleRecord(NamedTuple):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
+from recipes.language.answering import AnswerGroup
 from recipes.language.batch import RolloutBatch
 from recipes.language.config import LanguageConfig
-from recipes.language.layout import GroupReport, LanguageLayout, SampleRecord
+from recipes.language.layout import LanguageLayout, SampleRecord
 from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.scoring import Item, Score, Scorer
-from recipes.language.rollout_worker import AnswerGroup
 from rlinf_core import Worker
-
-
-class ScoringReport(NamedTuple):
-    """Reports of a worker's share of the groups, and some answers for people to read."""
-
-    groups: tuple[GroupReport, ...]
-    samples: tuple[SampleRecord, ...]
+from rlinf_core.runners.generation import ANSWERS, REPORTS
+from rlinf_core.runners.inbox import Inbox
+from rlinf_core.runners.prompts import GroupReport, ScoredGroup
 
 
 class RewardWorker(Worker):
@@ -44,30 +39,28 @@ class RewardWorker(Worker):
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
 
-    def score(self, slots: tuple[int, ...], samples: int, train: bool) -> ScoringReport:
-        """Score this worker's share of groups, and put those for training into the channel to the actors.
+    def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
+        """Score this worker's share of groups, and put those that are learned from into the channel to the actors.
 
         Args:
-            slots: numbers of the groups of all workers.
-            samples: how many answers to return for people to read, of all workers together.
-            train: whether the groups are trained on.
-
-        Returns:
-            Reports by slot.
+            slots: of the groups of all workers.
         """
         mine = sum(slot % self._layout.rewards == self._rank for slot in slots)
-        reports: list[GroupReport] = []
-        shown: list[SampleRecord] = []
-        for _ in range(mine):
-            group: AnswerGroup = self._answers.get(key=str(self._rank))
-            scores = self._scores(group)
-            reports.append(_report(group, scores))
-            if len(shown) * self._layout.rewards < samples:
-                shown += _records(group, scores)
-            if train and group.answers:
-                batch = RolloutBatch.of(group.answers, group.slot, [each.reward for each in scores])
-                self._scored.put(batch, weight=reports[-1].tokens, key=str(group.slot))
-        return ScoringReport(tuple(sorted(reports)), tuple(shown[:samples]))
+        return [self._score_group(self._answers.get(key=str(self._rank))) for _ in range(mine)]
+
+    def score_forever(self) -> None:
+        """Score whatever group is there, and report it to the runner, until None comes in place of one."""
+        inbox = Inbox(self._answers, ANSWERS)
+        while (group := inbox.wait()) is not None:
+            self._scored.put(self._score_group(group), key=REPORTS)
+
+    def _score_group(self, group: AnswerGroup) -> ScoredGroup:
+        scores = self._scores(group)
+        report = _report(group, scores, self._config.algorithm.filter_groups)
+        if group.prompt.trains and report.kept:
+            batch = RolloutBatch.of(group.answers, report.slot, [each.reward for each in scores])
+            self._scored.put(batch, weight=report.tokens, key=str(report.slot))
+        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ())
 
     def _scores(self, group: AnswerGroup) -> list[Score]:
         problem = group.question
@@ -96,32 +89,35 @@ class RewardWorker(Worker):
             scorer.close()
 
 
-def _report(group: AnswerGroup, scores: list[Score]) -> GroupReport:
+def _report(group: AnswerGroup, scores: list[Score], filtered: bool) -> GroupReport:
     parts: Counter[str] = Counter()
     for each in scores:
         parts.update(each.parts)
     versions = [version for each in group.answers for version in each.versions]
+    rewards = tuple(each.reward for each in scores)
     return GroupReport(
-        slot=group.slot,
+        slot=group.prompt.slot,
+        step=group.prompt.step,
         problem=group.problem,
         source=group.question.source,
         difficulty=group.question.difficulty,
         tokens=sum(len(each.prompt) + len(each.tokens) for each in group.answers),
-        rewards=tuple(each.reward for each in scores),
+        rewards=rewards,
         lengths=tuple(len(each.tokens) for each in group.answers),
         truncated=sum(each.finish_reason == "length" for each in group.answers),
         failures=dict(Counter(each.failure for each in scores if each.failure)),
         parts=dict(parts),
         oldest=min(versions, default=0),
-        newest=max(versions, default=0),
+        version_sum=sum(versions),
         skipped=not group.answers,
+        dropped=filtered and len(set(rewards)) == 1,
     )
 
 
 def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
     return [
         SampleRecord(
-            slot=group.slot,
+            slot=group.prompt.slot,
             sample=answer.sample,
             prompt=group.question.prompt,
             text=text,

@@ -22,7 +22,8 @@ from rlinf_core.runners.embodied_protocols import (
     RolloutGroup,
 )
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.runner import Runner, rank_means
+from rlinf_core.runners.rollout_runner import RolloutRunner
+from rlinf_core.runners.runner import rank_means
 from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
@@ -34,7 +35,7 @@ LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()
 
 
-class EmbodiedRunner(Runner):
+class EmbodiedRunner(RolloutRunner):
     """Runs actor, rollout and env workers until the run is over.
 
     Env and rollout workers send to each other; a rollout worker puts its trajectories into a channel for the actors.
@@ -66,9 +67,6 @@ class EmbodiedRunner(Runner):
         self.rollout = cast("RolloutGroup", rollout)
         self.env = cast("EnvGroup", env)
         self._told_of_episodes = False
-        # The version of the weights that the rollout has.
-        self._synced: int | None = None
-        self._syncing: tuple[WorkerGroupHandle[Any], ...] = ()
         # Rollouts that were asked for, by step: the calls on env and rollout.
         self._rollouts: dict[int, tuple[WorkerGroupHandle[EpisodeSums], WorkerGroupHandle[None]]] = {}
 
@@ -96,24 +94,14 @@ class EmbodiedRunner(Runner):
             metrics["speed/env_steps_per_second"] = metrics["env/steps"] / (time.perf_counter() - began)
         return metrics
 
-    def update_rollout_weights(self, step: int | None = None) -> None:
-        """Give the rollout workers the weights of the actor, unless they have them.
+    def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Have the rollout workers take the weights of the actor, between two rollouts."""
+        return self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout()
 
-        They take them between two rollouts. Where rollouts go on while the actor trains nobody waits for that.
-        """
-        if self._synced == self.weight_version:
-            return
-        step = self.next_step if step is None else step
-        with self.phase(step, events.SYNC_WEIGHTS):
-            self._finish_sync()
-            self._syncing = (self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
-            if not self._rollouts:
-                self._finish_sync()
-        self._synced = self.weight_version
-
-    def _finish_sync(self) -> None:
-        wait_together(*self._syncing)
-        self._syncing = ()
+    @property
+    def runs_ahead(self) -> bool:
+        """See `RolloutRunner`."""
+        return bool(self._rollouts)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
         """Have the policy act in the environments while the actors receive what happens.
@@ -125,9 +113,8 @@ class EmbodiedRunner(Runner):
         """
         step = self.next_step if step is None else step
         with self.phase(step, events.GENERATE_ROLLOUTS):
-            newest = step + self.config.max_staleness
-            for ahead in range(max(self._rollouts, default=step - 1) + 1, newest + 1):
-                if self.last_step is None or ahead <= self.last_step:
+            for ahead in self.steps_ahead(step):
+                if ahead not in self._rollouts:
                     self._rollouts[ahead] = (self.env.interact(ahead), self.rollout.generate(ahead))
             env, rollout = self._rollouts.pop(step)
             episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))

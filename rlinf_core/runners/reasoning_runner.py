@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -12,8 +14,12 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.evaluation import evaluation_metrics
+from rlinf_core.runners.generation import AnswerGroup, PromptService, RewardGroup, Stream, Turns, wait_for
+from rlinf_core.runners.prompt_plan import PromptPlan
+from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, staleness
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.runner import NEVER, Runner
+from rlinf_core.runners.rollout_runner import RolloutRunner
+from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.samples import write_samples
 from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.runners.statistics import mean
@@ -21,50 +27,8 @@ from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
 _DATA_FILE: Final = "data.json"
+LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()
-
-
-class GroupFigures(Protocol):
-    """Figures of the answers to one prompt. `parts` and `failures` are sums over the answers."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def difficulty(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def rewards(self) -> tuple[float, ...]: ...
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-    @property
-    def truncated(self) -> int: ...
-    @property
-    def failures(self) -> Mapping[str, int]: ...
-    @property
-    def parts(self) -> Mapping[str, float]: ...
-    @property
-    def skipped(self) -> bool: ...
-
-
-class Generation(Protocol):
-    """Figures of one worker's share of a generation: tokens drawn, and seconds that its engine worked."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-class Scoring(Protocol):
-    """Figures of the groups that one worker scored, and answers for people to read."""
-
-    @property
-    def groups(self) -> Sequence[GroupFigures]: ...
-    @property
-    def samples(self) -> Sequence[Any]: ...
 
 
 class ActorGroup(Protocol):
@@ -72,40 +36,25 @@ class ActorGroup(Protocol):
 
     def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
     def sync_model_to_rollout(self) -> WorkerGroupHandle[int]: ...
-    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...], /) -> WorkerGroupHandle[int]: ...
+    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...], /) -> WorkerGroupHandle[None]: ...
     def compute_advantages_and_returns(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
     def run_training(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
     def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
     def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[int]: ...
+    def save_buffered(self, folder: str, slots: tuple[int, ...], /) -> WorkerGroupHandle[None]: ...
+    def load_buffered(self, folder: str, slots: tuple[int, ...], /) -> WorkerGroupHandle[None]: ...
     def save_model(self, folder: str, /) -> WorkerGroupHandle[None]: ...
 
 
-class AnswerGroup(Protocol):
-    """Calls on the workers that answer prompts."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
-    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
-    def generate(
-        self, step: int, start: int, slots: tuple[int, ...], shown: int, /
-    ) -> WorkerGroupHandle[Generation]: ...
-    def evaluate(
-        self, samples: int, temperature: float, first: int, count: int, /
-    ) -> WorkerGroupHandle[Generation]: ...
-
-
-class RewardGroup(Protocol):
-    """Calls on the workers that score answers."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def score(self, slots: tuple[int, ...], samples: int, train: bool, /) -> WorkerGroupHandle[Scoring]: ...
-
-
-class ReasoningRunner(Runner):
+class ReasoningRunner(RolloutRunner):
     """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
 
-    Every step takes a batch of prompts and answers each several times. The runner knows numbers of problems and figures
-    of groups; tokens go from worker to worker.
+    Every step learns from a batch of prompts, each answered several times. The runner knows numbers of problems and
+    figures of groups (`PromptPlan` decides, a `PromptService` acts); tokens go from worker to worker.
+
+    With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
+    prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between
+    two tokens, and no token is learned from by weights more than k versions newer than those that drew it.
 
     Args:
         cfg: the configuration of the job.
@@ -133,11 +82,21 @@ class ReasoningRunner(Runner):
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
         self._layout = layout
-        # The version of the weights that the rollout has.
-        self._synced: int | None = None
-        # Problems that training has taken so far.
-        self._taken = 0
         self._problems = self._val_problems = 0
+        algorithm = self._cfg.algorithm
+        self._plan = PromptPlan(
+            batch_size=self._cfg.data.rollout_batch_size,
+            max_staleness=self.config.max_staleness,
+            max_refills=algorithm.max_refills if algorithm.filter_groups else 0,
+            workers=rollout.world_size,
+            answers=algorithm.group_size,
+            temperature=self._cfg.rollout.sampling_params.temperature,
+            shown=self._groups_shown,
+        )
+        # Records of answers that people may read, by step.
+        self._samples: dict[int, list[Any]] = {}
+        # Prompts that a checkpoint had under way, which the next step reports.
+        self._prompted_again = 0
 
     @property
     def last_step(self) -> int | None:
@@ -158,29 +117,38 @@ class ReasoningRunner(Runner):
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored)
         wait_together(self.actor.init_worker(layout), self.rollout.init_worker(layout), self.reward.init_worker(layout))
         self._problems, self._val_problems = self.rollout.problem_counts().wait()[0]
+        self._service: PromptService = Turns(self.rollout, self.reward)
+        if self.config.max_staleness and not self.config.only_eval:
+            self._service = Stream(self.rollout, self.reward, sizes, *self._channels)
+
+    # A step
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
         self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
         with self.phase(step, events.ADVANTAGES):
-            metrics |= _means(self.actor.compute_advantages_and_returns(step).wait())
+            metrics |= _means(self._while_generating(step, self.actor.compute_advantages_and_returns(step)))
+        began = time.perf_counter()
         with self.phase(step, events.ACTOR_TRAINING):
-            metrics |= _means(self.actor.run_training(step).wait())
+            metrics |= _means(self._while_generating(step, self.actor.run_training(step)))
+        metrics["train/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         self.weight_version += 1
+        if step == self.last_step:
+            self._end_stream()
         return metrics
 
-    def update_rollout_weights(self, step: int | None = None) -> None:
-        """Give the rollout workers the weights of the actor, unless they have them."""
-        if self._synced == self.weight_version:
-            return
-        step = self.next_step if step is None else step
-        with self.phase(step, events.SYNC_WEIGHTS):
-            wait_together(self.rollout.sync_model_from_actor(), self.actor.sync_model_to_rollout())
-        self._synced = self.weight_version
+    def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
+        """See `RolloutRunner`."""
+        return *self._service.load_weights(self.weight_version), self.actor.sync_model_to_rollout()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """See `RolloutRunner`."""
+        return isinstance(self._service, Stream)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
-        """Answer and score a batch of prompts, and hand them to the actors so that tokens are shared out evenly.
+        """Have the batch of a step answered and scored, and hand it to the actors so that tokens are shared out evenly.
 
         Groups that are dropped (`algorithm.filter_groups`) are replaced by those of further prompts, up to
         `max_refills` times.
@@ -189,77 +157,137 @@ class ReasoningRunner(Runner):
             Metrics of all answers, by their full names.
         """
         step = self.next_step if step is None else step
-        algorithm, wanted = self._cfg.algorithm, self._cfg.data.rollout_batch_size
-        kept: list[GroupFigures] = []
-        every: list[GroupFigures] = []
-        tokens, busy = 0, 0.0
         with self.phase(step, events.GENERATE_ROLLOUTS):
-            for _ in range(1 + (algorithm.max_refills if algorithm.filter_groups else 0)):
-                missing = wanted - len(kept)
-                slots = tuple(range(len(every), len(every) + missing))
-                samples = self._samples_due(step) if not every else 0
-                generated, scored = wait_together(
-                    self.rollout.generate(step, self._taken, slots, samples), self.reward.score(slots, samples, True)
-                )
-                self._taken += missing
-                found = sorted((group for report in scored for group in report.groups), key=lambda each: each.slot)
-                every += found
-                kept += [each for each in found if not each.skipped and not self._is_dropped(each)]
-                tokens += sum(each.tokens for each in generated)
-                busy += max(each.seconds for each in generated)
-                if samples:
-                    shown = [each._asdict() for report in scored for each in report.samples]
-                    write_samples(self.record.folder.path, step, shown)
-                if len(kept) >= wanted:
-                    break
+            self._ask_due(step)
+            while not self._plan.is_whole(step):
+                self._arrived(self._service.wait())
+                self._ask_due(step)
+            groups = self._plan.take(step)
+            samples = self._samples.pop(step, [])
+            if samples:
+                shown = samples[: self._settings.max_samples]
+                write_samples(self.record.folder.path, step, [each._asdict() for each in shown])
+            kept = [each for each in groups if each.kept]
             if not kept:
                 raise RunError(
                     f"step {step} has nothing to learn from",
-                    why=_why_nothing(every),
+                    why=_why_nothing(groups),
                     help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
                 )
-            staleness = self.actor.recv_rollout_batch(step, _assignment(kept, self.world_sizes["actor"])).wait()
-        metrics = group_metrics(every)
-        metrics["rollout/groups_kept"] = len(kept) / len(every)
-        metrics["rollout/tokens_per_second"] = tokens / busy if busy else 0.0
-        metrics["rollout/staleness_max"] = float(max(staleness))
+            self.actor.recv_rollout_batch(step, _assignment(kept, self.world_sizes["actor"])).wait()
+        self._tokens = sum(each.tokens for each in kept)
+        metrics = group_metrics(groups)
+        metrics["rollout/groups_kept"] = len(kept) / len(groups)
+        metrics["rollout/tokens_per_second"] = self._service.tokens_per_second()
+        metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"] = staleness(kept, self.weight_version)
+        if self.runs_ahead:
+            metrics["rollout/buffered"] = len(self._plan.buffered)
+            metrics["rollout/in_flight"] = self._plan.in_flight
+            metrics["rollout/prompted_again"], self._prompted_again = self._prompted_again, 0
         return metrics
 
-    def _is_dropped(self, group: GroupFigures) -> bool:
-        return self._cfg.algorithm.filter_groups and len(set(group.rewards)) == 1
+    def _ask_due(self, step: int) -> None:
+        self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
 
-    def _samples_due(self, step: int) -> int:
-        due = self._is_due(self._settings.sample_interval, step) or step == 1
-        return self._settings.max_samples if due and self._settings.sample_interval != NEVER else 0
+    def _arrived(self, groups: Sequence[ScoredGroup]) -> None:
+        for report, samples in groups:
+            self._plan.arrived(report)
+            if samples:
+                self._samples.setdefault(report.step, []).extend(samples)
+
+    def _while_generating(self, step: int, handle: WorkerGroupHandle[Any]) -> list[Any]:
+        """Return what a call on the actors returns; meanwhile prompts of later steps are answered, where that is on."""
+        if not self.runs_ahead:
+            return handle.wait()
+        later = self.steps_ahead(step)[1:]
+
+        def serve() -> None:
+            self._arrived(self._service.poll())
+            self._service.ask(self._plan.due(later, self.weight_version + 1))
+
+        return wait_for(handle, serve)
+
+    def _groups_shown(self, step: int) -> int:
+        """Return how many groups of a step are kept for people to read."""
+        interval = self._settings.sample_interval
+        due = interval != NEVER and (step == 1 or self._is_due(interval, step))
+        return -(-self._settings.max_samples // self._cfg.algorithm.group_size) if due else 0
+
+    def _end_stream(self) -> None:
+        """Let the workers return: what follows is asked for in turns."""
+        self._service.end()
+        if self.runs_ahead:
+            self._service = Turns(self.rollout, self.reward)
+
+    # Evaluation
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Answer the problems of evaluation, and return how many were right."""
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
-        samples, groups = data.val_samples, list[GroupFigures]()
+        samples, groups = data.val_samples, list[GroupReport]()
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
-            _, scored = wait_together(
-                self.rollout.evaluate(samples, temperature, first, count),
-                self.reward.score(tuple(range(count)), 0, False),
-            )
-            groups += [group for report in scored for group in report.groups]
+            workers, version = self.world_sizes["rollout"], self.weight_version
+            prompts = [
+                Prompt(index, first + index, 0, index % workers, samples, temperature, version)
+                for index in range(count)
+            ]
+            groups += self._answered(prompts)
         return evaluation_metrics(groups, samples, self._cfg.reward.correct_reward)
 
+    def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
+        """Return reports of the answers to prompts that are not learned from, by slot."""
+        self._service.ask(prompts)
+        found: list[GroupReport] = []
+        while len(found) < len(prompts):
+            groups = self._service.wait()
+            found += [each.report for each in groups if not each.report.step]
+            self._arrived([each for each in groups if each.report.step])
+        return sorted(found, key=lambda each: each.slot)
+
+    # Checkpoints
+
     def write_checkpoint(self, folder: Path) -> None:
-        """Write weights, optimizer, and how many problems were taken."""
+        """Write weights, optimizer, which problems were taken, and the groups that wait to be learned from."""
         self.actor.save_checkpoint(str(folder)).wait()
-        (folder / _DATA_FILE).write_text(json.dumps({"problems_taken": self._taken}))
+        slots = self._plan.buffered
+        if slots:
+            self.actor.save_buffered(str(folder), slots).wait()
+        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state()))
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Read what `write_checkpoint` wrote."""
+        """Read what `write_checkpoint` wrote. Prompts that were being answered are answered again, and counted."""
         self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
-        self._taken = _read_taken(folder)
+        try:
+            restored = self._plan.restore(
+                json.loads((folder / _DATA_FILE).read_text()), self.record.step, self.weight_version
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "the checkpoint does not say which problems were taken",
+                where=str(folder / _DATA_FILE),
+                why=str(error),
+                help="continue from another checkpoint",
+            ) from None
+        if restored.slots:
+            self.actor.load_buffered(str(folder), restored.slots).wait()
+        self._prompted_again = restored.again
+        if restored.slots or restored.again:
+            LOGGER.warning(
+                "%d groups of answers that wait to be learned from were restored; %d prompts that were being answered"
+                " are answered again",
+                len(restored.slots),
+                restored.again,
+            )
 
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
+        self._end_stream()
+        if self._plan.buffered:
+            LOGGER.warning("%d groups of answers for later steps were not learned from", len(self._plan.buffered))
         if self._settings.save_format != "dcp" and not self._settings.only_eval:
             self.actor.save_model(str(self.record.folder.path / "model")).wait()
 
@@ -270,7 +298,7 @@ class ReasoningRunner(Runner):
             channel.close()
 
 
-def group_metrics(groups: Sequence[GroupFigures]) -> dict[str, float]:
+def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
     """Return figures of all answers of a step."""
     rewards = [reward for each in groups for reward in each.rewards]
     lengths = [length for each in groups for length in each.lengths]
@@ -296,7 +324,7 @@ def group_metrics(groups: Sequence[GroupFigures]) -> dict[str, float]:
     return metrics
 
 
-def _assignment(groups: Sequence[GroupFigures], actors: int) -> tuple[tuple[int, ...], ...]:
+def _assignment(groups: Sequence[GroupReport], actors: int) -> tuple[tuple[int, ...], ...]:
     """Return the slots of each actor, so that their tokens are alike: largest first, to the one with the least."""
     loads = [0] * actors
     dealt: list[list[int]] = [[] for _ in range(actors)]
@@ -307,23 +335,11 @@ def _assignment(groups: Sequence[GroupFigures], actors: int) -> tuple[tuple[int,
     return tuple(tuple(sorted(each)) for each in dealt)
 
 
-def _why_nothing(groups: Sequence[GroupFigures]) -> str:
+def _why_nothing(groups: Sequence[GroupReport]) -> str:
     skipped = sum(each.skipped for each in groups)
     if skipped == len(groups):
         return f"all {skipped} prompts are longer than `data.max_prompt_length`"
     return f"the answers to each of {len(groups) - skipped} prompts have equal rewards"
-
-
-def _read_taken(checkpoint: Path) -> int:
-    try:
-        return int(json.loads((checkpoint / _DATA_FILE).read_text())["problems_taken"])
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            "the checkpoint does not say which problems were taken",
-            where=str(checkpoint / _DATA_FILE),
-            why=str(error),
-            help="continue from another checkpoint",
-        ) from None
 
 
 def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from recipes.language.layout import GroupReport
+from rlinf_core.runners.prompts import GroupReport
 from rlinf_core.runners.reasoning_runner import _assignment, group_metrics
 
 
 def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:
     found = {
+        "step": 1,
         "problem": slot,
         "source": "sums",
         "difficulty": "",
@@ -14,7 +15,7 @@ def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: obje
         "failures": {},
         "parts": {},
         "oldest": 0,
-        "newest": 0,
+        "version_sum": 0,
         **given,
     }
     return GroupReport(slot=slot, rewards=rewards, tokens=tokens, **found)  # type: ignore[arg-type]

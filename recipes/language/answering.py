@@ -1,0 +1,202 @@
+"""Prompts on their way through an engine: which of its answers belong together, and when it gets new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from recipes.language.config import LanguageConfig
+from recipes.language.data.problems import Problem, ProblemSet, training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.base import Engine
+from recipes.language.sequences import Request, SamplingParams, Sequence
+from recipes.language.weights import WeightUpdate
+from rlinf_core.runners.prompts import NewWeights, Prompt
+
+T = TypeVar("T", covariant=True)
+
+
+class AnswerGroup(NamedTuple):
+    """The answers to one prompt, on their way to be scored.
+
+    Attributes:
+        prompt: that was answered.
+        problem: number of the problem in its set.
+        question: the problem.
+        texts: the answers without the tokens that end them; empty for a prompt that was skipped.
+        answers: the sequences.
+        pieces: text of each token, by answer; empty where nobody is to read them.
+    """
+
+    prompt: Prompt
+    problem: int
+    question: Problem
+    texts: tuple[str, ...]
+    answers: tuple[Sequence, ...]
+    pieces: tuple[tuple[str, ...], ...] = ()
+
+
+class Orders(Protocol):
+    """What the runner sends: tuples of prompts, `NewWeights`, and None at the end."""
+
+    def poll(self) -> list[tuple[Prompt, ...] | NewWeights | None]: ...
+    def wait(self) -> tuple[Prompt, ...] | NewWeights | None: ...
+
+
+class Arriving(Protocol[T]):
+    """Something that is on its way to this process."""
+
+    def done(self) -> bool: ...
+    def wait(self) -> T: ...
+
+
+class _Open(NamedTuple):
+    """A prompt whose answers are not all there: its problem, with its number, and the answers that are."""
+
+    prompt: Prompt
+    index: int
+    problem: Problem
+    answers: list[Sequence]
+
+
+class Answering:
+    """Answers prompts by an engine, and puts each group out when it is whole.
+
+    Args:
+        config: of the job.
+        engine: that generates.
+        encoder: of the problems' prompts.
+        stops: tokens that end answers, which are not part of their texts.
+        training, evaluation: the problems.
+        put: takes each group, a prompt that is too long as a group without answers.
+
+    Attributes:
+        version: of the engine's weights; -1: there are none yet.
+        drawn: tokens so far.
+    """
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        engine: Engine,
+        encoder: PromptEncoder,
+        stops: tuple[int, ...],
+        *,
+        training: ProblemSet,
+        evaluation: ProblemSet,
+        put: Callable[[AnswerGroup], None],
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._encoder = encoder
+        self._stops = frozenset(stops)
+        self._problems: Mapping[bool, ProblemSet] = {True: training, False: evaluation}
+        self._put = put
+        # Prompts whose answers are not all there, by the names of their requests.
+        self._open: dict[str, _Open] = {}
+        self.version = -1
+        self.drawn = 0
+
+    def load(self, update: WeightUpdate) -> None:
+        """Load weights into the engine.
+
+        Raises:
+            MismatchError: what the engine holds then is not what was sent.
+        """
+        update.apply(self._engine)
+        self.version = update.version
+
+    def answer(self, prompts: Iterable[Prompt]) -> None:
+        """Answer prompts, and return when all of them are answered."""
+        for prompt in prompts:
+            self._submit(prompt)
+        self._collect(self._engine.results())
+
+    def answer_forever(self, orders: Orders, receive: Callable[[], Arriving[WeightUpdate]]) -> None:
+        """Answer prompts as they are ordered until the end, and load new weights without ending what is under way.
+
+        Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way go on under the
+        new weights; without it they are ended under the old ones first. A prompt waits for the weights that it needs.
+
+        Args:
+            orders: from the runner.
+            receive: begins to receive weights.
+        """
+        engine = self._engine
+        waiting: list[Prompt] = []
+        announced, ended = 0, False
+        receiving: Arriving[WeightUpdate] | None = None
+        while not ended or announced or receiving or waiting or engine.unfinished:
+            idle = not (ended or engine.unfinished or announced or receiving)
+            for order in [orders.wait()] if idle else orders.poll():
+                if order is None:
+                    ended = True
+                elif isinstance(order, NewWeights):
+                    announced += 1
+                else:
+                    waiting += order
+            if announced and receiving is None:
+                announced -= 1
+                receiving = receive()
+            if receiving is not None and (receiving.done() or not engine.unfinished):
+                self._change_weights(receiving.wait())
+                receiving = None
+            for prompt in waiting:
+                if prompt.version <= self.version:
+                    self._submit(prompt)
+            waiting = [each for each in waiting if each.version > self.version]
+            self._collect(engine.step())
+
+    def _change_weights(self, update: WeightUpdate) -> None:
+        self._collect(self._engine.pause("freeze" if self._config.runner.partial_rollout else "drain"))
+        self.load(update)
+        self._engine.resume()
+
+    def _submit(self, prompt: Prompt) -> None:
+        data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position
+        if prompt.trains:
+            (index,) = training_order(len(problems), index, 1, seed=data.seed, shuffle=data.shuffle)
+        problem = problems[index]
+        tokens = self._encoder.encode(problem)
+        if not tokens:
+            self._put(AnswerGroup(prompt, index, problem, (), ()))
+            return
+        # Slots of evaluation are numbers of their own.
+        name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
+        self._open[name] = _Open(prompt, index, problem, [])
+        params = self._params(prompt.temperature, prompt.step)
+        self._engine.submit(Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers))
+
+    def _params(self, temperature: float, step: int) -> SamplingParams:
+        given = self._config.rollout.sampling_params
+        return SamplingParams(
+            temperature=temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            max_new_tokens=given.max_new_tokens,
+            min_new_tokens=given.min_new_tokens,
+            stop_token_ids=tuple(given.stop_token_ids),
+            stop=tuple(given.stop),
+            seed=(self._config.actor.seed << 32) + step,
+        )
+
+    def _collect(self, answers: Iterable[Sequence]) -> None:
+        """Put each group out when it is whole."""
+        for answer in answers:
+            self.drawn += len(answer.tokens)
+            group = self._open[answer.request_id]
+            group.answers.append(answer)
+            if len(group.answers) == group.prompt.answers:
+                del self._open[answer.request_id]
+                self._put(self._whole(group))
+
+    def _whole(self, group: _Open) -> AnswerGroup:
+        answers = tuple(sorted(group.answers, key=lambda each: each.sample))
+        texts = tuple(self._encoder.text(self._without_stop(each)) for each in answers)
+        shown = group.prompt.shown
+        pieces = tuple(self._encoder.pieces(each.tokens) for each in answers) if shown else ()
+        return AnswerGroup(group.prompt, group.index, group.problem, texts, answers, pieces)
+
+    def _without_stop(self, answer: Sequence) -> tuple[int, ...]:
+        tokens = answer.tokens
+        return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens

@@ -1,0 +1,230 @@
+"""How prompts reach the workers and reports of their answers come back: in turns, or as a stream that never stops."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from rlinf_core import env_vars
+from rlinf_core.channel.channel import Channel
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
+from rlinf_core.runners.inbox import Inbox
+from rlinf_core.runners.prompts import NewWeights, Prompt, ScoredGroup
+from rlinf_core.waiting import Deadline
+from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
+
+# Keys of the channels between rollout and reward workers and the runner.
+REPORTS: Final = "reports"
+ANSWERS: Final = "answers"
+# Seconds between two looks for reports, at first and at most.
+_SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.005
+# How often it is looked whether the workers still run, and how long a worker's death may take to be known.
+_CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
+
+
+def orders_key(rank: int) -> str:
+    """Return the key of what the runner tells a rollout worker in a stream."""
+    return f"orders:{rank}"
+
+
+class Generation(Protocol):
+    """Figures of one worker's share of a generation: tokens drawn, and seconds that its engine worked."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class AnswerGroup(Protocol):
+    """Calls on the workers that answer prompts. A worker class has these methods without the handles."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
+    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
+    def generate(self, prompts: Sequence[Prompt], /) -> WorkerGroupHandle[Generation]: ...
+    def generate_forever(self) -> WorkerGroupHandle[None]: ...
+
+
+class RewardGroup(Protocol):
+    """Calls on the workers that score answers."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def score(self, slots: tuple[int, ...], /) -> WorkerGroupHandle[list[ScoredGroup]]: ...
+    def score_forever(self) -> WorkerGroupHandle[None]: ...
+
+
+class PromptService(ABC):
+    """The rollout and reward workers as one service: prompts go in, scored groups come out."""
+
+    @abstractmethod
+    def ask(self, prompts: Sequence[Prompt]) -> None:
+        """Hand out prompts."""
+
+    @abstractmethod
+    def poll(self) -> list[ScoredGroup]:
+        """Return the groups that came, without waiting."""
+
+    @abstractmethod
+    def wait(self) -> list[ScoredGroup]:
+        """Return the groups that came, at least one of the prompts that were asked."""
+
+    @abstractmethod
+    def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
+        """Have the rollout workers load the weights that the actor sends."""
+
+    @abstractmethod
+    def tokens_per_second(self) -> float:
+        """Return the speed of the engines since it was asked last."""
+
+    def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
+        """Let the workers return, when nothing is under way."""
+
+
+class Turns(PromptService):
+    """All prompts that were asked are answered and scored by one call on each group, together."""
+
+    def __init__(self, rollout: AnswerGroup, reward: RewardGroup) -> None:
+        self._rollout = rollout
+        self._reward = reward
+        self._asked: list[Prompt] = []
+        self._tokens, self._seconds = 0, 0.0
+
+    def ask(self, prompts: Sequence[Prompt]) -> None:
+        """See `PromptService`."""
+        self._asked += prompts
+
+    def poll(self) -> list[ScoredGroup]:
+        """See `PromptService`: nothing goes on between two waits."""
+        return []
+
+    def wait(self) -> list[ScoredGroup]:
+        """See `PromptService`: all groups come at once."""
+        asked, self._asked = tuple(self._asked), []
+        generated, scored = wait_together(
+            self._rollout.generate(asked), self._reward.score(tuple(each.slot for each in asked))
+        )
+        self._tokens += sum(each.tokens for each in generated)
+        self._seconds += max(each.seconds for each in generated)
+        return sorted((group for report in scored for group in report), key=lambda each: each.report.slot)
+
+    def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
+        """See `PromptService`."""
+        return (self._rollout.sync_model_from_actor(),)
+
+    def tokens_per_second(self) -> float:
+        """See `PromptService`: of the seconds in which engines worked."""
+        speed = self._tokens / self._seconds if self._seconds else 0.0
+        self._tokens, self._seconds = 0, 0.0
+        return speed
+
+
+class Stream(PromptService):
+    """The workers go on by themselves until the end: prompts and weights reach them through channels.
+
+    Args:
+        rollout, reward: the groups.
+        workers: processes of each component.
+        orders: channel to the rollout workers.
+        reports: channel from the reward workers.
+    """
+
+    def __init__(
+        self, rollout: AnswerGroup, reward: RewardGroup, workers: Mapping[str, int], orders: Channel, reports: Channel
+    ) -> None:
+        self._workers = workers
+        self._orders = orders
+        self._inbox = Inbox(reports, REPORTS)
+        self._running = (rollout.generate_forever(), reward.score_forever())
+        self._tokens, self._since, self._checked = 0, time.monotonic(), time.monotonic()
+
+    def ask(self, prompts: Sequence[Prompt]) -> None:
+        """See `PromptService`."""
+        for rank in range(self._workers["rollout"]):
+            own = tuple(each for each in prompts if each.worker == rank)
+            if own:
+                self._put(own, orders_key(rank))
+
+    def _put(self, item: object, key: str) -> None:
+        try:
+            self._orders.put(item, key=key)
+        except RLinfError:
+            self._raise_death()
+            raise
+
+    def poll(self) -> list[ScoredGroup]:
+        """See `PromptService`."""
+        if time.monotonic() - self._checked >= _CHECK_SECONDS:
+            self._checked = time.monotonic()
+            self._check()
+        try:
+            found: list[ScoredGroup] = self._inbox.poll()
+        except RLinfError:
+            self._raise_death()
+            raise
+        self._tokens += sum(sum(each.report.lengths) for each in found)
+        return found
+
+    def wait(self) -> list[ScoredGroup]:
+        """See `PromptService`.
+
+        Raises:
+            WorkerGroupError: a worker failed or died.
+            CommunicationTimeoutError: no group came within `RLINF_TIMEOUT`.
+        """
+        deadline, nap = Deadline.after(env_vars.TIMEOUT.get()), _SHORTEST_NAP
+        while not (found := self.poll()):
+            if deadline.expired:
+                raise CommunicationTimeoutError("waiting for scored answers", env_vars.TIMEOUT.get())
+            time.sleep(nap)
+            nap = min(_LONGEST_NAP, 2 * nap)
+        return found
+
+    def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
+        """See `PromptService`: they are loaded when they are there, and generation goes on until then."""
+        for rank in range(self._workers["rollout"]):
+            self._put(NewWeights(version), orders_key(rank))
+        return ()
+
+    def tokens_per_second(self) -> float:
+        """See `PromptService`: of the time that passed."""
+        now = time.monotonic()
+        speed = self._tokens / max(1e-9, now - self._since)
+        self._tokens, self._since = 0, now
+        return speed
+
+    def end(self) -> None:
+        """See `PromptService`."""
+        rollout, reward = self._running
+        for rank in range(self._workers["rollout"]):
+            self._put(None, orders_key(rank))
+        wait_together(rollout)
+        for _ in range(self._workers["reward"]):
+            self._put(None, ANSWERS)
+        wait_together(reward)
+
+    def _check(self) -> None:
+        """Raise the failure of a worker, where one has failed."""
+        if any(handle.failed for handle in self._running):
+            wait_together(*self._running)
+        if any(handle.done() for handle in self._running):
+            raise RunError("rollout and reward workers have returned before the end of the run")
+
+    def _raise_death(self) -> None:
+        """After a failed operation: raise the death of a worker that explains it, which may be known a moment later."""
+        deadline = Deadline.after(_DEATH_SECONDS)
+        while not deadline.expired:
+            self._check()
+            time.sleep(_LONGEST_NAP)
+
+
+def wait_for(handle: WorkerGroupHandle[Any], meanwhile: Callable[[], object]) -> list[Any]:
+    """Return the results of a call, doing something else again and again until they are there."""
+    nap = _SHORTEST_NAP
+    while not handle.done():
+        meanwhile()
+        time.sleep(nap)
+        nap = min(_LONGEST_NAP, 2 * nap)
+    return handle.wait()

@@ -1,0 +1,55 @@
+"""The items of a channel's key, for a process that does something else while none is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.collective.work import Work
+from rlinf_core.errors import CommunicationTimeoutError
+
+
+class Inbox:
+    """The items of one key of a channel.
+
+    The next item may be long in coming, as when a trainer takes hours for a step: a wait has no end but the sender's
+    death.
+
+    Args:
+        channel: that holds them.
+        key: of the items.
+    """
+
+    def __init__(self, channel: Channel, key: str) -> None:
+        self._channel = channel
+        self._key = key
+        # The next item, where it was asked for.
+        self._next: Work[Any] | None = None
+
+    def poll(self) -> list[Any]:
+        """Return the items that are there, without waiting."""
+        found: list[Any] = []
+        while self._asked().done():
+            found += self._take()
+        return found
+
+    def wait(self) -> Any:
+        """Return the next item; no other one is asked for."""
+        while True:
+            for item in self._take():
+                return item
+
+    def _asked(self) -> Work[Any]:
+        if self._next is None:
+            self._next = self._channel.get(key=self._key, async_op=True)
+        return self._next
+
+    def _take(self) -> list[Any]:
+        """Return the next item, waiting for it; none where its time is up."""
+        work = self._asked()
+        try:
+            return [work.wait()]
+        except CommunicationTimeoutError:
+            return []
+        finally:
+            self._next = None

@@ -1,0 +1,224 @@
+"""The plan of which prompts are answered when, and for which training step: decisions without processes.
+
+Every training step learns from a batch of its own: prompts that were set aside for it before any was answered. The
+batches of `max_staleness` later steps may be answered meanwhile. A prompt for step s is answered by weights of at
+least the version of step s less `max_staleness`, so that no token is older than that when it is learned from, and
+none has to be thrown away for its age. Which prompts a step learns from depends on numbers, not on who is faster:
+short answers are not preferred to long ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rlinf_core.runners.prompts import GroupReport, Prompt
+
+
+class _Place(NamedTuple):
+    """A place in a batch: position of the problem, how often it was filled anew, and whether answers are shown."""
+
+    position: int
+    refill: int = 0
+    shown: bool = False
+
+
+@dataclass
+class _Batch:
+    """The prompts of one training step.
+
+    Attributes:
+        waiting: places whose prompts have not been handed out.
+        places: those handed out, by slot.
+        workers: ranks that answer, by slot, of those that are being answered.
+        reports: of the groups that are there, by slot.
+    """
+
+    step: int
+    waiting: list[_Place] = field(default_factory=list[_Place])
+    places: dict[int, _Place] = field(default_factory=dict[int, _Place])
+    workers: dict[int, int] = field(default_factory=dict[int, int])
+    reports: dict[int, GroupReport] = field(default_factory=dict[int, GroupReport])
+
+
+class Restored(NamedTuple):
+    """Groups that a checkpoint held: slots of those that are there again, and how many are prompted again."""
+
+    slots: tuple[int, ...]
+    again: int
+
+
+class PromptPlan:
+    """Hands out prompts, and collects reports of their answers until the batch of a step is whole.
+
+    A group that is not kept is replaced by that of a further prompt, up to `max_refills` times for each place of a
+    batch. In synchronous mode (`max_staleness` 0) replacements are handed out when all other groups are there, so that
+    the prompts that are answered together do not depend on time.
+
+    Args:
+        batch_size: prompts of a training step.
+        max_staleness: versions that a token may lie behind the weights that learn from it.
+        max_refills: how often a place is filled anew when its group is not kept.
+        workers: processes that answer; each prompt goes to the one with the fewest.
+        answers: to each prompt.
+        temperature: of the draws.
+        shown: how many groups of a step people may read.
+
+    Attributes:
+        taken: training problems set aside so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        max_staleness: int,
+        max_refills: int,
+        workers: int,
+        answers: int,
+        temperature: float,
+        shown: Callable[[int], int] = lambda step: 0,
+    ) -> None:
+        self._batch_size = batch_size
+        self._max_staleness = max_staleness
+        self._max_refills = max_refills
+        self._workers = workers
+        self._answers = answers
+        self._temperature = temperature
+        self._shown = shown
+        self._batches: dict[int, _Batch] = {}
+        self._free: list[int] = []
+        self._slots = itertools.count()
+        self.taken = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Prompts that are being answered or scored."""
+        return sum(len(batch.workers) for batch in self._batches.values())
+
+    @property
+    def buffered(self) -> tuple[int, ...]:
+        """Slots of the groups that wait to be learned from, ascending."""
+        found = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
+        return tuple(sorted(found))
+
+    def due(self, steps: range, version: int) -> list[Prompt]:
+        """Return the prompts to be handed out now.
+
+        Args:
+            steps: whose batches may be answered: the next one to be learned from, and later ones.
+            version: of the weights at the first of `steps`.
+        """
+        found: list[Prompt] = []
+        for step in steps:
+            if step not in self._batches:
+                self._begin(step)
+            batch = self._batches[step]
+            if not self._max_staleness and batch.workers:
+                continue
+            oldest = max(0, version + (step - steps.start) - self._max_staleness)
+            waiting, batch.waiting = batch.waiting, []
+            found += [self._hand_out(batch, place, oldest) for place in waiting]
+        return found
+
+    def _begin(self, step: int) -> None:
+        shown = self._shown(step)
+        places = [_Place(self.taken + index, 0, index < shown) for index in range(self._batch_size)]
+        self.taken += self._batch_size
+        self._batches[step] = _Batch(step, places)
+
+    def _hand_out(self, batch: _Batch, place: _Place, version: int) -> Prompt:
+        slot = heapq.heappop(self._free) if self._free else next(self._slots)
+        load = Counter(worker for each in self._batches.values() for worker in each.workers.values())
+        worker = min(range(self._workers), key=lambda rank: (load[rank], rank))
+        batch.places[slot] = place
+        batch.workers[slot] = worker
+        return Prompt(
+            slot, place.position, batch.step, worker, self._answers, self._temperature, version, shown=place.shown
+        )
+
+    def arrived(self, report: GroupReport) -> None:
+        """Take the report of a group.
+
+        Raises:
+            ValueError: its prompt is not under way.
+        """
+        batch = self._batches.get(report.step)
+        if batch is None or report.slot not in batch.workers:
+            raise ValueError(f"no prompt is under way in slot {report.slot} of step {report.step}")
+        del batch.workers[report.slot]
+        batch.reports[report.slot] = report
+        refill = batch.places[report.slot].refill + 1
+        if not report.kept and refill <= self._max_refills:
+            batch.waiting.append(_Place(self.taken, refill))
+            self.taken += 1
+
+    def is_whole(self, step: int) -> bool:
+        """Return whether every group of a step that will come is there."""
+        batch = self._batches.get(step)
+        return batch is not None and not batch.waiting and not batch.workers
+
+    def take(self, step: int) -> list[GroupReport]:
+        """Return the reports of a whole batch by slot, those not kept as well; the plan forgets it."""
+        if not self.is_whole(step):
+            raise ValueError(f"the batch of step {step} is not whole")
+        batch = self._batches.pop(step)
+        for slot in batch.places:
+            heapq.heappush(self._free, slot)
+        return [batch.reports[slot] for slot in sorted(batch.reports)]
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON."""
+        batches = [
+            {
+                "step": batch.step,
+                "waiting": [list(place) for place in batch.waiting],
+                "places": [[slot, *place] for slot, place in batch.places.items()],
+                "reports": [report._asdict() for report in batch.reports.values()],
+            }
+            for batch in self._batches.values()
+        ]
+        return {"problems_taken": self.taken, "batches": batches}
+
+    def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
+        """Take what `state` returned.
+
+        Prompts that were being answered are handed out again when they are due, and so are those whose groups are
+        older than `max_staleness` allows by now.
+
+        Args:
+            state: from a checkpoint.
+            step: the last one that is done.
+            version: of the weights after it.
+        """
+        self.taken = int(state["problems_taken"])
+        again = 0
+        kept: list[int] = []
+        for given in state.get("batches", ()):
+            batch = self._batches[given["step"]] = _Batch(given["step"])
+            learns = version + batch.step - step - 1
+            reports = [_report(each) for each in given["reports"]]
+            batch.reports = {
+                each.slot: each for each in reports if not each.kept or learns - each.oldest <= self._max_staleness
+            }
+            places = {slot: _Place(*place) for slot, *place in given["places"]}
+            batch.places = {slot: place for slot, place in places.items() if slot in batch.reports}
+            lost = [place for slot, place in places.items() if slot not in batch.reports]
+            again += len(lost)
+            batch.waiting = [*lost, *(_Place(*place) for place in given["waiting"])]
+            kept += [slot for slot, each in batch.reports.items() if each.kept]
+        used = {slot for batch in self._batches.values() for slot in batch.places}
+        self._slots = itertools.count(max(used, default=-1) + 1)
+        self._free = [slot for slot in range(max(used, default=-1)) if slot not in used]
+        return Restored(tuple(sorted(kept)), again)
+
+
+def _report(given: Mapping[str, Any]) -> GroupReport:
+    fields = dict[str, Any](given)
+    return GroupReport(**fields)._replace(rewards=tuple(given["rewards"]), lengths=tuple(given["lengths"]))

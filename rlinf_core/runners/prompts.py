@@ -1,0 +1,104 @@
+"""Prompts of language models: how they are handed out to workers, and what is known of the answers to each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Prompt(NamedTuple):
+    """A problem that a rollout worker is to answer.
+
+    Attributes:
+        slot: number of the group of its answers; no other group that is under way has it.
+        position: place in the endless order of training problems, or number of the evaluation problem.
+        step: the training step that learns from the answers, which draws depend on; 0: evaluation.
+        worker: rank of the rollout worker that answers.
+        answers: how many answers.
+        temperature: of the draws; 0 takes the most likely token.
+        version: of the oldest weights that may draw an answer's tokens.
+        shown: whether people may read the answers.
+    """
+
+    slot: int
+    position: int
+    step: int
+    worker: int
+    answers: int
+    temperature: float
+    version: int = 0
+    shown: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the answers are learned from."""
+        return self.step > 0
+
+
+class GroupReport(NamedTuple):
+    """The facts about the answers to one prompt that the runner knows.
+
+    Attributes:
+        slot: of the prompt.
+        step: of the prompt; 0: evaluation.
+        problem: number of the problem in its set.
+        source: name of that set.
+        difficulty: label of the problem, or "".
+        tokens: of all sequences, prompts included.
+        rewards: of each answer.
+        lengths: tokens of each answer.
+        truncated: how many answers ended at their limit.
+        failures: answers that could not be scored, by kind.
+        parts: sums of named parts of rewards.
+        oldest: version of the oldest weights that drew a token.
+        version_sum: sum of the versions of all tokens drawn.
+        skipped: whether the prompt was longer than the limit; it has no answers then.
+        dropped: whether nobody learns from the answers, since their rewards are equal (`algorithm.filter_groups`).
+    """
+
+    slot: int
+    step: int
+    problem: int
+    source: str
+    difficulty: str
+    tokens: int
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+    truncated: int
+    failures: dict[str, int]
+    parts: dict[str, float]
+    oldest: int
+    version_sum: int
+    skipped: bool = False
+    dropped: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether the answers are learned from."""
+        return not (self.skipped or self.dropped)
+
+
+class ScoredGroup(NamedTuple):
+    """A group that was scored.
+
+    Attributes:
+        report: its facts.
+        samples: records of answers that people may read, each with `_asdict`.
+    """
+
+    report: GroupReport
+    samples: tuple[Any, ...] = ()
+
+
+class NewWeights(NamedTuple):
+    """Tells a rollout worker, among its prompts, that the actor sends weights."""
+
+    version: int
+
+
+def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
+    """Return how many versions the tokens of groups lie behind `version`: the mean over tokens, and the most."""
+    drawn = sum(sum(each.lengths) for each in groups)
+    if not drawn:
+        return 0.0, 0
+    total = sum(each.version_sum for each in groups if each.lengths)
+    return version - total / drawn, version - min(each.oldest for each in groups if sum(each.lengths))

@@ -1,0 +1,227 @@
+"""Which prompts are answered when, and what is learned from: the plan alone, and with simulated engines."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_core.runners.prompt_plan import PromptPlan
+from rlinf_core.runners.prompts import GroupReport, Prompt, staleness
+
+
+def made(**given: int) -> PromptPlan:
+    known = {"batch_size": 3, "max_staleness": 0, "max_refills": 0, "workers": 2, "answers": 2, **given}
+    return PromptPlan(**known, temperature=1.0, shown=lambda step: 1)
+
+
+def answered(prompt: Prompt, versions: tuple[int, ...] = (0,), *, dropped: bool = False) -> GroupReport:
+    return GroupReport(
+        slot=prompt.slot,
+        step=prompt.step,
+        problem=prompt.position,
+        source="sums",
+        difficulty="",
+        tokens=len(versions) + 1,
+        rewards=(0.0, 0.0 if dropped else 1.0),
+        lengths=(len(versions),),
+        truncated=0,
+        failures={},
+        parts={},
+        oldest=min(versions),
+        version_sum=sum(versions),
+        dropped=dropped,
+    )
+
+
+def test_a_synchronous_step_takes_the_next_problems_and_deals_them_to_the_workers() -> None:
+    plan = made()
+
+    first = plan.due(range(1, 2), 0)
+    for prompt in first:
+        plan.arrived(answered(prompt))
+
+    assert [(each.slot, each.position, each.worker, each.shown) for each in first] == [
+        (0, 0, 0, True),
+        (1, 1, 1, False),
+        (2, 2, 0, False),
+    ]
+    assert [each.problem for each in plan.take(1)] == [0, 1, 2]
+    assert [(each.slot, each.position) for each in plan.due(range(2, 3), 1)] == [(0, 3), (1, 4), (2, 5)]
+
+
+def test_dropped_groups_are_replaced_together_and_only_so_often() -> None:
+    plan = made(max_refills=1)
+    first = plan.due(range(1, 2), 0)
+    plan.arrived(answered(first[0], dropped=True))
+    # In synchronous mode what is answered together does not depend on who is first.
+    assert plan.due(range(1, 2), 0) == []
+    plan.arrived(answered(first[1], dropped=True))
+    plan.arrived(answered(first[2]))
+
+    second = plan.due(range(1, 2), 0)
+    assert [each.position for each in second] == [3, 4]
+    assert not {each.slot for each in second} & {each.slot for each in first}
+    plan.arrived(answered(second[0], dropped=True))
+    plan.arrived(answered(second[1]))
+
+    assert plan.due(range(1, 2), 0) == []
+    assert [each.problem for each in plan.take(1) if each.kept] == [2, 4]
+
+
+def test_in_asynchronous_mode_a_dropped_group_is_replaced_at_once() -> None:
+    plan = made(max_staleness=1, max_refills=1)
+    first = plan.due(range(1, 3), 0)
+    assert [each.step for each in first] == [1, 1, 1, 2, 2, 2]
+
+    plan.arrived(answered(first[0], dropped=True))
+
+    assert [(each.position, each.step) for each in plan.due(range(1, 3), 0)] == [(6, 1)]
+
+
+def test_later_steps_need_newer_weights() -> None:
+    plan = made(max_staleness=2)
+    assert {(each.step, each.version) for each in plan.due(range(5, 8), 4)} == {(5, 2), (6, 3), (7, 4)}
+
+
+def test_a_worker_with_much_to_do_gets_nothing_new() -> None:
+    plan = made(workers=3, max_staleness=1, batch_size=4)
+    first = plan.due(range(1, 2), 0)
+    for prompt in first:
+        if prompt.worker:
+            plan.arrived(answered(prompt))
+    assert Counter(each.worker for each in first) == {0: 2, 1: 1, 2: 1}
+    assert Counter(each.worker for each in plan.due(range(1, 3), 0)) == {1: 2, 2: 2}
+
+
+def test_a_report_of_nothing_that_was_asked_is_refused() -> None:
+    plan = made()
+    (prompt, *_) = plan.due(range(1, 2), 0)
+    plan.arrived(answered(prompt))
+    with pytest.raises(ValueError, match="slot 0 of step 1"):
+        plan.arrived(answered(prompt))
+
+
+def test_a_checkpoint_restores_what_was_buffered_and_asks_again_for_the_rest() -> None:
+    plan = made(max_staleness=1, max_refills=1)
+    first = plan.due(range(1, 3), 0)
+    for prompt in first[:3]:
+        plan.arrived(answered(prompt))
+    plan.take(1)
+    plan.arrived(answered(first[3]))
+    plan.arrived(answered(first[4], dropped=True))
+
+    again = made(max_staleness=1, max_refills=1)
+    restored = again.restore(json.loads(json.dumps(plan.state())), step=1, version=1)
+
+    # One group is there, one prompt was under way; the replacement of the dropped one was never handed out.
+    assert restored == ((first[3].slot,), 1)
+    due = again.due(range(2, 4), 1)
+    assert [(each.position, each.step) for each in due if each.step == 2] == [(5, 2), (6, 2)]
+    assert len({each.slot for each in due} | {first[3].slot, first[4].slot}) == len(due) + 2
+    assert again.taken == 10
+
+
+def test_restored_groups_that_are_too_old_for_a_smaller_bound_are_answered_again() -> None:
+    plan = made(max_staleness=2)
+    for prompt in plan.due(range(1, 4), 0):
+        plan.arrived(answered(prompt))
+    plan.take(1)
+
+    again = made(max_staleness=1)
+    restored = again.restore(plan.state(), step=1, version=1)
+
+    assert len(restored.slots) == 3  # those of step 2, which are one version old then
+    assert restored.again == 3
+    assert [each.version for each in again.due(range(2, 4), 1) if each.step == 3] == [1, 1, 1]
+
+
+def test_staleness_counts_tokens() -> None:
+    prompt = made().due(range(1, 2), 0)[0]
+    assert staleness([answered(prompt, (1, 1, 3)), answered(prompt, (3,))], 3) == (1.0, 2)
+    assert staleness([], 3) == (0.0, 0)
+
+
+@dataclass
+class Engines:
+    """Engines that draw tokens of random numbers of answers at a time, and load weights late."""
+
+    rng: random.Random
+    version: int = 0
+    offered: int = 0
+    waiting: list[Prompt] = field(default_factory=list[Prompt])
+    running: dict[int, tuple[Prompt, int, list[int]]] = field(default_factory=dict)
+
+    def ask(self, prompts: list[Prompt]) -> None:
+        self.waiting += prompts
+
+    def tick(self, dropping: float) -> list[GroupReport]:
+        """Draw tokens of some prompts, or load weights; sometimes nothing happens."""
+        if self.rng.random() < 0.3:
+            self.version = self.rng.randint(self.version, self.offered)
+        begun = [each for each in self.waiting if each.version <= self.version and self.rng.random() < 0.7]
+        self.waiting = [each for each in self.waiting if each not in begun]
+        for prompt in begun:
+            assert prompt.slot not in self.running
+            self.running[prompt.slot] = prompt, min(40, int(self.rng.paretovariate(1.0))), []
+        done: list[GroupReport] = []
+        for slot, (prompt, length, versions) in list(self.running.items()):
+            if self.rng.random() < 0.8:
+                versions.append(self.version)
+            if len(versions) == length:
+                del self.running[slot]
+                done.append(answered(prompt, tuple(versions), dropped=self.rng.random() < dropping))
+        # What is left to load comes at last, as every message does.
+        if not self.running and not begun and self.waiting:
+            self.version = max(self.version, min(self.offered, self.version + 1))
+        return done
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    bound=st.integers(0, 4),
+    batch=st.integers(1, 6),
+    workers=st.integers(1, 4),
+    refills=st.integers(0, 3),
+    dropping=st.sampled_from([0.0, 0.3, 0.9]),
+    stopped=st.integers(0, 7),
+)
+def test_no_token_is_older_than_the_bound_and_no_prompt_is_lost_or_doubled(
+    seed: int, bound: int, batch: int, workers: int, refills: int, dropping: float, stopped: int
+) -> None:
+    """Steps of a trainer with engines that are fast, slow and late, stopped and resumed once."""
+    rng, last = random.Random(seed), 8
+
+    def plan_made() -> PromptPlan:
+        return made(batch_size=batch, max_staleness=bound, max_refills=refills, workers=workers, answers=1)
+
+    plan, engines = plan_made(), Engines(rng)
+    seen: Counter[int] = Counter()
+    for version, step in enumerate(range(1, last + 1)):
+        steps = range(step, min(step + bound, last) + 1)
+        engines.offered = version
+        engines.ask(plan.due(steps, version))
+        while not plan.is_whole(step):
+            for report in engines.tick(dropping):
+                plan.arrived(report)
+            engines.ask(plan.due(steps, version))
+            assert len(plan.buffered) <= batch * (bound + 1)
+        groups = plan.take(step)
+        kept = [each for each in groups if each.kept]
+        assert len(kept) <= batch
+        assert len(kept) == batch or refills == 0 or dropping
+        assert staleness(kept, version)[1] <= bound
+        seen.update(each.problem for each in groups)
+        if step == stopped:
+            state = json.loads(json.dumps(plan.state()))
+            under_way = plan.in_flight
+            plan, engines = plan_made(), Engines(rng, step, step)
+            assert plan.restore(state, step, step).again == under_way
+    # Every prompt was taken once, and every one that was set aside was learned from or dropped as its report says.
+    assert seen == Counter(range(plan.taken))
