@@ -1,0 +1,215 @@
+"""Prompts on their way through an engine that draws one token of each answer at a time, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from recipes.language.answering import AnswerGroup, Answering
+from recipes.language.data.problems import Problem
+from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.sequences import Request, Sequence
+from recipes.language.weights import WeightUpdate
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.prompts import NewWeights, Prompt
+
+
+class SteppingEngine(Engine):
+    """Draws the prompt's first token so often as it says, as answers of its length."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.rows: list[tuple[Request, int, list[int]]] = []
+        self.paused = False
+
+    def submit(self, request: Request) -> None:
+        self.rows += [(request, sample, []) for sample in range(request.group_size)]
+
+    def step(self) -> list[Sequence]:
+        assert not self.paused
+        return self._drawn()
+
+    def _drawn(self) -> list[Sequence]:
+        for _, _, versions in self.rows:
+            versions.append(self.version)
+        ended = [row for row in self.rows if len(row[2]) == row[0].prompt[0]]
+        self.rows = [row for row in self.rows if row not in ended]
+        return [
+            Sequence(
+                request_id=request.request_id,
+                sample=sample,
+                prompt=request.prompt,
+                tokens=tuple(5 for _ in versions),
+                logprobs=tuple(0.0 for _ in versions),
+                versions=tuple(versions),
+                finish_reason="stop",
+            )
+            for request, sample, versions in ended
+        ]
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.rows)
+
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        self.paused = True
+        done: list[Sequence] = []
+        while mode == "drain" and self.rows:
+            done += self._drawn()
+        return done
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
+        self.version = version
+        return "same"
+
+    def sleep(self, level: int = 1) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+    def stop(self) -> None: ...
+
+
+class Encoder:
+    """Prompts are numbers; 0 is too long."""
+
+    def encode(self, prompt: str) -> tuple[int, ...] | None:
+        return (int(prompt),) if int(prompt) else None
+
+    def text(self, tokens: tuple[int, ...]) -> str:
+        return "x" * len(tokens)
+
+    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple("x" for _ in tokens)
+
+
+class Script:
+    """Orders that come when the engine has drawn so many steps: `(at, order)`, sorted."""
+
+    def __init__(self, *orders: tuple[int, Any]) -> None:
+        self.left = list(orders)
+        self.now = 0
+
+    def poll(self) -> list[Any]:
+        found = [order for at, order in self.left if at <= self.now]
+        self.left = [each for each in self.left if each[0] > self.now]
+        self.now += 1
+        return found
+
+    def wait(self) -> Any:
+        assert self.left, "waited for an order that never comes"
+        self.now, order = self.left.pop(0)
+        return order
+
+
+class Weights:
+    """Weights that arrive some looks after they were announced."""
+
+    def __init__(self, delay: int = 0) -> None:
+        self.delay = delay
+        self.versions = iter(range(100))
+
+    def __call__(self) -> Any:
+        left, version = self.delay, next(self.versions)
+
+        def done() -> bool:
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        return SimpleNamespace(done=done, wait=lambda: WeightUpdate(version, (), [], "same"))
+
+
+def prompt(slot: int, length: int, version: int = 0, answers: int = 2, step: int = 1) -> Prompt:
+    # The place in the order of problems is the length of the answer.
+    return Prompt(slot, length, step, 0, answers, 1.0, version)
+
+
+def made(*overrides: str) -> tuple[Answering, list[AnswerGroup]]:
+    job = load_job("math_laptop", ("data.shuffle=false", *overrides), environ={})
+    config, encoder = cast("Any", job.config), cast("Any", Encoder())
+    put: list[AnswerGroup] = []
+    problems: Any = [Problem(prompt=str(number), answer="") for number in range(50)]
+    engine = SteppingEngine()
+    return Answering(config, engine, encoder, (), training=problems, evaluation=problems, put=put.append), put
+
+
+def versions(group: AnswerGroup) -> tuple[int, ...]:
+    assert len({each.versions for each in group.answers}) == 1
+    return group.answers[0].versions
+
+
+def test_answers_under_way_go_on_under_new_weights() -> None:
+    answering, put = made("runner.max_staleness=2")
+    script = Script((0, NewWeights(0)), (0, (prompt(0, 6), prompt(1, 2))), (2, NewWeights(1)), (9, None))
+
+    answering.answer_forever(script, Weights())
+
+    assert {each.prompt.slot: versions(each) for each in put} == {1: (0, 0), 0: (0, 0, 0, 1, 1, 1)}
+
+
+def test_without_partial_rollout_answers_end_under_the_weights_that_began_them() -> None:
+    answering, put = made("runner.max_staleness=2", "runner.partial_rollout=false")
+    script = Script(
+        (0, NewWeights(0)),
+        (0, (prompt(0, 6),)),
+        (3, NewWeights(1)),
+        (3, (prompt(1, 2),)),
+        (6, (prompt(2, 1),)),
+        (9, None),
+    )
+
+    answering.answer_forever(script, Weights(2))
+
+    assert {each.prompt.slot: versions(each) for each in put} == {0: (0,) * 6, 1: (0, 0), 2: (1,)}
+
+
+def test_a_prompt_waits_for_the_weights_that_it_needs_while_others_go_on() -> None:
+    answering, put = made("runner.max_staleness=1")
+    script = Script((0, NewWeights(0)), (0, (prompt(0, 8), prompt(1, 1, version=1))), (2, NewWeights(1)), (3, None))
+
+    answering.answer_forever(script, Weights(3))
+
+    found = {each.prompt.slot: versions(each) for each in put}
+    assert found[1] == (1,)
+    assert set(found[0]) == {0, 1}
+
+
+@pytest.mark.parametrize("ending", [0, 1, 30])
+def test_the_end_comes_when_everything_is_answered_once(ending: int) -> None:
+    answering, put = made("runner.max_staleness=1")
+    prompts = tuple(prompt(slot, slot % 5, answers=3) for slot in range(12))
+    script = Script((0, NewWeights(0)), (0, prompts), (0, NewWeights(1)), (0, NewWeights(2)), (ending, None))
+
+    answering.answer_forever(script, Weights(1))
+
+    assert sorted(each.prompt.slot for each in put) == list(range(12))
+    assert all(len(each.answers) == (3 if each.prompt.slot % 5 else 0) for each in put)
+    assert [[answer.sample for answer in each.answers] for each in put if each.answers] == [[0, 1, 2]] * 9
+    assert answering.version == 2
+
+
+def test_problems_of_evaluation_have_slots_of_their_own() -> None:
+    answering, put = made()
+    answering.load(Weights()().wait())
+
+    answering.answer([prompt(0, 3), prompt(0, 4, step=0)])
+
+    assert [(each.prompt.trains, len(each.answers[0].tokens)) for each in put] == [(True, 3), (False, 4)]
+
+
+def test_a_worker_that_gets_no_prompt_is_done() -> None:
+    answering, put = made()
+    answering.answer([])
+    assert (put, answering.drawn) == ([], 0)

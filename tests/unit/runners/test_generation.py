@@ -1,0 +1,147 @@
+"""The stream of prompts and reports, between threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from rlinf_core.channel.channel import Channel
+from rlinf_core.errors import RunError
+from rlinf_core.runners.generation import ANSWERS, REPORTS, Stream, orders_key, wait_for
+from rlinf_core.runners.inbox import Inbox
+from rlinf_core.runners.prompts import NewWeights, Prompt, ScoredGroup
+from tests.unit.runners.test_prompt_plan import answered
+
+
+class Call:
+    """A method that runs in threads, with the parts of a handle that matter here."""
+
+    def __init__(self, *targets: Any) -> None:
+        self.error: BaseException | None = None
+        self.threads = [threading.Thread(target=self.run, args=(target,), daemon=True) for target in targets]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, target: Any) -> None:
+        try:
+            target()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None
+
+    def done(self) -> bool:
+        return self.failed or not any(thread.is_alive() for thread in self.threads)
+
+    def wait(self) -> list[None]:
+        while not self.done():
+            self.threads[0].join(0.01)
+        if self.error is not None:
+            raise self.error
+        return [None for _ in self.threads]
+
+
+class Workers:
+    """Two rollout workers, which hand prompts on, and two reward workers, which report them."""
+
+    def __init__(self) -> None:
+        self.answers = Channel.create("answers", local=True)
+        self.scored = Channel.create("scored", local=True)
+        self.orders: list[tuple[int, Any]] = []
+        self.begun: list[Call] = []
+
+    def generate_forever(self) -> Any:
+        return self._begin(lambda: self._answer(0), lambda: self._answer(1))
+
+    def score_forever(self) -> Any:
+        return self._begin(self._score, self._score)
+
+    def _begin(self, *targets: Any) -> Call:
+        self.begun.append(Call(*targets))
+        return self.begun[-1]
+
+    def _answer(self, rank: int) -> None:
+        inbox = Inbox(self.answers, orders_key(rank))
+        while (order := inbox.wait()) is not None:
+            self.orders.append((rank, order))
+            for prompt in () if isinstance(order, NewWeights) else order:
+                if prompt.position == 99:
+                    raise ValueError("this one is bad")
+                self.answers.put(prompt, key=ANSWERS)
+
+    def _score(self) -> None:
+        inbox = Inbox(self.answers, ANSWERS)
+        while (prompt := inbox.wait()) is not None:
+            self.scored.put(ScoredGroup(answered(prompt, (1, 1))), key=REPORTS)
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "rlinf_core.runners.generation.wait_together",
+        lambda *handles: [handle.wait() for handle in sorted(handles, key=lambda each: not each.failed)],
+    )
+
+
+def stream_of(workers: Workers) -> Stream:
+    return Stream(
+        cast("Any", workers), cast("Any", workers), {"rollout": 2, "reward": 2}, workers.answers, workers.scored
+    )
+
+
+def prompts(*workers: int, first: int = 0) -> list[Prompt]:
+    return [Prompt(first + index, first + index, 1, worker, 2, 1.0) for index, worker in enumerate(workers)]
+
+
+@pytest.mark.usefixtures("together")
+def test_every_prompt_comes_back_once_and_the_end_lets_all_return() -> None:
+    workers = Workers()
+    stream = stream_of(workers)
+    stream.load_weights(3)
+    stream.ask(prompts(0, 0, 0, 1, 0))
+
+    found: list[ScoredGroup] = []
+    while len(found) < 5:
+        found += stream.wait()
+    assert sorted(each.report.slot for each in found) == [0, 1, 2, 3, 4]
+    assert stream.tokens_per_second() > 0
+    assert stream.tokens_per_second() == 0
+    stream.ask([])
+    stream.end()
+
+    assert all(call.done() and not call.failed for call in workers.begun)
+    assert [order for rank, order in workers.orders if rank == 1] == [NewWeights(3), tuple(prompts(0, 0, 0, 1))[3:]]
+
+
+@pytest.mark.usefixtures("together")
+def test_the_failure_of_a_worker_ends_the_wait_for_reports() -> None:
+    stream = stream_of(Workers())
+    stream.ask([Prompt(0, 99, 1, 1, 2, 1.0)])
+    with pytest.raises(ValueError, match="this one is bad"):
+        stream.wait()
+
+
+@pytest.mark.usefixtures("together")
+def test_workers_that_return_too_early_end_the_run() -> None:
+    workers = Workers()
+    stream = stream_of(workers)
+    for rank in range(2):
+        workers.answers.put(None, key=orders_key(rank))
+    with pytest.raises(RunError, match="before the end"):
+        stream.wait()
+
+
+def test_something_else_is_done_until_a_call_returns() -> None:
+    go_on, seen = threading.Event(), list[int]()
+
+    def meanwhile() -> None:
+        seen.append(len(seen))
+        if len(seen) == 3:
+            go_on.set()
+
+    assert wait_for(cast("Any", Call(go_on.wait)), meanwhile) == [None]
+    assert len(seen) >= 3
