@@ -22,7 +22,8 @@ _SHORT = {
     events.ADVANTAGES: "advantages",
     events.ACTOR_TRAINING: "training",
 }
-# What people look for first, by its name below `env/`, `eval/` or `rollout/`: the first that there is, is shown.
+# What people look for first, by its name below `env/`, `eval/` or `rollout/`, or by its full name: the first that
+# there is, is shown.
 _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("success", ("success_at_end", "success_once")),
     ("return", ("return",)),
@@ -31,8 +32,13 @@ _HEADLINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pass@1", ("pass@1",)),
     ("length", ("episode_len", "response_length")),
     ("truncated", ("truncated",)),
+    ("kept", ("groups_kept",)),
+    ("staleness", ("staleness_mean", "staleness")),
     ("tokens/s", ("tokens_per_second",)),
+    ("trained tokens/s", ("train/actor/tokens_per_second",)),
 )
+# Figures that say nothing: all groups were learned from, and all samples come from the newest weights.
+_NOTHING_SAID = {("kept", 1.0), ("staleness", 0.0)}
 _LOSSES: tuple[tuple[str, str], ...] = (
     ("policy loss", "train/actor/policy_loss"),
     ("value loss", "train/critic/value_loss"),
@@ -60,8 +66,8 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
     """
     found: list[tuple[str, str]] = []
     for word, names in _HEADLINES:
-        value = _first(metrics, [f"{space}/{name}" for space in namespaces for name in names])
-        if value is not None:
+        value = _first(metrics, [name if "/" in name else f"{space}/{name}" for space in namespaces for name in names])
+        if value is not None and (word, value) not in _NOTHING_SAID:
             found.append((word, figure(value)))
     # In environments the return is the sum of the rewards: one of them will do.
     return [each for each in found if each[0] != "reward" or "return" not in dict(found)]

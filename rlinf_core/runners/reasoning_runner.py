@@ -132,7 +132,7 @@ class ReasoningRunner(RolloutRunner):
         began = time.perf_counter()
         with self.phase(step, events.ACTOR_TRAINING):
             metrics |= _means(self._while_generating(step, self.actor.run_training(step)))
-        metrics["train/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
+        metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         self.weight_version += 1
         if step == self.last_step:
             self._end_stream()

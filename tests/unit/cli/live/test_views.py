@@ -253,3 +253,22 @@ def test_the_live_view_of_a_run_without_an_end() -> None:
     progress.take(STARTED._replace(last_step=None))
     progress.take(events.StepFinished(1, {}))
     assert shown(progress)[1] == "step      1  0:00"
+
+
+def test_figures_of_language_models_are_told_where_they_say_something() -> None:
+    plain = {
+        "rollout/reward": 0.5,
+        "rollout/response_length": 12.0,
+        "rollout/truncated": 0.1,
+        "rollout/groups_kept": 1.0,
+        "rollout/staleness_mean": 0.0,
+        "rollout/tokens_per_second": 1200.0,
+        "train/actor/tokens_per_second": 900.0,
+    }
+    speeds = "tokens/s 1200, trained tokens/s 900"
+    spelled = labels.spelled(labels.headlines(plain, "env", "rollout"))
+    assert spelled == f"reward 0.5, length 12, truncated 0.1, {speeds}"
+
+    stale = {**plain, "rollout/groups_kept": 0.75, "rollout/staleness_mean": 1.2}
+    spelled = labels.spelled(labels.headlines(stale, "env", "rollout"))
+    assert spelled == f"reward 0.5, length 12, truncated 0.1, kept 0.75, staleness 1.2, {speeds}"
