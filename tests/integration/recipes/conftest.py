@@ -1,8 +1,12 @@
-"""Runs of the embodied recipe on the session's Ray, small enough for every commit."""
+"""Runs of the recipes on the session's Ray, small enough for every commit."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,16 +16,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedConfig, facts
-from recipes.embodied.program import launch
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.embodied_runner import EmbodiedRunner
-from rlinf_core.runners.events import Event
+from rlinf_core.runners.events import Event, PhaseStarted
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import with_recovery
 from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.runner import Runner
 
 # Reach, so small that a step takes milliseconds.
 SMALL = (
@@ -37,12 +39,26 @@ SMALL = (
 )
 
 
+# A language model of a few thousand weights on sums of one digit.
+SMALL_MATH = (
+    "actor.model.hidden_dim=32",
+    "actor.model.num_layers=1",
+    "actor.warm_start.steps=5",
+    "data.rollout_batch_size=6",
+    "data.val_size=20",
+    "algorithm.group_size=4",
+    "runner.val_check_interval=-1",
+    "runner.max_steps=4",
+    "runner.save_format=dcp",
+)
+
+
 @dataclass
 class Run:
     """A run that was made, and what it left."""
 
     folder: RunFolder
-    config: EmbodiedConfig
+    config: Any
     events: list[Event] = field(default_factory=list[Event])
 
     @property
@@ -72,48 +88,84 @@ def read_weights(checkpoint: Path) -> dict[str, Tensor]:
     return state
 
 
-Train = Callable[..., Run]
+class Killer:
+    """Kills a worker of a component when a phase of a step begins."""
+
+    def __init__(self, component: str, step: int, phase: str, times: int = 1) -> None:
+        self.component, self.step, self.phase = component, step, phase
+        self.left = times
+
+    def __call__(self, event: Event, runner: Runner | None) -> None:
+        here = isinstance(event, PhaseStarted) and (event.step, event.phase) == (self.step, self.phase)
+        if here and self.left and runner is not None:
+            self.left -= 1
+            group: Any = runner.groups[self.component]
+            os.kill(group._members[0].pid, signal.SIGKILL)
 
 
-@pytest.fixture
-def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
+@dataclass
+class Train:
     """Trains to the end: the small run with overrides, or with `shipped` the configuration of that name.
 
     `during(event, runner)` is told everything as it happens.
     """
-    running: list[EmbodiedRunner] = []
 
-    def train(
+    cluster: Cluster
+    folder: Path
+    # Module of the recipe's program, the configuration that the small run changes, and how.
+    program: str
+    small: tuple[str, ...]
+    changed: str
+    running: list[Runner] = field(default_factory=list[Runner])
+
+    def __call__(
+        self,
         *overrides: str,
         shipped: str | None = None,
-        during: Callable[[Event, EmbodiedRunner | None], None] | None = None,
+        during: Callable[[Event, Runner | None], None] | None = None,
     ) -> Run:
-        sizes = SMALL if shipped is None else ()
-        log_path = f"runner.logger.log_path={tmp_path / 'runs'}"
-        job = load_job(shipped or "laptop", (*sizes, log_path, *overrides), environ={})
+        program: Any = importlib.import_module(self.program)
+        sizes = self.small if shipped is None else ()
+        log_path = f"runner.logger.log_path={self.folder / 'runs'}"
+        job = load_job(shipped or self.changed, (*sizes, log_path, *overrides), environ={})
         job.raise_if_bad()
-        config = cast("EmbodiedConfig", job.config)
-        made = Run(RunFolder.create(config.runner, "embodied"), config)
+        config: Any = job.config
+        made = Run(RunFolder.create(config.runner, config.recipe), config)
 
         def listen(event: Event) -> None:
             made.events.append(event)
             if during is not None:
-                during(event, running[-1] if running else None)
+                during(event, self.running[-1] if self.running else None)
 
         def attempt() -> None:
-            runner = launch(config, cluster, record)
-            running.append(runner)
+            runner: Runner = program.launch(config, self.cluster, record)
+            self.running.append(runner)
             try:
                 runner.run()
             finally:
-                running.pop().shutdown()
+                self.running.pop().shutdown()
 
-        with RunRecord.open(job, made.folder, listen, config.runner, facts(config)) as record:
+        with RunRecord.open(job, made.folder, listen, config.runner, program.facts(config)) as record:
             with_recovery(attempt, record, config.runner.max_restarts)
             record.finished()
         made.folder.end("finished")
         return made
 
-    yield train
-    for runner in running:
-        runner.shutdown()
+    def close(self) -> None:
+        for runner in self.running:
+            runner.shutdown()
+
+
+@pytest.fixture
+def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
+    """Runs of the embodied recipe."""
+    with closing(Train(cluster, tmp_path, "recipes.embodied.program", SMALL, "laptop")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def train_math(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Runs of the math recipe."""
+    folder = tmp_path_factory.mktemp("math")
+    with closing(Train(cluster, folder, "recipes.math.program", SMALL_MATH, "math_laptop")) as made:
+        yield made

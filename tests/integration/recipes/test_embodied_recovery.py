@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from typing import Any
-
 import pytest
 import torch
 
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.runners.embodied_runner import EmbodiedRunner
-from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, RunStarted, StepFinished
-from tests.integration.recipes.conftest import Run, Train
+from rlinf_core.runners.events import RunRestarted, RunStarted, StepFinished
+from tests.integration.recipes.conftest import Killer, Run, Train
 
 # Two or three launches, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
-
-
-class Killer:
-    """Kills a worker of a component when a phase of a step begins."""
-
-    def __init__(self, component: str, step: int, phase: str, times: int = 1) -> None:
-        self.component, self.step, self.phase = component, step, phase
-        self.left = times
-
-    def __call__(self, event: Event, runner: EmbodiedRunner | None) -> None:
-        here = isinstance(event, PhaseStarted) and (event.step, event.phase) == (self.step, self.phase)
-        if here and self.left and runner is not None:
-            self.left -= 1
-            group: Any = getattr(runner, self.component)
-            os.kill(group._members[0].pid, signal.SIGKILL)
 
 
 def same(one: Run, other: Run) -> None:

@@ -1,88 +1,102 @@
-"""`recipe: math` by the command that people type."""
+"""`recipe: math`: a small model is trained, kept, shown, resumed, and outlives its workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
+
+from rlinf_core.runners import events
+from rlinf_core.runners.prompt_plan import PromptPlan
+from rlinf_core.runners.prompts import GroupReport
+from tests.integration.recipes.conftest import Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
-def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlinf_cli", "train", "math_laptop", "runner.logger.log_path=runs", *overrides]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=550, check=False)
+@pytest.fixture(scope="module")
+def whole(train_math: Train) -> Run:
+    """A run of four steps that nothing disturbs."""
+    return train_math("runner.save_format=both", "runner.save_interval=2", "rollout.check_logprobs=warn")
 
 
-def run_folder(folder: Path) -> Path:
-    return max((folder / "runs").iterdir(), key=lambda each: each.stat().st_mtime)
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if "rollout/reward" in line["metrics"]]
-
-
-def test_a_model_built_on_the_spot_is_trained_kept_and_shown(tmp_path: Path) -> None:
-    done = train(tmp_path, "runner.max_steps=4", "rollout.check_logprobs=warn")
-    assert done.returncode == 0, done.stderr
-    run = run_folder(tmp_path)
-
-    steps = metrics(run)
+def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None:
+    steps = [each.metrics for each in whole.metrics]
     assert len(steps) == 4
     # Engine and trainer are the same model: what they say of the drawn tokens differs by rounding.
     assert max(step["train/logprob_gap/max"] for step in steps) < 1e-4
     assert all(0 <= step["rollout/reward"] <= 1 for step in steps)
+    assert all(step["rollout/staleness_max"] == 0 for step in steps)
     shown = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "samples", str(run), "--order", "best", "-n", "2", "--output", "json"],
+        [sys.executable, "-m", "rlinf_cli", "samples", str(whole.folder.path), "-n", "2", "--output", "json"],
         capture_output=True,
         text=True,
         check=True,
-        cwd=tmp_path,
     )
     record = json.loads(shown.stdout)
     assert record["schema"] == "rlinf.samples/1"
-    assert [each["reward"] for each in record["samples"]] == [1.0, 1.0]
-    assert all(each["text"] == each["answer"] for each in record["samples"])
+    assert len(record["samples"]) == 2
     assert "".join(record["samples"][0]["pieces"]).startswith(record["samples"][0]["text"])
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    model, tokenizer = (kind.from_pretrained(run / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    folder = whole.folder.path / "model"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert model.config.vocab_size == len(tokenizer)
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(tmp_path: Path) -> None:
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    for folder in (straight, stopped):
-        folder.mkdir()
-    common = ("runner.val_check_interval=-1", "runner.save_interval=2", "actor.optim.total_training_steps=4")
-    assert train(straight, "runner.max_steps=4", *common).returncode == 0
-    assert train(stopped, "runner.max_steps=2", *common).returncode == 0
-    resumed = train(stopped, "runner.max_steps=4", "runner.resume_dir=auto", *common)
-    assert resumed.returncode == 0, resumed.stderr
+def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Train, whole: Run) -> None:
+    stopped = train_math.folder / "stopped"
+    shutil.copytree(whole.folder.path, stopped)
+    shutil.rmtree(stopped / "checkpoints" / "global_step_4")
 
-    import torch
-    from safetensors.torch import load_file
+    resumed = train_math(f"runner.resume_dir={stopped / 'checkpoints' / 'global_step_2'}", "runner.save_interval=2")
 
-    first, second = (load_file(run_folder(folder) / "model" / "model.safetensors") for folder in (straight, stopped))
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
+    assert [each.step for each in resumed.of(events.StepFinished)] == [3, 4]
+    mine, theirs = whole.weights(), resumed.weights()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_several_of_each_share_the_work(tmp_path: Path) -> None:
-    placement = "{actor: {node_group: node, placement: '0:0-1'}, rollout: {node_group: node, placement: '0:0-1'},"
-    placement += " reward: {node_group: node, placement: '0:0-1'}}"
+def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
+    train_math: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uneven numbers of prompts for two workers of each kind, groups that are replaced, and one death."""
+    learned: list[tuple[int, list[int]]] = []
+    take = PromptPlan.take
 
-    done = train(tmp_path, "runner.max_steps=2", f"cluster.component_placement={placement}")
+    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
+        groups = take(plan, step)
+        learned.append((step, [each.problem for each in groups]))
+        return groups
 
-    assert done.returncode == 0, done.stderr
-    assert len(metrics(run_folder(tmp_path))) == 2
+    monkeypatch.setattr(PromptPlan, "take", noted)
+    two = "{node_group: node, placement: '0:0-1'}"
+
+    run = train_math(
+        "~cluster.component_placement",
+        *(f"cluster.component_placement.{name}={two}" for name in ("actor", "rollout", "reward")),
+        "data.rollout_batch_size=3",
+        "algorithm.filter_groups=true",
+        "runner.max_staleness=1",
+        "runner.save_interval=1",
+        during=Killer("rollout", 3, "generate_rollouts"),
+    )
+
+    (restart,) = run.of(events.RunRestarted)
+    assert restart.step == 2
+    assert [each.step for each in run.metrics] == [1, 2, 3, 4]
+    assert all(each.metrics["rollout/staleness_max"] <= 1 for each in run.metrics)
+    # Of a step that was repeated the last time counts. No problem was learned from twice.
+    found = Counter(problem for problems in dict(learned).values() for problem in problems)
+    assert set(found.values()) == {1}
+    assert len(found) >= 12
