@@ -11,6 +11,7 @@ from recipes.language.answering import AnswerGroup, Answering
 from recipes.language.config import LanguageConfig
 from recipes.language.data.load import load_problems
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.base import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.layout import LanguageLayout
 from recipes.language.models import make_tokenizer, stop_token_ids
@@ -52,7 +53,7 @@ class LanguageRolloutWorker(Worker):
         self._layout = layout
         self._tokenizer = make_tokenizer(config.actor)
         stops = stop_token_ids(self._tokenizer, config.actor.model.model_path)
-        self._engine = make_engine(config, self._tokenizer, stops, self.torch_device)
+        self._engine = self.make_engine(stops)
         data = config.data
         encoder = PromptEncoder(
             self._tokenizer,
@@ -67,6 +68,14 @@ class LanguageRolloutWorker(Worker):
             config, self._engine, encoder, stops, training=training, evaluation=evaluation, put=self._put
         )
         self._answers = self.connect_channel(layout.answers)
+
+    def make_engine(self, stops: tuple[int, ...]) -> Engine:
+        """Return the engine that answers; a subclass may wrap it.
+
+        Args:
+            stops: tokens that end every answer.
+        """
+        return make_engine(self._config, self._tokenizer, stops, self.torch_device)
 
     def problem_counts(self) -> tuple[int, int]:
         """Return how many problems there are for training and for evaluation."""
