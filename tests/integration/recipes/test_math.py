@@ -54,6 +54,7 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Train, whole: Run) -> None:
     stopped = train_math.folder / "stopped"
     shutil.copytree(whole.folder.path, stopped)

@@ -1,0 +1,213 @@
+"""The workers of a language model's job in threads of this process, so that its whole loop runs without a cluster."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.language.actor_worker import LanguageActor
+from recipes.language.layout import LanguageLayout
+from recipes.language.reward_worker import RewardWorker
+from recipes.language.rollout_worker import LanguageRolloutWorker
+from rlinf_core.channel.channel import Channel
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.events import Event, StepFinished
+from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
+from rlinf_core.runners.reasoning_runner import ReasoningRunner
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.run_folder import RunFolder
+
+SMALL = (
+    "actor.model.hidden_dim=16",
+    "actor.model.num_layers=1",
+    "actor.warm_start.steps=3",
+    "data.rollout_batch_size=5",
+    "data.val_size=6",
+    "algorithm.group_size=3",
+    "rollout.sampling_params.max_new_tokens=4",
+    "runner.val_check_interval=-1",
+    "runner.save_format=dcp",
+    "runner.max_steps=4",
+)
+
+
+class Handle:
+    """The results of a call, one of each thread."""
+
+    def __init__(self, futures: list[Future[Any]]) -> None:
+        self._futures = futures
+
+    @property
+    def failed(self) -> bool:
+        return any(each.done() and each.exception() for each in self._futures)
+
+    def done(self) -> bool:
+        return self.failed or all(each.done() for each in self._futures)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        while not self.done():
+            threading.Event().wait(0.001)
+        for each in self._futures:
+            if each.done():
+                each.result()
+        return [each.result() for each in self._futures]
+
+
+class Post:
+    """What is sent to a worker: done when it is there."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Any] | None) -> None:
+        self._inbox = inbox
+
+    def done(self) -> bool:
+        return self._inbox is None or not self._inbox.empty()
+
+    def wait(self) -> Any:
+        return None if self._inbox is None else self._inbox.get(timeout=60)
+
+
+@dataclass
+class Hub:
+    """The channels and the messages between all workers."""
+
+    channels: dict[str, Channel] = field(default_factory=dict[str, Channel])
+    inboxes: dict[tuple[str, int], queue.SimpleQueue[Any]] = field(default_factory=dict)
+    making: threading.Lock = field(default_factory=threading.Lock)
+
+    def inbox(self, group: str, rank: int) -> queue.SimpleQueue[Any]:
+        return self.inboxes.setdefault((group, rank), queue.SimpleQueue())
+
+    def channel(self, name: str) -> Channel:
+        return self.channels.setdefault(name, Channel.create(name, local=True))
+
+
+def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int) -> type[Any]:
+    """Return a worker class whose workers talk to each other through `hub`."""
+
+    class Local(kind):
+        _rank = rank
+        _world_size = world_size
+        torch_device = torch.device("cpu")
+
+        def init_worker(self, layout: LanguageLayout) -> None:
+            # Models are made of random numbers of the process, which threads have in common.
+            with hub.making:
+                super().init_worker(layout)
+
+        def connect_channel(self, name: str) -> Channel:
+            return hub.channel(name)
+
+        def broadcast(self, content: Any, groups: Any, source: tuple[str, int], async_op: bool = False) -> Any:
+            if source != (group, rank):
+                return Post(hub.inbox(group, rank))
+            ((peers, ranks),) = groups
+            for each in ranks:
+                hub.inbox(peers, each).put(copy.deepcopy(content))
+            return Post(None)
+
+    return Local
+
+
+class Group:
+    """A worker group whose workers each have a thread."""
+
+    def __init__(self, kind: type[Any], section: Any, config: Any, hub: Hub, world_size: int) -> None:
+        self.worker_group_name = section.group_name
+        self.world_size = world_size
+        self.workers = [
+            in_thread(kind, section.group_name, hub, rank, world_size)(config) for rank in range(world_size)
+        ]
+        self._threads = [ThreadPoolExecutor(1) for _ in self.workers]
+
+    def __getattr__(self, method: str) -> Callable[..., Handle]:
+        def call(*args: Any) -> Handle:
+            each = zip(self._threads, self.workers, strict=True)
+            return Handle([thread.submit(getattr(worker, method), *args) for thread, worker in each])
+
+        return call
+
+    def shutdown(self) -> None:
+        for thread in self._threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass
+class LocalRun:
+    """A run that was made, and what it left."""
+
+    runner: ReasoningRunner
+    folder: RunFolder
+    events: list[Event]
+
+    @property
+    def metrics(self) -> list[Metrics]:
+        return [each for each in read_metrics(self.folder.metrics_file) if each.step]
+
+    @property
+    def steps(self) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, StepFinished)]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        (actor,) = self.runner.groups["actor"].workers  # type: ignore[attr-defined]
+        return {name: value.clone() for name, value in actor._state.policy.state_dict().items()}
+
+
+LocalTrain = Callable[..., LocalRun]
+
+
+@contextmanager
+def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
+    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1)`."""
+    hubs: list[Hub] = []
+    create = Channel.create
+
+    def created(name: str, *args: Any, **kwargs: Any) -> Channel:
+        if kwargs.get("local"):
+            return create(name, *args, **kwargs)
+        return hubs[-1].channel(name)
+
+    def together(*handles: Any) -> list[list[Any]]:
+        while not all(each.done() for each in handles):
+            if any(each.failed for each in handles):
+                break
+            threading.Event().wait(0.001)
+        return [each.wait() for each in sorted(handles, key=lambda each: not each.failed)]
+
+    monkeypatch.setattr("rlinf_core.runners.reasoning_runner.Channel.create", created)
+    for module in ("reasoning_runner", "rollout_runner", "generation"):
+        monkeypatch.setattr(f"rlinf_core.runners.{module}.wait_together", together)
+    made: list[ReasoningRunner] = []
+
+    def train(*overrides: str, rollouts: int = 1, rewards: int = 1) -> LocalRun:
+        job = load_job("math_laptop", (*SMALL, f"runner.logger.log_path={folder}", *overrides), environ={})
+        job.raise_if_bad()
+        config: Any = job.config
+        hubs.append(Hub())
+        kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
+        sizes = {"actor": 1, "rollout": rollouts, "reward": rewards}
+        groups: Any = [
+            Group(kind, getattr(config, name), config, hubs[-1], sizes[name]) for name, kind in kinds.items()
+        ]
+        run_folder = RunFolder.create(config.runner, "math")
+        events: list[Event] = []
+        with RunRecord(run_folder, MetricsWriter(run_folder.metrics_file), events.append) as record:
+            runner = ReasoningRunner(config, *groups, LanguageLayout, record)
+            made.append(runner)
+            runner.init_workers()
+            runner.run()
+        run_folder.end("finished")
+        return LocalRun(runner, run_folder, events)
+
+    yield train
+    for runner in made:
+        runner.shutdown()

@@ -1,0 +1,149 @@
+"""The loop of language models with its real workers, in threads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from rlinf_core.runners import events
+from rlinf_core.runners.prompt_plan import PromptPlan
+from rlinf_core.runners.prompts import GroupReport
+from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
+
+
+# Rewards that differ by the length of answers, so that some groups are dropped and others are not.
+FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
+    with local_train(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[GroupReport]]:
+    """The groups of each step, those as well that nobody learned from."""
+    found: dict[int, list[GroupReport]] = {}
+    take = PromptPlan.take
+
+    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
+        found[step] = take(plan, step)
+        return found[step]
+
+    monkeypatch.setattr(PromptPlan, "take", noted)
+    return found
+
+
+def same_weights(one: LocalRun, other: LocalRun) -> bool:
+    mine, theirs = one.weights(), other.weights()
+    return all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def resume_at(run: LocalRun, step: int, folder: Path) -> str:
+    """Return the override that continues a copy of a run at one of its checkpoints."""
+    shutil.copytree(run.folder.path, folder)
+    return f"runner.resume_dir={folder / 'checkpoints' / f'global_step_{step}'}"
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train: LocalTrain, tmp_path: Path) -> None:
+    whole = train("runner.save_interval=2", "runner.val_check_interval=4")
+    resumed = train(resume_at(whole, 2, tmp_path / "copy"))
+
+    assert (whole.steps, resumed.steps) == ([1, 2, 3, 4], [3, 4])
+    assert same_weights(whole, resumed)
+    assert any(isinstance(event, events.Evaluated) for event in whole.events)
+
+
+def test_how_many_workers_answer_changes_no_answer(train: LocalTrain, learned: dict[int, list[GroupReport]]) -> None:
+    """Three rollout workers for five prompts, so that they have unlike shares, and more reward workers than groups."""
+    found: list[list[GroupReport]] = []
+    for rollouts, rewards in ((1, 1), (3, 6)):
+        train("runner.max_steps=1", rollouts=rollouts, rewards=rewards)
+        found.append(learned[1])
+    assert found[0] == found[1]
+
+
+def test_workers_without_a_prompt_are_no_hindrance(train: LocalTrain) -> None:
+    run = train("data.rollout_batch_size=1", "runner.max_steps=2", rollouts=3, rewards=2)
+    assert run.steps == [1, 2]
+
+
+def test_groups_that_are_dropped_are_never_learned_from(
+    train: LocalTrain, learned: dict[int, list[GroupReport]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in their own step nor in a later one, whose groups have the same slots."""
+    from recipes.language.actor_worker import LanguageActor
+
+    seen: list[Counter[float]] = []
+    receive = LanguageActor.recv_rollout_batch
+
+    def noted(actor: LanguageActor, *args: object) -> None:
+        receive(actor, *args)  # type: ignore[arg-type]
+        seen.append(Counter(round(reward, 3) for reward in actor._batch.rewards.tolist()))
+
+    monkeypatch.setattr(LanguageActor, "recv_rollout_batch", noted)
+
+    run = train(*FILTERED)
+
+    assert sum(each.dropped for groups in learned.values() for each in groups) > 0
+    for step, rewards in zip(sorted(learned), seen, strict=True):
+        kept = [each for each in learned[step] if each.kept]
+        assert rewards == Counter(round(reward, 3) for each in kept for reward in each.rewards)
+        assert run.metrics[step - 1].metrics["rollout/groups_kept"] == len(kept) / len(learned[step])
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_generation_goes_on_while_the_actor_trains(
+    train: LocalTrain, learned: dict[int, list[GroupReport]], partial: bool
+) -> None:
+    run = train(
+        "runner.max_staleness=2",
+        f"runner.partial_rollout={str(partial).lower()}",
+        "runner.max_steps=6",
+        "runner.val_check_interval=3",
+        *FILTERED,
+        rollouts=2,
+        rewards=2,
+    )
+
+    assert run.steps == [1, 2, 3, 4, 5, 6]
+    figures = [each.metrics for each in run.metrics]
+    assert all(0 <= each["rollout/staleness_mean"] <= each["rollout/staleness_max"] <= 2 for each in figures)
+    # Prompts of two later steps are asked for from the start, by the weights of the start.
+    assert figures[2]["rollout/staleness_max"] > 0
+    assert figures[0]["rollout/buffered"] + figures[0]["rollout/in_flight"] >= 10
+    assert figures[5]["rollout/buffered"] + figures[5]["rollout/in_flight"] == 0
+    problems = Counter(each.problem for groups in learned.values() for each in groups)
+    assert set(problems.values()) == {1}
+
+
+def test_a_checkpoint_keeps_what_waits_and_asks_again_for_what_was_under_way(
+    train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path
+) -> None:
+    whole = train("runner.max_staleness=2", "runner.save_interval=2", "runner.max_steps=5")
+    prompts = {step: [each.problem for each in groups] for step, groups in learned.items()}
+    override = resume_at(whole, 2, tmp_path / "copy")
+    kept = json.loads((tmp_path / "copy/checkpoints/global_step_2/data.json").read_text())
+    waiting = {each["step"]: [report["problem"] for report in each["reports"]] for each in kept["batches"]}
+    before = {each.problem: each for step in (3, 4) for each in learned[step]}
+    learned.clear()
+
+    resumed = train(override, "runner.max_staleness=2", "runner.max_steps=5")
+
+    assert resumed.steps == [3, 4, 5]
+    assert prompts == {1: prompts[1], 2: prompts[2], **{s: [g.problem for g in learned[s]] for s in learned}}
+    restored = [problem for problems in waiting.values() for problem in problems]
+    under_way = sum(len(each["places"]) - len(each["reports"]) for each in kept["batches"])
+    assert resumed.metrics[-3].metrics["rollout/prompted_again"] == under_way
+    for each in (*learned[3], *learned[4]):
+        if each.problem in restored:
+            assert each.rewards == before[each.problem].rewards
