@@ -18,7 +18,6 @@ from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
 
-
 # Rewards that differ by the length of answers, so that some groups are dropped and others are not.
 FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
 
