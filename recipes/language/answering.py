@@ -37,7 +37,7 @@ class AnswerGroup(NamedTuple):
 
 
 class Orders(Protocol):
-    """What the runner sends: tuples of prompts, `NewWeights`, and None at the end."""
+    """Messages of the runner: tuples of prompts, `NewWeights`, and None at the end."""
 
     def poll(self) -> list[tuple[Prompt, ...] | NewWeights | None]: ...
     def wait(self) -> tuple[Prompt, ...] | NewWeights | None: ...

@@ -1,4 +1,4 @@
-"""How prompts reach the workers and reports of their answers come back: in turns, or as a stream that never stops."""
+"""Services that take prompts to workers and bring back reports of the answers: in turns, or as a stream."""
 
 from __future__ import annotations
 
