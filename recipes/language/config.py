@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from recipes.language.algorithm_config import LanguageAlgorithmConfig
+from recipes.language.data_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
-from recipes.sections.data import DataConfig
-from recipes.sections.reward import RewardConfig
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
 from rlinf_core.config.sections.values import (
     Count,
-    KnownOrOwn,
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
-    Seed,
     StepsOrNever,
 )
 from rlinf_core.config.tree import Path
-from rlinf_core.scalars import Bool, Data, Int, Text
-
-# Problems of one seed that are made on the spot.
-MOST_GENERATED = 1 << 24
-REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
-
-
-def _without(names: Mapping[str, str], *available: str) -> Mapping[str, str]:
-    """Return the keys that are not available, less those that a section of language models has."""
-    return {name: remedy for name, remedy in names.items() if name not in available}
+from rlinf_core.scalars import Bool, Text
 
 
 class LanguageRunnerConfig(RunnerConfig):
@@ -161,54 +149,16 @@ class LanguageReferenceConfig(ConfigModel):
     )
 
 
-class LanguageDataConfig(DataConfig):
-    """Problems with verifiable answers."""
-
-    not_available: ClassVar[Mapping[str, str]] = _without(DataConfig.not_available, "type")
-
-    type: Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(
-        default=None,
-        description="Source: jsonl or parquet files, a task of reasoning_gym, or sums made on the spot. Default: files"
-        " where `train_data_paths` is given, else sums.",
-    )
-    task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
-    task_config: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
-    )
-    train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
-        default=10_000, description="Training problems of a reasoning-gym task."
-    )
-    val_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
-        default=200, description="Evaluation problems of sums and of reasoning-gym tasks."
-    )
-    val_samples: Count = Field(
-        default=1, description="Answers to each evaluation problem. 1: greedy; more: sampled, for pass@k."
-    )
-    val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
-    apply_chat_template: Bool = Field(
-        default=False, description="Ask each question as a user's message in the tokenizer's chat template."
-    )
-    system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
-    few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
-    seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
-
-
-class LanguageRewardConfig(RewardConfig):
-    """Scoring by rule."""
-
-    reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES)] = Field(
-        default="number",
-        description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the last"
-        " number is equal), math (equal expressions, by math-verify), reasoning_gym (by that library), or"
-        " `package.module:function`.",
-    )
-    soft_overlong: NonNegativeInt = Field(
-        default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."
-    )
-
-
 class LanguageConfig(JobConfig):
     """A whole file."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        **JobConfig.not_available,
+        "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
+        "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
+        "reward_model": "`reward.reward_type` names the rule, or a function that may ask a model",
+        "custom_reward_function": "write `reward.reward_type: package.module:function`",
+    }
 
     runner: LanguageRunnerConfig = Field(
         default_factory=LanguageRunnerConfig, description="How long the run lasts, what it keeps, where results go."

@@ -85,6 +85,17 @@ class LanguageRolloutConfig(RolloutConfig):
         "tensor_model_parallel_size": "tensor_parallel_size",
         "engine_kwargs": "engine_options",
     }
+    not_available: ClassVar[Mapping[str, str]] = {
+        **RolloutConfig.not_available,
+        "response_length": "`sampling_params.max_new_tokens` is the longest answer",
+        "prompt_length": "`data.max_prompt_length` is the longest prompt",
+        "val_kwargs": "`data.val_samples` says how often a problem of evaluation is answered; 1 is greedy",
+        "do_sample": "`sampling_params.temperature: 0` takes the likeliest token",
+        "max_num_batched_tokens": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
+        "max_num_seqs": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
+        "return_logprobs": "remove it: log-probabilities always come with the answers",
+        "log_prob_micro_batch_size_per_gpu": "`actor.max_tokens_per_micro_batch` bounds a pass of the trainer",
+    }
 
     backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
         default="torch", description="Engine that generates: torch (ours; also `huggingface`), vllm, sglang or server."

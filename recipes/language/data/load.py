@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.language.config import MOST_GENERATED, LanguageDataConfig
 from recipes.language.data.problems import Problem, ProblemSet
 from recipes.language.data.sources import Joined, ReasoningGym, Sums, read_file
+from recipes.language.data_config import MOST_GENERATED, LanguageDataConfig
 from rlinf_core import ConfigError
 
 # Problem i of a data set of reasoning-gym is made from its seed + i: training and evaluation begin this far apart, and

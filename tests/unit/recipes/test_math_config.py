@@ -148,7 +148,6 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
         ("rollout:\n  enable_offload: true\n", "true"),
         ("actor:\n  micro_batch_size: 4\n", "4"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
-        ("runner:\n  max_staleness: 1\n", "1"),
     ],
 )
 def test_no_key_is_without_effect_in_silence(findings: Any, sections: str, underlined: str) -> None:
@@ -345,3 +344,44 @@ def test_the_package_of_an_engine_is_looked_for_where_rollout_runs(findings: Any
 def test_what_an_engine_cannot_do_is_refused(findings: Any, sections: str, code: str, underlined: str) -> None:
     found = findings(LAPTOP + sections)
     assert (code, underlined) in found
+
+
+def test_keys_of_related_projects_that_mean_the_same_are_taken(findings: Any) -> None:
+    theirs = """
+data:
+  type: math
+  train_batch_size: 16
+  val_batch_size: 64
+rollout:
+  rollout_backend: torch
+reward:
+  reward_type: numeric
+"""
+    assert findings(LAPTOP + theirs) == []
+    assert findings(LAPTOP + "reward:\n  reward_type: symbolic\n") == []
+
+
+@pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ("data", ("max_response_length", "truncation", "filter_overlong_prompts", "reward_fn_key", "image_key")),
+        ("rollout", ("response_length", "val_kwargs", "do_sample", "max_num_seqs", "n", "name")),
+        ("reward", ("reward_scale", "use_reward_model", "reward_manager")),
+    ],
+)
+def test_keys_of_related_projects_are_answered_by_ours(findings: Any, section: str, keys: tuple[str, ...]) -> None:
+    written = "".join(f"  {key}: 1\n" for key in keys)
+
+    found = findings(f"{LAPTOP}{section}:\n{written}", messages=True)
+
+    assert [each[1] for each in found] == list(keys)
+    assert all("known keys" not in each[3] for each in found)
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref", "trainer", "reward_model", "custom_reward_function"])
+def test_sections_of_related_projects_are_answered_by_ours(findings: Any, key: str) -> None:
+    found = findings(f"{LAPTOP}{key}: {{}}\n", messages=True)
+
+    assert [each[1] for each in found] == [key]
+    assert "`" in found[0][3]
+    assert "known keys" not in found[0][3]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.config import LanguageDataConfig
 from recipes.language.data import sources
 from recipes.language.data.load import data_set_names, load_problems
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.data.sources import Joined, ReasoningGym, Sums, check_file, read_file
+from recipes.language.data_config import LanguageDataConfig
 from rlinf_core.errors import ConfigError
 
 

@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.models import (
     built_model,
@@ -81,13 +82,13 @@ def test_a_question_is_written_as_the_model_expects_it() -> None:
     tokenizer: Any = built_tokenizer("0123456789+=ab")
 
     plain = PromptEncoder(tokenizer, few_shot="1+1=2", max_prompt_length=12)
-    assert tokenizer.decode(plain.encode("3+4=")) == "1+1=23+4="
-    assert plain.encode("123456789") is None
+    assert tokenizer.decode(plain.encode(Problem(prompt="3+4=", answer=""))) == "1+1=23+4="
+    assert plain.encode(Problem(prompt="123456789", answer="")) is None
     with pytest.raises(ConfigError, match="no chat template"):
         PromptEncoder(tokenizer, apply_chat_template=True)
     with pytest.raises(ConfigError, match="system_prompt"):
         PromptEncoder(tokenizer, system_prompt="a")
     tokenizer.chat_template = "{% for m in messages %}a{{ m['content'] }}{% endfor %}b"
     chat = PromptEncoder(tokenizer, apply_chat_template=True, system_prompt="0")
-    assert tokenizer.decode(chat.encode("3+4=")) == "a0a3+4=b"
+    assert tokenizer.decode(chat.encode(Problem(prompt="3+4=", answer=""))) == "a0a3+4=b"
     assert chat.text([*tokenizer.encode("7"), tokenizer.eos_token_id]) == "7"

@@ -1,0 +1,95 @@
+"""Sections `data` and `reward` of language models' recipes: problems, and how their answers are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from recipes.sections.data import DataConfig
+from recipes.sections.reward import RewardConfig
+from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, Seed
+from rlinf_core.scalars import Bool, Data, Int, Text
+
+# Problems of one seed that are made on the spot.
+MOST_GENERATED = 1 << 24
+REWARD_TYPES = ("exact", "boxed", "number", "math", "reasoning_gym")
+
+
+def _source(value: Any) -> Any:
+    """Return the source of problems; `math` is what others call files of problems."""
+    return None if value == "math" else value
+
+
+class LanguageDataConfig(DataConfig):
+    """Problems with verifiable answers."""
+
+    other_names: ClassVar[Mapping[str, str]] = {**DataConfig.other_names, "val_batch_size": "val_rollout_batch_size"}
+    not_available: ClassVar[Mapping[str, str]] = {
+        **{name: remedy for name, remedy in DataConfig.not_available.items() if name != "type"},
+        **dict.fromkeys(
+            ("truncation", "filter_overlong_prompts", "filter_prompt_by_length"),
+            "remove it: a prompt longer than `max_prompt_length` is skipped and counted",
+        ),
+        "reward_fn_key": "`reward.reward_type` names one rule or function, which is given the whole row",
+        "dataset_name": "remove it: a data set is called by its file, without folder and ending",
+        "validation_shuffle": "remove it: an evaluation asks every problem once",
+        "num_workers": "remove it: every rollout worker reads the problems itself",
+        "image_key": "remove it: models of text alone are trained",
+        **dict.fromkeys(
+            ("return_raw_chat", "return_raw_input_ids", "custom_cls"),
+            "remove it: prompts are texts or messages, and `apply_chat_template` says how they are written",
+        ),
+    }
+
+    type: Annotated[Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None, BeforeValidator(_source)] = Field(
+        default=None,
+        description="Source: jsonl or parquet files, a task of reasoning_gym, or sums made on the spot. Default: files"
+        " where `train_data_paths` is given, else sums.",
+    )
+    task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
+    task_config: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Settings of the task of reasoning-gym, by its own names."
+    )
+    train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
+        default=10_000, description="Training problems of a reasoning-gym task."
+    )
+    val_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
+        default=200, description="Evaluation problems of sums and of reasoning-gym tasks."
+    )
+    val_samples: Count = Field(
+        default=1, description="Answers to each evaluation problem. 1: greedy; more: sampled, for pass@k."
+    )
+    val_rollout_batch_size: Count = Field(default=512, description="Evaluation problems that are answered at a time.")
+    apply_chat_template: Bool = Field(
+        default=False, description="Ask each question as a user's message in the tokenizer's chat template."
+    )
+    system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
+    few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
+    seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
+
+
+class LanguageRewardConfig(RewardConfig):
+    """Scoring by rule."""
+
+    not_available: ClassVar[Mapping[str, str]] = {
+        "reward_scale": "`correct_reward` and `incorrect_reward` are the rewards themselves",
+        "reward_manager": "remove it: `reward_type` names the rule or the function",
+        **dict.fromkeys(
+            ("use_reward_model", "reward_model"),
+            "a function may ask a model: `reward_type: package.module:function`, which may be `async`",
+        ),
+    }
+
+    reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
+        Field(
+            default="number",
+            description="When an answer is right: exact (the same text), boxed (what \\boxed{} holds), number (the last"
+            " number is equal), math (equal expressions, by math-verify), reasoning_gym (by that library), or"
+            " `package.module:function`.",
+        )
+    )
+    soft_overlong: NonNegativeInt = Field(
+        default=0, description="Tokens before the limit over which a punishment grows from 0 to -1; 0: none."
+    )
