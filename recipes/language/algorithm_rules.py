@@ -7,7 +7,7 @@ from typing import Final
 from recipes.language.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
-from recipes.sections.checks import Report, blame, is_given
+from recipes.sections.checks import Report, blame, is_changed
 from rlinf_core.config.diagnostics import Severity
 
 # What losses and keys compare with the policy that drew the tokens.
@@ -107,7 +107,7 @@ def _check_without_effect(config: LanguageConfig, report: Report) -> None:
     """Warn of settings that change nothing, or not what their reader may expect."""
     algorithm = config.algorithm
     scaled = ("algorithm", "normalize_advantages")
-    if algorithm.adv_type in GROUP_ADVANTAGES[:3] and is_given(config, scaled):
+    if algorithm.adv_type in GROUP_ADVANTAGES[:3] and is_changed(config, scaled):
         instead = "write `adv_type: dr_grpo`" if algorithm.adv_type == "grpo" else "remove it"
         report(
             scaled,

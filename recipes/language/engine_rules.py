@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS
-from recipes.sections.checks import Report, blame, is_given
+from recipes.sections.checks import Report, blame, is_changed
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.requirements import install_command, missing_modules
 
@@ -17,7 +17,7 @@ def check_engine(config: LanguageConfig, report: Report) -> None:
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
     for key in ("tensor_parallel_size", "gpu_memory_utilization", "engine_options", "server"):
-        if is_given(config, ("rollout", key)) and key not in backend.keys:
+        if is_changed(config, ("rollout", key)) and key not in backend.keys:
             report(
                 ("rollout", key),
                 "conflicting-settings",
@@ -33,6 +33,13 @@ def check_engine(config: LanguageConfig, report: Report) -> None:
             f"`backend: {backend.name}` needs the package `{lacking[0]}`, which this Python does not have",
             f"run `{install_command(*lacking)}`, or give the node group of `rollout` a `python_interpreter_path` that"
             " has it",
+        )
+    if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
+        report(
+            blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
+            "conflicting-settings",
+            f"engine `{backend.name}` cannot go on with unfinished answers under new weights",
+            "write `runner.partial_rollout: false`, which ends them under the old ones first",
         )
     _check_logprobs(config, report)
     if backend.name == "server":

@@ -35,6 +35,21 @@ def blame(config: BaseModel, *paths: Path) -> Place:
     return Place(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
 
 
+def is_changed(config: BaseModel, path: Path) -> bool:
+    """Return whether the value at `path` was written down, and is another one than the model's default.
+
+    A run folder's `config.yaml` holds every value, written down or not.
+    """
+    *above, name = path
+    owner: object = config
+    for segment in above:
+        owner = getattr(owner, str(segment))
+    field = type(owner).model_fields[str(name)] if isinstance(owner, BaseModel) else None
+    if field is None or not is_given(config, path):
+        return False
+    return getattr(owner, str(name)) != field.get_default(call_default_factory=True)
+
+
 def is_given(config: BaseModel, path: Path) -> bool:
     """Return whether the value at `path` was written down, rather than the model's default."""
     value: object = config

@@ -71,7 +71,7 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
         ("algorithm:\n  tis_cap: 2\n", "2"),
         ("algorithm:\n  loss_type: decoupled_actor\n", "decoupled_actor"),
         ("algorithm:\n  kl_in_reward: true\n", "true"),
-        ("algorithm:\n  normalize_advantages: true\n", "true"),
+        ("algorithm:\n  normalize_advantages: false\n", "false"),
         ("algorithm:\n  loss_type: gspo\n", "gspo"),
         ("actor:\n  group_name: W\ncritic:\n  group_name: W\n", "W"),
         ("actor:\n  group_name: W\nreward:\n  group_name: W\n", "W"),
@@ -385,3 +385,14 @@ def test_sections_of_related_projects_are_answered_by_ours(findings: Any, key: s
     assert [each[1] for each in found] == [key]
     assert "`" in found[0][3]
     assert "known keys" not in found[0][3]
+
+
+@pytest.mark.parametrize(("partial", "expected"), [("true", [("conflicting-settings", "true")]), ("false", [])])
+def test_an_engine_that_cannot_keep_unfinished_answers_ends_them(
+    findings: Any, partial: str, expected: list[tuple[str, str]]
+) -> None:
+    server = "{url: 'http://127.0.0.1:1', weight_updates: weights_path, weights_dir: weights}"
+    text = LAPTOP + f"runner: {{max_staleness: 1, partial_rollout: {partial}}}\n"
+    text += f"rollout: {{backend: server, server: {server}, sampling_params: {{temperature: 1}}}}\n"
+    text += "actor: {model: {model_path: nowhere}}\n"
+    assert [each for each in findings(text) if each[0] != "unusable-path"] == expected
