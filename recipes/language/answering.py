@@ -9,6 +9,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.base import Engine
+from recipes.language.engines.foreign import EngineAnswerError
 from recipes.language.sequences import Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
 from rlinf_core.runners.prompts import NewWeights, Prompt
@@ -107,10 +108,19 @@ class Answering:
         self.version = update.version
 
     def answer(self, prompts: Iterable[Prompt]) -> None:
-        """Answer prompts, and return when all of them are answered."""
+        """Answer prompts, and return when all of them are answered.
+
+        Raises:
+            EngineAnswerError: the engine ended with fewer answers than were asked for.
+        """
         for prompt in prompts:
             self._submit(prompt)
         self._collect(self._engine.results())
+        for group in self._open.values():
+            raise EngineAnswerError(
+                f"the engine gave {len(group.answers)} of {group.prompt.answers} answers to a prompt",
+                why=f"`{group.problem.prompt[:80]}` was asked, and the engine has nothing left to do",
+            )
 
     def answer_forever(self, orders: Orders, receive: Callable[[], Arriving[WeightUpdate]]) -> None:
         """Answer prompts as they are ordered until the end, and load new weights without ending what is under way.

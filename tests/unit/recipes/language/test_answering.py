@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from recipes.language.answering import AnswerGroup, Answering
 from recipes.language.data.problems import Problem
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.engines.foreign import EngineAnswerError
 from recipes.language.sequences import Request, Sequence
 from recipes.language.weights import WeightUpdate
 from rlinf_core.job.load import load_job
@@ -213,3 +214,14 @@ def test_a_worker_that_gets_no_prompt_is_done() -> None:
     answering, put = made()
     answering.answer([])
     assert (put, answering.drawn) == ([], 0)
+
+
+def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering, put = made()
+    engine = cast("Any", answering)._engine
+    whole = engine.results
+    monkeypatch.setattr(engine, "results", lambda: [each for each in whole() if each.sample != 1])
+
+    with pytest.raises(EngineAnswerError, match="gave 1 of 2 answers"):
+        answering.answer([prompt(0, 3)])
+    assert put == []
