@@ -14,11 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
 from recipes.language.engines.base import Engine
-from tests.unit.recipes.language.engines.contract import END, LONGEST, EngineContract, contract_model, decode
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.sequences import Request
+from tests.unit.recipes.language.engines.contract import (
+    END,
+    LONGEST,
+    EngineContract,
+    contract_model,
+    decode,
+    greedy,
+    prompts_of,
+    run,
+)
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 OTHER = os.environ.get("RLINF_VLLM_PYTHON", "")
@@ -53,6 +65,39 @@ def shared(folder: Path) -> Iterator[Engine]:
     yield engine
     engine.stop()
     engine.stop()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not HAS_VLLM, reason="this interpreter has no vllm")
+def test_200_greedy_answers_are_those_of_our_engine(shared: Engine) -> None:
+    """Two engines add in other orders: where they part, the two likeliest tokens must be within rounding."""
+    model = contract_model()
+    ours = TorchEngine(contract_model(), stop_token_ids=(END,))
+    prompts = prompts_of(200, seed=4)
+    requests = [
+        Request(request_id=str(index), prompt=prompt, params=greedy(8 + index % 40))
+        for index, prompt in enumerate(prompts)
+    ]
+    first, second = run(shared, requests), run(ours, requests)
+
+    ties = 0
+    for name, answer in first.items():
+        other = second[name]
+        parted = next(
+            (i for i, (a, b) in enumerate(zip(answer.tokens, other.tokens, strict=False)) if a != b),
+            min(len(answer.tokens), len(other.tokens)),
+        )
+        difference = [abs(a - b) for a, b in zip(answer.logprobs[:parted], other.logprobs[:parted], strict=True)]
+        assert max(difference, default=0.0) < 1e-3
+        if answer.tokens != other.tokens:
+            ties += 1
+            with torch.no_grad():
+                logits = model(torch.tensor([answer.prompt + answer.tokens[:parted]])).logits[0, -1]
+            likeliest = logits.topk(2).values
+            assert float(likeliest[0] - likeliest[1]) < 1e-4, name
+    assert ties <= 4
+    print(f"{len(first)} answers, {ties} parted at ties")
 
 
 @pytest.mark.nightly
