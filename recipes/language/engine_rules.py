@@ -7,12 +7,16 @@ from urllib.parse import urlsplit
 
 from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS
+<<<<<<< HEAD
 from recipes.sections.checks import Report, blame, is_changed
+=======
+from recipes.sections.checks import Report, WorldSizes, blame, is_given
+>>>>>>> 458d456 (Let one worker give a server its weights; test vLLM in a whole job)
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.requirements import install_command, missing_modules
 
 
-def check_engine(config: LanguageConfig, report: Report) -> None:
+def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report what the engine that `rollout.backend` names cannot do, and keys that it does not read."""
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
@@ -43,7 +47,7 @@ def check_engine(config: LanguageConfig, report: Report) -> None:
         )
     _check_logprobs(config, report)
     if backend.name == "server":
-        _check_server(config, report)
+        _check_server(config, world_sizes.get("rollout") or 1, report)
 
 
 def _reader(key: str) -> str:
@@ -89,7 +93,7 @@ def _check_logprobs(config: LanguageConfig, report: Report) -> None:
         )
 
 
-def _check_server(config: LanguageConfig, report: Report) -> None:
+def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
     server, at = config.rollout.server, ("rollout", "server")
     if server.url is None:
         report(
@@ -119,6 +123,14 @@ def _check_server(config: LanguageConfig, report: Report) -> None:
             "conflicting-settings",
             "`weight_updates: weights_path` needs a folder that the server reads as well",
             "write `rollout.server.weights_dir: FOLDER`",
+        )
+    if server.weight_updates != "none" and workers > 1:
+        report(
+            ("cluster", "component_placement", "rollout"),
+            "conflicting-settings",
+            f"{workers} rollout workers would give one server new weights while the others ask it",
+            "place `rollout: 0`; `rollout.server.max_concurrent` is how much one worker asks at once",
+            about=[(*at, "weight_updates")],
         )
     if config.actor.model.model_path is None:
         report(

@@ -67,7 +67,7 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)
-    check_engine(config, report)
+    check_engine(config, world_sizes, report)
     check_algorithm(config, report)
     _check_lengths(config, report)
 

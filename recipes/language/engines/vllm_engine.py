@@ -84,6 +84,7 @@ class VllmEngine(Engine):
         self._stop_token_ids = tuple(stop_token_ids)
         self._stop_texts = None if decode is None else StopTexts(decode)
         self._limit = max_running_tokens
+        self._processes = tensor_parallel_size
         logprobs = "raw" if temperature in (0, 1) else "processed"
         self._queue = RequestQueue(
             max_sequence_tokens=longest,
@@ -233,7 +234,9 @@ class VllmEngine(Engine):
         given = dict(tensors)
         found = fingerprint(given.items())
         named = self._folder.merged(given, self._dtype) if adapter_only else self._folder.checked(given)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+        # Processes that share a model are sent a list; this one alone can take weights one by one.
+        iterator = named if self._processes == 1 else list(named)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iterator})
         # Keys and values of other weights must not be found; answers that run are computed again.
         if not self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not empty its prefix cache")

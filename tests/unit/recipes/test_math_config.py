@@ -396,3 +396,12 @@ def test_an_engine_that_cannot_keep_unfinished_answers_ends_them(
     text += f"rollout: {{backend: server, server: {server}, sampling_params: {{temperature: 1}}}}\n"
     text += "actor: {model: {model_path: nowhere}}\n"
     assert [each for each in findings(text) if each[0] != "unusable-path"] == expected
+
+
+def test_a_server_takes_weights_from_one_worker(findings: Any) -> None:
+    file = LAPTOP.replace(
+        "actor,rollout,reward: " + NODE, f"actor,reward: {NODE}\n    rollout: {{node_group: node, placement: '0:0-1'}}"
+    )
+    assert "conflicting-settings" in {code for code, _ in findings(file + SERVER + URL)}
+    only = SERVER + "  server: {url: 'http://127.0.0.1:8000'}\nrunner:\n  only_eval: true\n"
+    assert "conflicting-settings" not in {code for code, _ in findings(file + only)}
