@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.adapter import MergedAdapter
+from recipes.language.engines.model_folder import ModelFolder
+from tests.unit.recipes.language.engines.contract import contract_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    contract_model().save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def adapter() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    return {
+        f"{layer}.lora_A.default.weight": torch.randn(4, 64),
+        f"{layer}.lora_B.default.weight": torch.randn(64, 4),
+    }
+
+
+def test_merged_weights_are_those_of_our_engine(folder: Path) -> None:
+    model: Any = contract_model()
+    MergedAdapter(model, 2.0).load(adapter().items())
+
+    found = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.float32))
+
+    expected = model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0)
+    halves = dict(ModelFolder(folder, 2.0).merged(adapter(), torch.bfloat16))
+    assert {value.dtype for value in halves.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nothing.lora_A.default.weight": torch.zeros(4, 64)}, "no layer `nothing`"),
+        ({"nothing": torch.zeros(1)}, "no weight of a LoRA adapter"),
+        ({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight": torch.zeros(4, 9)}, "does not fit"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(folder: Path, change: dict[str, torch.Tensor], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        list(ModelFolder(folder).merged({**adapter(), **change}, torch.float32))
+
+
+def test_a_set_of_weights_is_whole(folder: Path) -> None:
+    whole = dict(contract_model().state_dict())
+    model = ModelFolder(folder)
+
+    assert dict(model.checked(whole)).keys() == whole.keys()
+    for change, words in (
+        ({**whole, "nothing": torch.zeros(1)}, "no weight `nothing`"),
+        ({**whole, "model.norm.weight": torch.zeros(1)}, r"`model\.norm\.weight` is \[1\]"),
+        ({name: value for name, value in whole.items() if name != "model.norm.weight"}, "no value for weight"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.checked(change)
+
+
+def test_a_model_with_shared_embeddings_is_sent_once(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    model: Any = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    whole = dict(model.state_dict())
+
+    found = ModelFolder(tmp_path)
+    assert found.checked(whole)
+    assert found.checked({name: value for name, value in whole.items() if name != "lm_head.weight"})
+    assert found.longest(0) == config.max_position_embeddings
+    assert found.longest(10**9) == config.max_position_embeddings
+    assert found.cache_bytes_per_token(torch.bfloat16) == 2 * 1 * 32 * 2
