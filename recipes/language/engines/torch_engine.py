@@ -36,7 +36,7 @@ class TorchEngine(Engine):
         stop_token_ids: tokens that end every answer, such as the tokenizer's end of sequence.
         decode: text of token ids, needed for `SamplingParams.stop`.
         max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: none.
-        max_sequence_tokens: longest prompt and answer together; 0: what the model's positions allow.
+        max_sequence_tokens: longest prompt and answer together; at most, and with 0, what the model has positions for.
         share_prefixes: whether tokens that all prompts begin with are computed once.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
         seed: added to that of every request.
@@ -65,8 +65,9 @@ class TorchEngine(Engine):
         self._prefix = SharedPrefix()
         self._rows = Rows(model.device, self._stop_token_ids, decode)
         self._adapter = MergedAdapter(model, adapter_scale)
+        positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0))
         self._queue = RequestQueue(
-            max_sequence_tokens=max_sequence_tokens or int(getattr(model.config, "max_position_embeddings", 0)),
+            max_sequence_tokens=min(max_sequence_tokens or positions, positions or max_sequence_tokens),
             max_running_tokens=max_running_tokens,
             stops_at_texts=decode is not None,
         )
