@@ -7,11 +7,7 @@ from urllib.parse import urlsplit
 
 from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS
-<<<<<<< HEAD
-from recipes.sections.checks import Report, blame, is_changed
-=======
-from recipes.sections.checks import Report, WorldSizes, blame, is_given
->>>>>>> 458d456 (Let one worker give a server its weights; test vLLM in a whole job)
+from recipes.sections.checks import Report, WorldSizes, blame, is_changed
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.requirements import install_command, missing_modules
 
