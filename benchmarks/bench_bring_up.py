@@ -87,8 +87,8 @@ def inside(file: str) -> None:
     """One run of the control part; prints what it took."""
     from rlinf_core.bootstrap.inventory import targets
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
-    from rlinf_core.bootstrap.up import Request, bring_up
+    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.up import UpRequest, bring_up
     from rlinf_core.job.load import load_job
 
     cluster = load_job(file).cluster
@@ -96,7 +96,7 @@ def inside(file: str) -> None:
     nodes = targets(cluster)
 
     async def work() -> Any:
-        return await bring_up(Request("bench", file, nodes), Routes(), lambda event: None)
+        return await bring_up(UpRequest("bench", file, nodes), NodeRoutes(), lambda event: None)
 
     begun = time.perf_counter()
     report = run(work())

@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     sync: str | None
 
 
-def prepare(asked: Asked) -> up.Request:
+def prepare(asked: Asked) -> up.UpRequest:
     """Return what is to be brought up.
 
     Raises:
@@ -51,7 +51,7 @@ def prepare(asked: Asked) -> up.Request:
     alone = manual.place(nodes, asked.node_rank, asked.head_address, os.environ)
     token = manual.shared_token(name, asked.token_file, alone, asked.timeout) if asked.authenticated else None
     archive = sync.archive(Path(asked.sync)) if asked.sync is not None else None
-    return up.Request(
+    return up.UpRequest(
         name=name,
         file=asked.file,
         nodes=nodes if alone is None else manual.here(nodes),
@@ -66,17 +66,17 @@ def prepare(asked: Asked) -> up.Request:
     )
 
 
-def watch(request: up.Request, *, parallel: int) -> up.Report:
+def watch(request: up.UpRequest, *, parallel: int) -> up.UpReport:
     """Bring up, and shows how it goes."""
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
     from rlinf_core.bootstrap.up import bring_up
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
     table = PhaseTable(nodes, Phase.VERIFY)
 
-    async def work() -> up.Report:
-        return await _reminded(bring_up(request, Routes(parallel=parallel), table.tell), table)
+    async def work() -> up.UpReport:
+        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.tell), table)
 
     try:
         with table.shown():
@@ -86,16 +86,18 @@ def watch(request: up.Request, *, parallel: int) -> up.Report:
         raise
 
 
-def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[down.RunningJob] = ()) -> down.Report:
+def end(
+    name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[down.RunningJob] = ()
+) -> down.DownReport:
     """End the jobs and take the cluster down, and show how it goes."""
     from rlinf_core.bootstrap.down import take_down
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
 
     table = PhaseTable(nodes, Phase.STOP)
 
-    async def work() -> down.Report:
-        return await _reminded(take_down(name, nodes, Routes(parallel=parallel), table.tell, jobs=jobs), table)
+    async def work() -> down.DownReport:
+        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.tell, jobs=jobs), table)
 
     with table.shown():
         return run(work())
@@ -105,13 +107,13 @@ def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
     """Return the jobs that run on a cluster."""
     from rlinf_core.bootstrap.down import running_jobs
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
     from rlinf_core.bootstrap.state import cluster_id
 
-    return run(running_jobs(cluster_id(name), nodes, Routes()))
+    return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))
 
 
-def stay(request: up.Request, report: up.Report) -> None:
+def stay(request: up.UpRequest, report: up.UpReport) -> None:
     """Until the node's Ray ends, or somebody ends this process; then the node is taken down.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from rlinf_core.config.model_fields import fields_at, item_type, model_of, types_at, value_type
 from rlinf_core.config.paths import PathSyntaxError, parse_path, to_path
-from rlinf_core.config.tree import Mapping, Path, Sequence, find, format_path
+from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, format_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -59,7 +59,7 @@ def _model(job: Job) -> type[BaseModel]:
     return ClusterFile if job.recipe is None else job.recipe.config_model()
 
 
-def _below(model: type[BaseModel], tree: Mapping | None, incomplete: str) -> list[Path]:
+def _below(model: type[BaseModel], tree: MappingNode | None, incomplete: str) -> list[Path]:
     """Return the paths one step below what is complete of a path; further down while there is one branch only."""
     cut = max(incomplete.rfind("."), incomplete.rfind("["))
     try:
@@ -72,28 +72,28 @@ def _below(model: type[BaseModel], tree: Mapping | None, incomplete: str) -> lis
     return found
 
 
-def _children(model: type[BaseModel], tree: Mapping | None, parent: Path) -> Iterator[Path]:
+def _children(model: type[BaseModel], tree: MappingNode | None, parent: Path) -> Iterator[Path]:
     node = find(tree, parent) if tree is not None else None
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         yield from ((*parent, index) for index in range(len(node.items)))
         return
     names = dict.fromkeys(fields_at(model, parent))
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         names |= dict.fromkeys(node.keys())
     yield from ((*parent, name) for name in names)
 
 
-def _spelled(found: list[Path], model: type[BaseModel], tree: Mapping | None, *, deletes: bool) -> list[str]:
+def _spelled(found: list[Path], model: type[BaseModel], tree: MappingNode | None, *, deletes: bool) -> list[str]:
     texts: list[str] = []
     for path in found:
         text = format_path(path)
         node = find(tree, path) if tree is not None else None
-        branch = isinstance(node, Mapping | Sequence) or _is_branch(model, path)
+        branch = isinstance(node, MappingNode | SequenceNode) or _is_branch(model, path)
         texts.append(
             text
             if deletes
             else f"{text}."
-            if branch and not isinstance(node, Sequence)
+            if branch and not isinstance(node, SequenceNode)
             else text
             if branch
             else f"{text}="
@@ -119,7 +119,7 @@ def _values(model: type[BaseModel], path: Path) -> list[str]:
     return list(found)
 
 
-def _current(tree: Mapping | None, path: Path) -> str:
+def _current(tree: MappingNode | None, path: Path) -> str:
     node = find(tree, path) if tree is not None else None
     raw = getattr(node, "raw", None)
     return raw if isinstance(raw, str) and raw else "VALUE"

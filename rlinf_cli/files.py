@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf_core.bootstrap.inventory import NodeTarget
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.config.diagnostics import Severity
-    from rlinf_core.config.tree import Mapping, Path
+    from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job
     from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -75,7 +75,7 @@ class SoundJob(NamedTuple):
 
     name: str
     files: tuple[str, ...]
-    tree: Mapping
+    tree: MappingNode
     secret: frozenset[Path]
     model: BaseModel
     cluster: ClusterConfig
@@ -149,13 +149,13 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
         from rlinf_core.bootstrap import doctor, state
         from rlinf_core.bootstrap.checks.devices import node_info
         from rlinf_core.bootstrap.loop import run
-        from rlinf_core.bootstrap.routes import Routes
+        from rlinf_core.bootstrap.routes import NodeRoutes
         from rlinf_core.errors import ClusterError
 
         nodes, cluster_id = machines(cluster), state.cluster_id(state.cluster_name(file, None))
 
         async def work() -> doctor.Look:
-            return await doctor.look_at(nodes, cluster_id, Routes(parallel=parallel), console.message)
+            return await doctor.look_at(nodes, cluster_id, NodeRoutes(parallel=parallel), console.message)
 
         look = run(work())
         if look.findings:

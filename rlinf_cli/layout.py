@@ -9,7 +9,7 @@ from rlinf_cli.files import SoundJob
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import MASK, is_secret, mask_text
-from rlinf_core.config.tree import Scalar, find
+from rlinf_core.config.tree import ScalarNode, find
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.placement import Placement
@@ -57,7 +57,7 @@ def lay_out(
 def secret_texts(job: SoundJob) -> list[str]:
     """Return the values that references brought from secret places, to be masked wherever they appear."""
     nodes = (find(job.tree, path) for path in job.secret)
-    return [node.raw for node in nodes if isinstance(node, Scalar) and node.raw]
+    return [node.raw for node in nodes if isinstance(node, ScalarNode) and node.raw]
 
 
 def masked(name: str, value: str, secrets: Iterable[str]) -> str:

@@ -39,15 +39,15 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
 
 def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
-) -> doctor.Report:
+) -> doctor.DoctorReport:
     """Return the preflight of a file's machines."""
     from rlinf_core.bootstrap import doctor, node_facts, node_inspect, state
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
 
     asked = _read(file, overrides, name)
     environ = dict(os.environ)
-    request = doctor.Request(
+    request = doctor.DoctorRequest(
         cluster=asked.cluster,
         nodes=asked.nodes,
         cluster_id=state.cluster_id(asked.name),
@@ -59,9 +59,9 @@ def examine(
         links_at_once=max(1, parallel // 2),
     )
 
-    async def work() -> doctor.Report:
+    async def work() -> doctor.DoctorReport:
         # A link is measured from both of its ends at once.
-        return await doctor.examine(request, Routes(parallel=max(2, parallel)), console.message)
+        return await doctor.examine(request, NodeRoutes(parallel=max(2, parallel)), console.message)
 
     return run(work())
 
@@ -76,7 +76,7 @@ def look_at_hardware(
     """
     from rlinf_core.bootstrap import doctor, state
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
 
     if file is not None:
         asked = _read(file, overrides, name)
@@ -86,7 +86,7 @@ def look_at_hardware(
         cluster, nodes = record.name, record.targets()
 
     async def work() -> doctor.Look:
-        return await doctor.look_at(nodes, state.cluster_id(cluster), Routes(parallel=parallel), console.message)
+        return await doctor.look_at(nodes, state.cluster_id(cluster), NodeRoutes(parallel=parallel), console.message)
 
     return nodes, run(work())
 
@@ -111,7 +111,7 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     raise ClusterError(what, why=others or None, help=hint)
 
 
-def ask_status(name: str | None, *, parallel: int) -> status.Report:
+def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
     """Return how the nodes of a cluster are: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded
     one, else the one whose node was started here by itself.
 
@@ -121,7 +121,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.Report:
     from rlinf_core import env_vars
     from rlinf_core.bootstrap import attach, state, status
     from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import Routes
+    from rlinf_core.bootstrap.routes import NodeRoutes
 
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
@@ -133,13 +133,13 @@ def ask_status(name: str | None, *, parallel: int) -> status.Report:
         return _ask_ray(here.address, here.name)
     record = recorded_cluster(name)
 
-    async def work() -> status.Report:
-        return await status.ask_all(record, Routes(parallel=parallel), console.message)
+    async def work() -> status.StatusReport:
+        return await status.ask_all(record, NodeRoutes(parallel=parallel), console.message)
 
     return run(work())
 
 
-def _ask_ray(address: str, name: str | None = None) -> status.Report:
+def _ask_ray(address: str, name: str | None = None) -> status.StatusReport:
     """Return how the nodes are that the Ray at an address lists."""
     from rlinf_core import env_vars
     from rlinf_core.cluster import by_address

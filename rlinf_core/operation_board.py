@@ -19,7 +19,7 @@ _STILL_MOVING = 5.0
 _Entry: TypeAlias = tuple[OperationKind, str, str | None, float, bool, tuple[str, ...], Hashable, bool]
 
 
-class OperationBoard:
+class InflightOps:
     """The operations that this process is in, kept cheaply enough to be always on.
 
     Any thread may write and any may read without a lock: every change is one dictionary operation, and an

@@ -26,7 +26,7 @@ TRANSFER: Final = "transfer"
 LIMIT: Final = 100_000
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """Something that took time.
 
     Attributes:
@@ -53,7 +53,7 @@ class Taken(NamedTuple):
         dropped: how many more there were.
     """
 
-    spans: list[Span]
+    spans: list[TraceSpan]
     dropped: int
 
 
@@ -62,7 +62,7 @@ class SpanRecorder:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
         self._dropped = 0
         # Operations are timed by the monotonic clock, hosts share the other one.
         self._epoch = time.time() - time.monotonic()
@@ -83,7 +83,7 @@ class SpanRecorder:
             return
         whose = _own_strand() if task_key is None else task_key
         number = whose if isinstance(whose, int) else id(whose)
-        spans.append(Span(kind, name, self._epoch + began, ended - began, number))
+        spans.append(TraceSpan(kind, name, self._epoch + began, ended - began, number))
 
     def take(self) -> Taken:
         """Return what was recorded since the last time."""

@@ -16,7 +16,7 @@ from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import weight_type
-from recipes.embodied.trajectory import RolloutBatch, joined
+from recipes.embodied.trajectory import RolloutChunks, joined
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
@@ -91,7 +91,7 @@ class EmbodiedFSDPActor(Worker):
         self._step = step = self._step + 1 if step is None else step
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
         key = trajectory_key(self._rank, step, config.runner.max_staleness)
-        pieces: list[RolloutBatch] = self._channel.get_batch(expected, key=key)
+        pieces: list[RolloutChunks] = self._channel.get_batch(expected, key=key)
         self._trajectories = joined(pieces)
         return self._state.version - self._trajectories.version
 

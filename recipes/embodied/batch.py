@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.models.base import Inputs
-from recipes.embodied.trajectory import RolloutBatch
+from recipes.embodied.trajectory import RolloutChunks
 from rlinf_core import AdvantageSettings, Trajectories, checked_options
 from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
 from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
@@ -97,7 +97,10 @@ class Samples:
 
 
 def samples_of(
-    trajectories: RolloutBatch, algorithm: EmbodiedAlgorithmConfig, group_size: int, reduce_sum: ReduceSum | None = None
+    trajectories: RolloutChunks,
+    algorithm: EmbodiedAlgorithmConfig,
+    group_size: int,
+    reduce_sum: ReduceSum | None = None,
 ) -> tuple[Samples, dict[str, float]]:
     """Return samples with advantages, and metrics of them by their full names.
 
@@ -162,7 +165,7 @@ def _any(counted: Tensor) -> Tensor:
 
 
 def _episodes(
-    trajectories: RolloutBatch, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
+    trajectories: RolloutChunks, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
 ) -> tuple[Trajectories, Tensor | None]:
     """Return rewards, ends and values at the level of the advantages, and the values alone."""
     steps = trajectories.steps

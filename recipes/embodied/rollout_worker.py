@@ -15,7 +15,7 @@ from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
-from recipes.embodied.trajectory import CHUNKS, RolloutBatch, RolloutBuffer, stacked
+from recipes.embodied.trajectory import CHUNKS, RolloutBuffer, RolloutChunks, stacked
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.weight_sync import receivers_of
 from recipes.training.weights import FlatWeights
@@ -96,13 +96,13 @@ class MultiStepRolloutWorker(Worker):
             self._pass(routes, training=False)
         self._weights.move(self._rests)
 
-    def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutBatch]:
+    def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutChunks]:
         """Act for one pass of all stages; return their trajectories by stage, where they are learned from."""
         policy = self.policy
         shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
         shares = {stage: found for stage, found in shares.items() if found}
         buffers: dict[int, RolloutBuffer] = {}
-        finished: dict[int, RolloutBatch] = {}
+        finished: dict[int, RolloutChunks] = {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:

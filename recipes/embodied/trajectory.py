@@ -20,7 +20,7 @@ CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
-class RolloutBatch:
+class RolloutChunks:
     """T chunks of B environments with neighbouring numbers.
 
     Attributes:
@@ -44,11 +44,11 @@ class RolloutBatch:
         """B."""
         return self.steps["rewards"].shape[1]
 
-    def rows(self, start: int, stop: int, first: int) -> RolloutBatch:
+    def rows(self, start: int, stop: int, first: int) -> RolloutChunks:
         """Return some of the environments, the first of which has the number `first`."""
         if (start, stop) == (0, self.batch):
-            return RolloutBatch(first, self.version, self.inputs, self.steps, self.last)
-        return RolloutBatch(
+            return RolloutChunks(first, self.version, self.inputs, self.steps, self.last)
+        return RolloutChunks(
             first,
             self.version,
             {name: each[:, start:stop].contiguous() for name, each in self.inputs.items()},
@@ -57,13 +57,13 @@ class RolloutBatch:
         )
 
 
-def joined(pieces: Sequence[RolloutBatch]) -> RolloutBatch:
+def joined(pieces: Sequence[RolloutChunks]) -> RolloutChunks:
     """Pieces as one batch, ordered by the numbers of their environments, whichever came first."""
     ordered = sorted(pieces, key=lambda piece: piece.first)
     if len(ordered) == 1:
         return ordered[0]
     lasts = [piece.last for piece in ordered if piece.last is not None]
-    return RolloutBatch(
+    return RolloutChunks(
         ordered[0].first,
         min(piece.version for piece in ordered),
         {name: torch.cat([piece.inputs[name] for piece in ordered], dim=1) for name in ordered[0].inputs},
@@ -105,11 +105,11 @@ class RolloutBuffer:
         if finals is not None:
             self._write(self._steps, "finals", step, finals)
 
-    def finish(self, last: Tensor | None) -> RolloutBatch:
-        """Return everything, once the last step is there; `last` as in `RolloutBatch`."""
+    def finish(self, last: Tensor | None) -> RolloutChunks:
+        """Return everything, once the last step is there; `last` as in `RolloutChunks`."""
         if last is not None and "finals" not in self._steps:
             self._steps["finals"] = torch.zeros_like(self._steps["values"])
-        return RolloutBatch(0, self._version, self._inputs, self._steps, last)
+        return RolloutChunks(0, self._version, self._inputs, self._steps, last)
 
     def _write(self, columns: dict[str, Tensor], name: str, step: int, value: Tensor) -> None:
         column = columns.get(name)

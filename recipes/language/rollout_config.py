@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from recipes.sections.rollout import RolloutConfig, SamplingParams
+from recipes.sections.rollout import RolloutConfig, SamplingConfig
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Data, Text, problem
 
 
-class LanguageSamplingParams(SamplingParams):
+class LanguageSamplingParams(SamplingConfig):
     """The settings by which tokens are drawn."""
 
     min_new_tokens: NonNegativeInt = Field(default=0, description="No end of an answer before so many tokens.")

@@ -18,7 +18,7 @@ from rlinf_core import ClusterConfig, Report, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import LOGGER_MODULES, RESUME_NEWEST
 from rlinf_core.config.tree import Path
-from rlinf_core.job.report import Place
+from rlinf_core.job.report import FindingPlace
 from rlinf_core.requirements import install_command, missing_modules
 from rlinf_core.suggest import quoted
 
@@ -28,11 +28,11 @@ _TRIED_DIVISORS: Final = 100_000
 WorldSizes: TypeAlias = Mapping[str, int | None]
 
 
-def blame(config: BaseModel, *paths: Path) -> Place:
+def blame(config: BaseModel, *paths: Path) -> FindingPlace:
     """Return the first of `paths` that somebody wrote down, the last one when all values are defaults; a finding there
     is about all of them.
     """
-    return Place(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
+    return FindingPlace(next((path for path in paths if is_given(config, path)), paths[-1]), paths)
 
 
 def is_changed(config: BaseModel, path: Path) -> bool:

@@ -34,7 +34,7 @@ class RolloutConfig(ConfigModel):
     )
 
 
-class SamplingParams(ConfigModel):
+class SamplingConfig(ConfigModel):
     """The settings by which tokens are drawn."""
 
     temperature: NonNegativeFloat = Field(default=1.0, description="Divides the logits; 0: the likeliest token.")

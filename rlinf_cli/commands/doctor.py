@@ -13,7 +13,7 @@ from rlinf_cli.lazy import command
 from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap.doctor import Report
+    from rlinf_core.bootstrap.doctor import DoctorReport
 
 
 def doctor(
@@ -50,7 +50,7 @@ def doctor(
 app = command(doctor, no_args_is_help=True)
 
 
-def _code(report: Report) -> ExitCode:
+def _code(report: DoctorReport) -> ExitCode:
     if not report.reached:
         return ExitCode.UNREACHABLE
     return ExitCode.OK if report.ok else ExitCode.FAILED

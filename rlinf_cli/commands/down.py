@@ -77,7 +77,7 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
     """
     from rlinf_cli.render.bring_up import down_record
     from rlinf_core.bootstrap import attach
-    from rlinf_core.bootstrap.down import Report
+    from rlinf_core.bootstrap.down import DownReport
     from rlinf_core.errors import ClusterError
 
     here = attach.known()
@@ -88,7 +88,7 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
             help="take this one down by `rlinf down FILE --node-rank K`",
         )
     if output is Output.JSON:
-        console.result_json(down_record(Report(cluster or "", (), (), 0.0)))
+        console.result_json(down_record(DownReport(cluster or "", (), (), 0.0)))
     else:
         console.result("no cluster is up" if cluster is None else f"cluster {cluster} is not up")
 

@@ -14,7 +14,7 @@ from rlinf_cli.lazy import command
 from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap.up import Report, Request
+    from rlinf_core.bootstrap.up import UpReport, UpRequest
 
 
 class Template(StrEnum):
@@ -137,7 +137,7 @@ def _print(template: Template, file: str, overrides: list[str] | None, name: str
     console.result(render(state.cluster_name(file, name), file, nodes, overrides or ()).rstrip("\n"))
 
 
-def _plan(request: Request, output: Output) -> None:
+def _plan(request: UpRequest, output: Output) -> None:
     from rlinf_cli.render.bring_up import plan_record, plan_text
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
@@ -147,7 +147,7 @@ def _plan(request: Request, output: Output) -> None:
         console.result(plan_text(request.name, nodes, authenticated=request.authenticated))
 
 
-def _show(report: Report, output: Output) -> None:
+def _show(report: UpReport, output: Output) -> None:
     from rlinf_cli.render.bring_up import show_failures, up_record, up_text
 
     show_failures(report.failures)
@@ -157,7 +157,7 @@ def _show(report: Report, output: Output) -> None:
         console.result(up_text(report))
 
 
-def _roll_back(request: Request, report: Report, parallel: int) -> None:
+def _roll_back(request: UpRequest, report: UpReport, parallel: int) -> None:
     from rlinf_cli.bring_up import end
 
     started = {node.rank for node in report.nodes if node.changed}

@@ -36,7 +36,7 @@ def _spoken(failure: NodeFailure) -> str:
     return "\n".join(part for part in (code, f"last lines:\n{lines}" if lines else "") if part)
 
 
-def up_text(report: up.Report) -> str:
+def up_text(report: up.UpReport) -> str:
     """Return `cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
     ups = [node for node in report.nodes if node.up]
     started = sum(node.changed for node in ups)
@@ -50,7 +50,7 @@ def up_text(report: up.Report) -> str:
     return f"cluster {report.name} {state}{count}{head} ({how}), {report.seconds:.1f} s"
 
 
-def up_record(report: up.Report) -> dict[str, Any]:
+def up_record(report: up.UpReport) -> dict[str, Any]:
     """Return the report as data."""
     return {
         "schema": UP_SCHEMA,
@@ -91,7 +91,7 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
     ]
 
 
-def down_text(report: down.Report) -> str:
+def down_text(report: down.DownReport) -> str:
     """Return what became of each node, in one line."""
     found = sum(node.found for node in report.nodes)
     reached = sum(node.reached and not node.left for node in report.nodes)
@@ -106,7 +106,7 @@ def down_text(report: down.Report) -> str:
     return f"cluster {report.name} is not wholly down: {reached} of {nodes} are clean, {report.seconds:.1f} s"
 
 
-def down_record(report: down.Report) -> dict[str, Any]:
+def down_record(report: down.DownReport) -> dict[str, Any]:
     """Return the report as data."""
     return {
         "schema": DOWN_SCHEMA,

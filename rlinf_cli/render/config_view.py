@@ -9,7 +9,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.origins import Nested, Origin, lines_of, nested_of
 from rlinf_core.config.reader import read_value
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Mapping, find, format_path, to_data
+from rlinf_core.config.tree import MappingNode, find, format_path, to_data
 from rlinf_core.scalars import plain
 
 SCHEMA = "rlinf.config/1"
@@ -24,7 +24,7 @@ def config_text(origins: Iterable[Origin]) -> str:
     return "\n".join(f"{text.ljust(column)}  # {_where(origin)}" if origin else text for text, origin in lines)
 
 
-def config_record(tree: Mapping, origins: Iterable[Origin]) -> dict[str, Any]:
+def config_record(tree: MappingNode, origins: Iterable[Origin]) -> dict[str, Any]:
     """Return the contract `rlinf.config/1`: the data as a whole, and every value by its path.
 
     Args:
@@ -47,7 +47,7 @@ def _where(origin: Origin) -> str:
     return f"{origin.span.source.name}:{origin.span.begin.line}"
 
 
-def _value(tree: Mapping, origin: Origin) -> Any:
+def _value(tree: MappingNode, origin: Origin) -> Any:
     node = find(tree, origin.path)
     if node is None:
         # A default: nobody wrote it, so its text is all there is.

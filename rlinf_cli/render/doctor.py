@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_core.bootstrap.checks.finding import Finding, Merged, Verdict, merged
-from rlinf_core.bootstrap.doctor import Report
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Merged, merged
+from rlinf_core.bootstrap.doctor import DoctorReport
 from rlinf_core.bootstrap.links import figures
 
 SCHEMA = "rlinf.doctor/1"
@@ -15,7 +15,7 @@ SCHEMA = "rlinf.doctor/1"
 _MOST_LINKS = 8
 
 
-def doctor_text(report: Report, *, every_node: bool = False) -> str:
+def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
     """Return the table, and what it comes to.
 
     Args:
@@ -38,28 +38,28 @@ def doctor_text(report: Report, *, every_node: bool = False) -> str:
 
 
 def _short(findings: Sequence[Finding]) -> list[Finding]:
-    fine = [each for each in findings if each.check == "link" and each.verdict is Verdict.OK]
+    fine = [each for each in findings if each.check == "link" and each.verdict is CheckVerdict.OK]
     if len(fine) <= _MOST_LINKS:
         return list(findings)
     ranges = figures([each.data["latency_seconds"] for each in fine], [each.data["bytes_per_second"] for each in fine])
-    line = Finding("link", Verdict.OK, f"{len(fine)} links: {ranges}", data={"links": len(fine)})
+    line = Finding("link", CheckVerdict.OK, f"{len(fine)} links: {ranges}", data={"links": len(fine)})
     first = fine[0]
     return [line if each is first else each for each in findings if each is first or each not in fine]
 
 
-def _summary(report: Report) -> str:
+def _summary(report: DoctorReport) -> str:
     nodes = f"{report.num_reached} of {report.num_nodes} node{'' if report.num_nodes == 1 else 's'} asked"
     counted = [
-        (report.count(Verdict.FAULT), "fault", "faults"),
-        (report.count(Verdict.UNREACHABLE), "node not reached", "nodes not reached"),
-        (report.count(Verdict.WARNING), "warning", "warnings"),
-        (report.count(Verdict.SKIPPED), "not checked", "not checked"),
+        (report.count(CheckVerdict.FAULT), "fault", "faults"),
+        (report.count(CheckVerdict.UNREACHABLE), "node not reached", "nodes not reached"),
+        (report.count(CheckVerdict.WARNING), "warning", "warnings"),
+        (report.count(CheckVerdict.SKIPPED), "not checked", "not checked"),
     ]
     listed = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
     return f"{nodes}: {listed or 'nothing is wrong'}, {report.seconds:.1f} s"
 
 
-def doctor_record(report: Report) -> dict[str, Any]:
+def doctor_record(report: DoctorReport) -> dict[str, Any]:
     """Return the report as data."""
     return {
         "schema": SCHEMA,

@@ -8,11 +8,11 @@ from typing import Any
 from rlinf_cli import console
 from rlinf_cli.render.doctor import finding_record
 from rlinf_core.bootstrap.checks.devices import found_text
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict, size
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
 from rlinf_core.bootstrap.inventory import NodeTarget
 
 SCHEMA = "rlinf.hardware/1"
-_WRONG = (Verdict.FAULT, Verdict.UNREACHABLE)
+_WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)
 
 
 def hardware_text(nodes: Sequence[NodeTarget], seen: Sequence[Seen], findings: Sequence[Finding]) -> str:

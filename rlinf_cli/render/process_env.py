@@ -11,7 +11,7 @@ from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
-from rlinf_core.placement.explain import EnvVar, process_interpreter, process_variables
+from rlinf_core.placement.explain import ProcessVariable, process_interpreter, process_variables
 from rlinf_core.placement.placement import Placement
 
 SCHEMA = "rlinf.env/1"
@@ -71,7 +71,7 @@ def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str,
     }
 
 
-def _layer(variable: EnvVar) -> str:
+def _layer(variable: ProcessVariable) -> str:
     """Return `runtime`, `env_configs of a800`."""
     return f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
 

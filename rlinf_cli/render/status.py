@@ -7,12 +7,12 @@ from typing import Any
 
 from rlinf_cli import console
 from rlinf_core.bootstrap.down import RunningJob
-from rlinf_core.bootstrap.status import NodeStatus, Report, State
+from rlinf_core.bootstrap.status import NodeStatus, State, StatusReport
 
 SCHEMA = "rlinf.status/1"
 
 
-def status_text(report: Report) -> str:
+def status_text(report: StatusReport) -> str:
     """Return the nodes, then what is in the way of those that are not up, then the jobs."""
     ups = sum(node.state is State.UP for node in report.nodes)
     count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
@@ -61,7 +61,7 @@ def _since(started: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
 
 
-def status_record(report: Report) -> dict[str, Any]:
+def status_record(report: StatusReport) -> dict[str, Any]:
     """Return the same as data."""
     return {
         "schema": SCHEMA,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.transport import Kind, Result, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, Result, Transport
 
 # In the order in which they import each other. All of them travel.
 PARTS: Final = (
@@ -47,7 +47,7 @@ sys.exit(sys.modules[{main!r}].main())
 _MISSING: Final = frozenset((126, 127))
 
 
-class Answer(NamedTuple):
+class AgentReply(NamedTuple):
     """A node's answer to a request.
 
     Attributes:
@@ -106,7 +106,7 @@ async def ask(
     deadline: float,
     interpreter: str | None = None,
     on_hello: Callable[[], None] | None = None,
-) -> Answer:
+) -> AgentReply:
     """Return what `node` answers to `request`; never raises for what a node can do.
 
     Args:
@@ -129,23 +129,23 @@ async def ask(
     return _understood(node, path, result, deadline)
 
 
-def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: float) -> Answer:
+def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: float) -> AgentReply:
     events = list(_events(result.stdout))
     last = events[-1] if events else {}
     if last.get("event") == "result":
         last.pop("event")
-        return Answer(last, "", "", "", 0, "", result)
+        return AgentReply(last, "", "", "", 0, "", result)
     if last.get("event") == "error":
         message, why, hint, lines = (str(last.get(name) or "") for name in ("message", "why", "help", "lines"))
         rc = last.get("rc")
-        return Answer(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
+        return AgentReply(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
     spoken = result.last_lines()
-    if result.kind is Kind.TIMEOUT:
+    if result.kind is CommandOutcome.TIMEOUT:
         message = f"no answer within {deadline:g} s"
         why = "the connection was made, and nothing came any more" if events else "nothing was heard from it"
-        return Answer(None, message, why, result.help or "", None, spoken, result)
-    if result.kind is not Kind.DONE:
-        return Answer(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
+        return AgentReply(None, message, why, result.help or "", None, spoken, result)
+    if result.kind is not CommandOutcome.DONE:
+        return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
     if result.rc in _MISSING:
         said = "may not be executed" if result.rc == 126 else "does not exist"
         hint = (
@@ -156,10 +156,10 @@ def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: fl
                 " without one a node runs the same path as `rlinf` here"
             )
         )
-        return Answer(None, f"the interpreter `{interpreter}` {said}", spoken, hint, result.rc, spoken, result)
+        return AgentReply(None, f"the interpreter `{interpreter}` {said}", spoken, hint, result.rc, spoken, result)
     message = f"`{interpreter}` cannot run the agent" if not events else "the agent ended without an answer"
     hint = "`python_interpreter_path` must be a Python 3.11 or newer"
-    return Answer(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)
+    return AgentReply(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)
 
 
 def _first_cause(spoken: str) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap import links
-from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.agent import AgentReply, ask
 from rlinf_core.bootstrap.checks import access, devices, room, software
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.state import ClusterRecord
-from rlinf_core.bootstrap.transport import Kind, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
@@ -33,7 +33,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DoctorRequest:
     """The file and the nodes to be examined.
 
     Attributes:
@@ -59,7 +59,7 @@ class Request:
     links_at_once: int = 64
 
 
-class Report(NamedTuple):
+class DoctorReport(NamedTuple):
     """The findings of all checks.
 
     Attributes:
@@ -74,16 +74,16 @@ class Report(NamedTuple):
     num_reached: int
     seconds: float
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CheckVerdict) -> int:
         return sum(each.verdict is verdict for each in self.findings)
 
     @property
     def reached(self) -> bool:
-        return not self.count(Verdict.UNREACHABLE)
+        return not self.count(CheckVerdict.UNREACHABLE)
 
     @property
     def ok(self) -> bool:
-        return self.reached and not self.count(Verdict.FAULT)
+        return self.reached and not self.count(CheckVerdict.FAULT)
 
 
 class Look(NamedTuple):
@@ -93,7 +93,7 @@ class Look(NamedTuple):
     findings: list[Finding]
 
 
-async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
+async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> DoctorReport:
     """Return everything that can be known before a job starts.
 
     Args:
@@ -106,8 +106,8 @@ async def examine(request: Request, transport: Transport, tell: Tell) -> Report:
     findings = look.findings + judge(look.seen, request)
     if request.link_seconds and len(look.seen) > 1:
         findings += await _links(request, look.seen, transport, tell)
-    reached = len(request.nodes) - sum(each.verdict is Verdict.UNREACHABLE for each in findings)
-    return Report(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
+    reached = len(request.nodes) - sum(each.verdict is CheckVerdict.UNREACHABLE for each in findings)
+    return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
 
 async def look_at(
@@ -141,16 +141,16 @@ async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport
     return Seen(node, answer.data, asked, time.time())
 
 
-def _unanswered(node: NodeTarget, answer: Answer) -> Finding:
+def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
     """Return why a node said nothing: it was not reached, or its interpreter does not do."""
     what = f"{answer.message}: {answer.why}" if answer.why and answer.why not in answer.message else answer.message
-    if answer.result.kind is Kind.DONE:
-        return Finding("interpreter", Verdict.FAULT, what, node.rank, node.name, answer.help)
+    if answer.result.kind is CommandOutcome.DONE:
+        return Finding("interpreter", CheckVerdict.FAULT, what, node.rank, node.name, answer.help)
     data = {"kind": str(answer.result.kind)}
-    return Finding("reach", Verdict.UNREACHABLE, what, node.rank, node.name, answer.help, data)
+    return Finding("reach", CheckVerdict.UNREACHABLE, what, node.rank, node.name, answer.help, data)
 
 
-def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
+def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
     """Return the checks over what the nodes say. Pure, but for the mode of the token's file."""
     recorded = request.recorded
     here = [
@@ -184,7 +184,7 @@ def judge(seen: Sequence[Seen], request: Request) -> list[Finding]:
     ]
 
 
-async def _links(request: Request, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
+async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
     by_rank = {each.node.rank: each for each in seen}
     wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
@@ -211,10 +211,12 @@ def _placements(cluster: ClusterConfig, seen: Sequence[Seen]) -> list[Finding]:
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
         if resolution.problems:
             first = resolution.problems[0]
-            found.append(Finding("placement", Verdict.FAULT, first.message, help=first.help or ""))
+            found.append(Finding("placement", CheckVerdict.FAULT, first.message, help=first.help or ""))
         elif resolution.lacks_accelerators:
             what = f"no accelerator found: `{name}` is placed by number, and would compute on the CPU"
-            found.append(Finding("placement", Verdict.WARNING, what, help="write `node_group: node` if that is meant"))
+            found.append(
+                Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is meant")
+            )
     return found
 
 

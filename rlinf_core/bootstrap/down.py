@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap import state
-from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.agent import AgentReply, ask
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
 from rlinf_core.bootstrap.transport import Transport
@@ -55,7 +55,7 @@ class NodeEnd(NamedTuple):
     left: tuple[str, ...]
 
 
-class Report(NamedTuple):
+class DownReport(NamedTuple):
     """The result of `down`, node by node.
 
     Attributes:
@@ -95,7 +95,7 @@ async def take_down(
     *,
     grace: float = GRACE_SECONDS,
     jobs: Sequence[RunningJob] = (),
-) -> Report:
+) -> DownReport:
     """End the cluster `name` on `nodes`: those that joined all at once, then the head.
 
     Nodes that cannot be reached stay recorded, for the next try. The drivers of `jobs` are told to end before: a driver
@@ -124,7 +124,7 @@ async def take_down(
         if not alone:
             _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
-    return Report(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
+    return DownReport(name, ordered, tuple(sorted(failures, key=lambda each: each.rank)), time.monotonic() - begun)
 
 
 async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:
@@ -176,7 +176,7 @@ def _left(data: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _failure(node: NodeTarget, answer: Answer) -> NodeFailure:
+def _failure(node: NodeTarget, answer: AgentReply) -> NodeFailure:
     return NodeFailure(
         node.rank, node.name, Phase.STOP, answer.message, answer.why, answer.help, answer.rc, answer.lines
     )

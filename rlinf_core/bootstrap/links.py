@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap.agent import ask, command, script
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 from rlinf_core.bootstrap.transport import Transport
 
 # Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
@@ -22,7 +22,7 @@ _SLOW_BYTES: Final = 50e6
 _LOOPBACK: Final = ("127.", "::1")
 
 
-class Link(NamedTuple):
+class NodeLink(NamedTuple):
     """A way between two nodes.
 
     Attributes:
@@ -45,13 +45,13 @@ class Measured(NamedTuple):
         bandwidth: bytes per second.
     """
 
-    link: Link
+    link: NodeLink
     fault: str | None
     latency: float = 0.0
     bandwidth: float = 0.0
 
 
-def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Link]:
+def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[NodeLink]:
     """Return the ways that are worth measuring: Ray's between the head and every node, a ring within each component,
     and between two components as many as the larger has nodes, so that every node of both is part of one.
 
@@ -75,17 +75,17 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Link
     for (a, first), (b, second) in combinations(nodes_of.items(), 2):
         for index in range(max(len(first), len(second)) if first and second else 0):
             add(first[index % len(first)], second[index % len(second)], f"{a}-{b}")
-    return [Link(one, other, tuple(names)) for (one, other), names in uses.items()]
+    return [NodeLink(one, other, tuple(names)) for (one, other), names in uses.items()]
 
 
-def rounds_of(links: Sequence[Link], most: int) -> list[list[Link]]:
+def rounds_of(links: Sequence[NodeLink], most: int) -> list[list[NodeLink]]:
     """Return the same ways in rounds: none of a round shares a node with another, so that none disturbs another.
 
     Args:
         links: the ways.
         most: how many a round may have.
     """
-    rounds: list[list[Link]] = []
+    rounds: list[list[NodeLink]] = []
     busy: list[set[int]] = []
     for link in links:
         ends = {link.one, link.other}
@@ -157,14 +157,14 @@ class _Server:
 
 
 async def measure(
-    links: Sequence[Link],
+    links: Sequence[NodeLink],
     seen: Mapping[int, Seen],
     transport: Transport,
     *,
     seconds: float,
     head_address: str | None = None,
     most: int = 64,
-) -> tuple[list[Measured], list[Link]]:
+) -> tuple[list[Measured], list[NodeLink]]:
     """Return how good each way is, and those that there was no time for.
 
     Args:
@@ -177,7 +177,7 @@ async def measure(
     """
     end = time.monotonic() + seconds
     found: list[Measured] = []
-    left: list[Link] = []
+    left: list[NodeLink] = []
     for group in rounds_of(links, most):
         if time.monotonic() > end:
             left += group
@@ -189,7 +189,7 @@ async def measure(
     return found, left
 
 
-async def _measure(link: Link, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
+async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
     secret = secrets.token_hex(32)
     async with _Server(transport, seen[link.other], address, secret) as port:
         if port is None:
@@ -204,12 +204,12 @@ async def _measure(link: Link, seen: Mapping[int, Seen], address: str, transport
     return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
 
 
-def findings_of(measured: Sequence[Measured], left: Sequence[Link], seen: Mapping[int, Seen]) -> list[Finding]:
+def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
     """Return what there is to say about each way."""
     found = [_finding(each, seen) for each in measured]
     if left:
         what = f"there was no time for {len(left)} of {len(left) + len(measured)} links"
-        found.append(Finding("link", Verdict.SKIPPED, what, help="allow more by `--link-seconds`"))
+        found.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more by `--link-seconds`"))
     return found
 
 
@@ -221,13 +221,13 @@ def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
     if each.fault is not None:
         help = "open `cluster.ports` between the machines, and check the address and the route between them"
         what = f"{each.fault} ({uses})"
-        return Finding("link", Verdict.FAULT, what, None, where, help, {**data, "fault": each.fault})
+        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": each.fault})
     data |= {"latency_seconds": each.latency, "bytes_per_second": each.bandwidth}
     what = f"{figures([each.latency], [each.bandwidth])} ({uses})"
     if each.bandwidth < _SLOW_BYTES:
         help = "check the cable, the card's speed and whether another network was meant (`RLINF_NET_IF`)"
-        return Finding("link", Verdict.WARNING, f"slow: {what}", None, where, help, data)
-    return Finding("link", Verdict.OK, what, None, where, "", data)
+        return Finding("link", CheckVerdict.WARNING, f"slow: {what}", None, where, help, data)
+    return Finding("link", CheckVerdict.OK, what, None, where, "", data)
 
 
 def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:

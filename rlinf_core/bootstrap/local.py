@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport, run_process
+from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport, run_process
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
@@ -26,6 +26,6 @@ class LocalTransport(Transport):
         try:
             return await run_process(argv, stdin, deadline, on_line)
         except FileNotFoundError as error:
-            return Result(_NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode(), Kind.DONE)
+            return Result(_NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
         except OSError as error:
-            return Result(_NOT_EXECUTABLE, b"", f"{argv[0]}: {error.strerror}".encode(), Kind.DONE)
+            return Result(_NOT_EXECUTABLE, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)

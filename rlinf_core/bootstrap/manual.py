@@ -17,7 +17,7 @@ from rlinf_core.errors import ConfigError, RLinfError
 _PAUSE: Final = 0.2
 
 
-class Place(NamedTuple):
+class ThisNode(NamedTuple):
     """The node that this machine is.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 def place(
     nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
-) -> Place | None:
+) -> ThisNode | None:
     """Return which node this machine is to be, or None when all are to be started from here.
 
     Args:
@@ -61,7 +61,7 @@ def place(
         head_address = _from_slurm(environ)[1]
         if head_address is None:
             raise ConfigError("nothing says where node 0 is", help="add `--head-address A`")
-    return Place(node_rank, head_address)
+    return ThisNode(node_rank, head_address)
 
 
 def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
@@ -79,7 +79,7 @@ def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
     return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
 
 
-def shared_token(name: str, file: str | None, alone: Place | None, seconds: float) -> str | None:
+def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: float) -> str | None:
     """Return the token for a node that is started by itself; None where the cluster's own is used or made.
 
     Node 0 makes it. The others read the same file, which they see where the home is shared, and wait for it.

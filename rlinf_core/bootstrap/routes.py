@@ -11,7 +11,7 @@ from rlinf_core.bootstrap.ssh import DEFAULT_PARALLEL, SshTransport
 from rlinf_core.bootstrap.transport import OnLine, Result, Transport
 
 
-class Routes(Transport):
+class NodeRoutes(Transport):
     """Runs each command by the way that leads to its node.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport, run_process
+from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport, run_process
 from rlinf_core.errors import ClusterError
 
 # Each is a process with three pipes here; a gate that all go through refuses more than it is told to take.
@@ -31,24 +31,30 @@ _OPTIONS: Final = (
     "RemoteCommand=none",
     "PermitLocalCommand=no",
 )
-_CAUSES: Final[tuple[tuple[re.Pattern[str], Kind], ...]] = tuple(
+_CAUSES: Final[tuple[tuple[re.Pattern[str], CommandOutcome], ...]] = tuple(
     (re.compile(pattern, re.IGNORECASE), kind)
     for pattern, kind in (
-        (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed", Kind.HOST_KEY_CHANGED),
-        (r"Host key verification failed|No .* host key is known", Kind.UNKNOWN_HOST_KEY),
+        (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed", CommandOutcome.HOST_KEY_CHANGED),
+        (r"Host key verification failed|No .* host key is known", CommandOutcome.UNKNOWN_HOST_KEY),
         (
             r"Permission denied|Too many authentication failures|no mutual signature|incorrect passphrase",
-            Kind.KEY_REFUSED,
+            CommandOutcome.KEY_REFUSED,
         ),
-        (r"Could not resolve hostname", Kind.UNRESOLVED),
-        (r"Timeout, server .* not responding|client_loop: send disconnect|Broken pipe", Kind.DROPPED),
-        (r"Connection to .* closed by remote host|Connection to .* closed\.$|Connection reset by peer", Kind.DROPPED),
+        (r"Could not resolve hostname", CommandOutcome.UNRESOLVED),
+        (r"Timeout, server .* not responding|client_loop: send disconnect|Broken pipe", CommandOutcome.DROPPED),
+        (
+            r"Connection to .* closed by remote host|Connection to .* closed\.$|Connection reset by peer",
+            CommandOutcome.DROPPED,
+        ),
         (
             r"connect to host .* port .*: Connection timed out|Operation timed out|during banner exchange",
-            Kind.UNREACHABLE,
+            CommandOutcome.UNREACHABLE,
         ),
-        (r"No route to host|Network is unreachable|Connection refused|Connection timed out", Kind.UNREACHABLE),
-        (r"kex_exchange_identification|Connection closed by", Kind.UNREACHABLE),
+        (
+            r"No route to host|Network is unreachable|Connection refused|Connection timed out",
+            CommandOutcome.UNREACHABLE,
+        ),
+        (r"kex_exchange_identification|Connection closed by", CommandOutcome.UNREACHABLE),
     )
 )
 
@@ -80,7 +86,7 @@ class SshTransport(Transport):
             result = await run_process(command, stdin, deadline, on_line, environment())
         except OSError as error:
             hint = "install OpenSSH's client, and have `ssh` on PATH"
-            return Result(-1, b"", str(error.strerror).encode(), Kind.NO_CLIENT, hint)
+            return Result(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
         kind = classify(result)
         return Result(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
 
@@ -106,33 +112,33 @@ class SshTransport(Transport):
         return [*arguments, "--", node.host or "localhost"]
 
 
-def classify(result: Result) -> Kind:
+def classify(result: Result) -> CommandOutcome:
     """Return how a run of ssh ended, judged by its exit code and its own words."""
-    if result.kind is not Kind.DONE or result.rc != _SSH_FAILED:
+    if result.kind is not CommandOutcome.DONE or result.rc != _SSH_FAILED:
         return result.kind
     said = result.stderr.decode(errors="replace")
     for pattern, kind in _CAUSES:
         if pattern.search(said):
             # Once the command has spoken, the connection had been made.
-            return Kind.DROPPED if kind is Kind.UNREACHABLE and result.stdout else kind
-    return Kind.DROPPED if result.stdout else Kind.FAILED
+            return CommandOutcome.DROPPED if kind is CommandOutcome.UNREACHABLE and result.stdout else kind
+    return CommandOutcome.DROPPED if result.stdout else CommandOutcome.FAILED
 
 
-def remedy(kind: Kind, node: NodeTarget) -> str | None:
+def remedy(kind: CommandOutcome, node: NodeTarget) -> str | None:
     """Return what the user can do about a run that ended so."""
     host = node.host or "localhost"
     login = shlex.join(["ssh", *_login(node), host])
     return {
-        Kind.UNKNOWN_HOST_KEY: f"log in once by `{login}` and compare the key, or add it to known_hosts",
-        Kind.HOST_KEY_CHANGED: "if the machine was installed anew, remove its old key by"
+        CommandOutcome.UNKNOWN_HOST_KEY: f"log in once by `{login}` and compare the key, or add it to known_hosts",
+        CommandOutcome.HOST_KEY_CHANGED: "if the machine was installed anew, remove its old key by"
         f" `ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}`; otherwise somebody stands in between",
-        Kind.KEY_REFUSED: f"let `{login}` work without a password: `ssh-copy-id`, an agent, or `ssh.identity_file`"
-        " and `ssh.user` in the file",
-        Kind.UNRESOLVED: "correct the host in the file, or give it a `HostName` in ~/.ssh/config",
-        Kind.UNREACHABLE: f"check that the machine is on and that `{login}` connects",
-        Kind.TIMEOUT: f"check that the machine is not stuck: `{login}`",
-        Kind.DROPPED: "check the machine and the network between, and run the command again",
-        Kind.FAILED: f"see what `{login}` says",
+        CommandOutcome.KEY_REFUSED: f"let `{login}` work without a password: `ssh-copy-id`, an agent, or"
+        " `ssh.identity_file` and `ssh.user` in the file",
+        CommandOutcome.UNRESOLVED: "correct the host in the file, or give it a `HostName` in ~/.ssh/config",
+        CommandOutcome.UNREACHABLE: f"check that the machine is on and that `{login}` connects",
+        CommandOutcome.TIMEOUT: f"check that the machine is not stuck: `{login}`",
+        CommandOutcome.DROPPED: "check the machine and the network between, and run the command again",
+        CommandOutcome.FAILED: f"see what `{login}` says",
     }.get(kind)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.agent import AgentReply, ask
 from rlinf_core.bootstrap.down import RunningJob
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.state import ClusterRecord
-from rlinf_core.bootstrap.transport import Kind, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, Transport
 
 PROBE_SECONDS: Final = 30.0
 _MEMBERS_SECONDS: Final = 3.0
@@ -60,7 +60,7 @@ class NodeStatus(NamedTuple):
     help: str = ""
 
 
-class Report(NamedTuple):
+class StatusReport(NamedTuple):
     """The cluster.
 
     Attributes:
@@ -84,7 +84,7 @@ class Report(NamedTuple):
         return all(node.state is State.UP for node in self.nodes)
 
 
-async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> Report:
+async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> StatusReport:
     """Return how every node is; none keeps the others waiting beyond its deadline.
 
     Args:
@@ -104,7 +104,7 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, tell: Tell) -> R
     statuses = tuple(_status(node, answer, known) for node, answer in zip(nodes, answers, strict=True))
     jobs = None if members is None else tuple(_job(each) for each in members["jobs"])
     seconds = time.monotonic() - begun
-    return Report(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
+    return StatusReport(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
 
 def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -117,7 +117,7 @@ def _by_rank(members: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     return found
 
 
-async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> Answer | None:
+async def _probe(cluster: ClusterRecord, node: NodeTarget, transport: Transport) -> AgentReply | None:
     """Return what a node says; None of one that was started on its own machine, to which there is no way from here."""
     if node.host is None and not node.is_head:
         return None
@@ -137,14 +137,14 @@ async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: T
     return answer.data if answer.data is not None and answer.data["fault"] is None else None
 
 
-def _status(node: NodeTarget, answer: Answer | None, known: Mapping[str, Any] | None) -> NodeStatus:
+def _status(node: NodeTarget, answer: AgentReply | None, known: Mapping[str, Any] | None) -> NodeStatus:
     if answer is None:
         member = (known or {}).get(str(node.rank))
         state, detail, help = _state(node, {"alive": True}, known)
         address = str(member["address"]) if member else None
         return NodeStatus(node.rank, node.groups, node.host, state, address, detail=detail, help=help)
     if answer.data is None:
-        state = State.BROKEN if answer.result.kind is Kind.DONE else State.UNREACHABLE
+        state = State.BROKEN if answer.result.kind is CommandOutcome.DONE else State.UNREACHABLE
         why = f": {answer.why}" if answer.why and answer.why not in answer.message else ""
         status = NodeStatus(node.rank, node.groups, node.host, state)
         return status._replace(detail=f"{answer.message}{why}", help=answer.help)

@@ -36,7 +36,7 @@ _KUBERAY_GCS_PORT: Final = 6379
 _IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Piece(NamedTuple):
+class NodeBlock(NamedTuple):
     """Neighbouring nodes that are alike: one request for machines.
 
     Attributes:
@@ -57,14 +57,14 @@ class Piece(NamedTuple):
         return _one_line(f"node{'' if len(self.nodes) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
 
 
-def pieces_of(nodes: Sequence[NodeTarget]) -> list[Piece]:
+def pieces_of(nodes: Sequence[NodeTarget]) -> list[NodeBlock]:
     """Return the nodes, by rank, cut where their groups, interpreter or accelerators change."""
 
     def alike(node: NodeTarget) -> tuple[Any, ...]:
         count = node.accelerators.per_node if node.accelerators else None
         return (node.groups, node.interpreter, node.declared_interpreter, count)
 
-    return [Piece(tuple(group)) for _, group in groupby(nodes, alike)]
+    return [NodeBlock(tuple(group)) for _, group in groupby(nodes, alike)]
 
 
 _SLURM_START: Final = r"""
@@ -144,12 +144,12 @@ def slurm(name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence
     return "".join(script)
 
 
-def _interpreter(piece: Piece) -> str:
+def _interpreter(piece: NodeBlock) -> str:
     """Return where the file names none, the one that the job's environment has first."""
     return shlex.quote(piece.first.interpreter) if piece.first.declared_interpreter else "python3"
 
 
-def _requests(piece: Piece) -> list[str]:
+def _requests(piece: NodeBlock) -> list[str]:
     count = len(piece.nodes)
     lines = [f"#SBATCH --nodes={count}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive"]
     declared = piece.first.accelerators

@@ -20,7 +20,7 @@ _CHUNK: Final = 1 << 16
 _GRACE_SECONDS: Final = 2.0
 
 
-class Kind(StrEnum):
+class CommandOutcome(StrEnum):
     """The way in which a command ended."""
 
     DONE = "done"
@@ -52,13 +52,13 @@ class Result:
     rc: int
     stdout: bytes
     stderr: bytes
-    kind: Kind = Kind.DONE
+    kind: CommandOutcome = CommandOutcome.DONE
     help: str | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the command ran and ended with 0."""
-        return self.kind is Kind.DONE and self.rc == 0
+        return self.kind is CommandOutcome.DONE and self.rc == 0
 
     def last_lines(self, count: int = 5) -> str:
         """Return the end of what it said on standard error, or else on standard output."""
@@ -131,7 +131,7 @@ async def run_process(
             rc = await process.wait()
     except TimeoutError:
         await _end(process)
-        return Result(-1, out.bytes, err.bytes, Kind.TIMEOUT)
+        return Result(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
     except asyncio.CancelledError:
         await _end(process)
         raise

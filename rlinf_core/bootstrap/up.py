@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rlinf_core.bootstrap import node_facts, state
-from rlinf_core.bootstrap.agent import Answer, ask
+from rlinf_core.bootstrap.agent import AgentReply, ask
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
 from rlinf_core.bootstrap.plan import Action, Decision, Own, decide, refuse_other_nodes, spec_of
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
-from rlinf_core.bootstrap.transport import Kind, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, Transport
 
 # Seconds that a node may take to answer once the connection is made, and Ray to come up on it.
 PROBE_SECONDS: Final = 30.0
@@ -33,7 +33,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpRequest:
     """The nodes to be brought up, and how.
 
     Attributes:
@@ -79,7 +79,7 @@ class NodeOutcome(NamedTuple):
     phase: Phase
 
 
-class Report(NamedTuple):
+class UpReport(NamedTuple):
     """The result of `up`, node by node.
 
     Attributes:
@@ -98,7 +98,7 @@ class Report(NamedTuple):
         return not self.failures
 
 
-async def bring_up(request: Request, transport: Transport, tell: Tell) -> Report:
+async def bring_up(request: UpRequest, transport: Transport, tell: Tell) -> UpReport:
     """Bring up what is missing; the nodes that are up stay as they are, also where others fail.
 
     Raises:
@@ -113,7 +113,7 @@ async def bring_up(request: Request, transport: Transport, tell: Tell) -> Report
 class _Run:
     """One run of `up`."""
 
-    def __init__(self, request: Request, transport: Transport, tell: Tell) -> None:
+    def __init__(self, request: UpRequest, transport: Transport, tell: Tell) -> None:
         self.request = request
         self._transport = transport
         self._tell = tell
@@ -126,7 +126,7 @@ class _Run:
         self._phases: dict[int, Phase] = {node.rank: Phase.CONNECT for node in self._nodes}
         self._token: str | None = None
 
-    async def run(self) -> Report:
+    async def run(self) -> UpReport:
         request = self.request
         before = state.load(request.name)
         refuse_other_nodes(before, request.name, request.nodes, alone=request.only is not None)
@@ -192,8 +192,8 @@ class _Run:
         else:
             self._fail(self._failure(node, self._phase_of(node.rank, answer), answer))
 
-    def _phase_of(self, rank: int, answer: Answer) -> Phase:
-        ran = answer.result.kind is Kind.DONE
+    def _phase_of(self, rank: int, answer: AgentReply) -> Phase:
+        ran = answer.result.kind is CommandOutcome.DONE
         return Phase.PROBE if ran else self._phases[rank]
 
     def _common(self, node: NodeTarget) -> dict[str, Any]:
@@ -336,7 +336,7 @@ class _Run:
             self._fail(NodeFailure(rank, by_rank[rank].name, Phase.VERIFY, message, why, help_text))
             self._up.pop(rank)
 
-    def _failure(self, node: NodeTarget, phase: Phase, answer: Answer) -> NodeFailure:
+    def _failure(self, node: NodeTarget, phase: Phase, answer: AgentReply) -> NodeFailure:
         return NodeFailure(
             node.rank, node.name, phase, answer.message, answer.why, answer.help, answer.rc, answer.lines
         )
@@ -387,7 +387,7 @@ class _Run:
             machine=facts["machine"] if facts else before.machine if before else None,
         )
 
-    def _report(self) -> Report:
+    def _report(self) -> UpReport:
         outcomes = tuple(
             NodeOutcome(
                 node.rank,
@@ -403,4 +403,4 @@ class _Run:
         head = self._up.get(0) or next(iter(self._up.values()), None)
         address = str(head["gcs"]) if head else ""
         failures = tuple(sorted(self._failures, key=lambda each: each.rank))
-        return Report(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)
+        return UpReport(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)

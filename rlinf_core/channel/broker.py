@@ -20,7 +20,7 @@ from rlinf_core.channel.broker_clients import REMEMBERED, BrokerClient, ClientOp
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
 from rlinf_core.channel.memory_gate import MemoryGate
-from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Item, Lost, Reason, Refused
+from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused
 from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.forwarder import ForwardMode
@@ -262,7 +262,7 @@ class Broker:
         self._outbox.reply(client.stream, wire.pack_reply(say, op_id), pickle.dumps(answer))
 
     def _send_items(
-        self, client: BrokerClient, op_id: int, items: Sequence[Item[Payload]], handover: ForwardMode
+        self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], handover: ForwardMode
     ) -> None:
         def failed(error: BaseException) -> None:
             if isinstance(error, Exception) and not isinstance(error, WorkerDiedError):

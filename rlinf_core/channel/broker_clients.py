@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.mailbox import BrokerMailbox
-from rlinf_core.channel.queue_state import Item
+from rlinf_core.channel.queue_state import QueuedItem
 from rlinf_core.channel.wire import ReplyKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.forwarder import ForwardMode
@@ -78,7 +78,7 @@ class Outbox:
         self,
         stream: PeerStream,
         op_id: int,
-        items: Sequence[Item[Payload]],
+        items: Sequence[QueuedItem[Payload]],
         ack_slot: int,
         handover: ForwardMode,
         failed: Callable[[BaseException], None],

@@ -29,13 +29,13 @@ from rlinf_core.channel.queue_state import (
     Effect,
     Entry,
     Get,
-    Item,
     KeyStatistics,
     Lost,
     OpId,
     OwnerId,
     Put,
     Queue,
+    QueuedItem,
     Reason,
     Refused,
     Tally,
@@ -106,7 +106,7 @@ class KeyedQueue(Generic[T]):
             return [Refused(op_id, Reason.CLOSED, payload)]
         queue = self._queue(key)
         self._idle.pop(key, None)
-        item = Item(payload, weight, size, producer, -1)
+        item = QueuedItem(payload, weight, size, producer, -1)
         effects: list[Effect[T]] = []
         if self._has_room(queue):
             self._accept(queue, op_id, item, effects)
@@ -205,7 +205,7 @@ class KeyedQueue(Generic[T]):
         """
         effects: list[Effect[T]] = []
         # All of its gets leave first, so that what one of them returns is not handed to another one.
-        touched: dict[str, tuple[Queue[T], list[Item[T]]]] = {}
+        touched: dict[str, tuple[Queue[T], list[QueuedItem[T]]]] = {}
         for op_id in list(self._owned.get(owner, ())):
             entry = self._entries[op_id]
             if isinstance(entry, Announced):
@@ -259,7 +259,7 @@ class KeyedQueue(Generic[T]):
         """Return whether a put to `key` would wait."""
         return not self._has_room(self._queues.get(key) or Queue(key))
 
-    def peek_all(self, key: str = DEFAULT_KEY) -> list[Item[T]]:
+    def peek_all(self, key: str = DEFAULT_KEY) -> list[QueuedItem[T]]:
         """Return the items of `key` that nobody has taken or reserved, in order; they stay."""
         queue = self._queues.get(key)
         return list(queue.items) if queue else []
@@ -317,7 +317,7 @@ class KeyedQueue(Generic[T]):
         if not owned:
             del self._owned[owner]
 
-    def _accept(self, queue: Queue[T], op_id: OpId, item: Item[T], effects: list[Effect[T]]) -> None:
+    def _accept(self, queue: Queue[T], op_id: OpId, item: QueuedItem[T], effects: list[Effect[T]]) -> None:
         item.sequence = queue.sequence
         queue.sequence += 1
         queue.items.append(item)
@@ -389,7 +389,7 @@ class KeyedQueue(Generic[T]):
         put.queue.tally.put_wait += now - put.since
         self._leave(op_id, put.item.producer)
 
-    def _withdraw(self, op_id: OpId, entry: Get[T] | Delivery[T], now: float) -> list[Item[T]]:
+    def _withdraw(self, op_id: OpId, entry: Get[T] | Delivery[T], now: float) -> list[QueuedItem[T]]:
         """End a get or take back a delivery; returns the items that it held."""
         queue = entry.queue
         self._leave(op_id, entry.consumer)
@@ -401,7 +401,7 @@ class KeyedQueue(Generic[T]):
         queue.tally.gets -= len(entry.items)
         return entry.items
 
-    def _give_back(self, queue: Queue[T], returned: list[Item[T]], now: float, effects: list[Effect[T]]) -> None:
+    def _give_back(self, queue: Queue[T], returned: list[QueuedItem[T]], now: float, effects: list[Effect[T]]) -> None:
         """Put items back to their places at the head, and let the next ones have them."""
         if returned:
             back = list(returned)

@@ -82,7 +82,7 @@ class Reason(StrEnum):
 
 
 @dataclass(slots=True)
-class Item(Generic[T]):
+class QueuedItem(Generic[T]):
     """One accepted item.
 
     Attributes:
@@ -112,7 +112,7 @@ class Delivered(Generic[T]):
     """Effect: these items go to the get; they come back if its consumer dies before it acknowledges them."""
 
     op_id: OpId
-    items: list[Item[T]]
+    items: list[QueuedItem[T]]
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Acknowledged(Generic[T]):
     """Effect: the consumer has these items; the queue has dropped them."""
 
     op_id: OpId
-    items: list[Item[T]]
+    items: list[QueuedItem[T]]
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class Queue(Generic[T]):
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.items: deque[Item[T]] = deque()
+        self.items: deque[QueuedItem[T]] = deque()
         self.gets: OrderedDict[OpId, Get[T]] = OrderedDict()
         self.blocked: OrderedDict[OpId, Put[T]] = OrderedDict()
         self.delivering = 0
@@ -203,7 +203,7 @@ class Put(Generic[T]):
     """A put that waits for room."""
 
     queue: Queue[T]
-    item: Item[T]
+    item: QueuedItem[T]
     since: float
 
 
@@ -215,7 +215,7 @@ class Get(Generic[T]):
     consumer: OwnerId
     need: float | None
     since: float
-    reserved: list[Item[T]]
+    reserved: list[QueuedItem[T]]
     weight: float = 0
 
     @property
@@ -239,7 +239,7 @@ class Delivery(Generic[T]):
 
     queue: Queue[T]
     consumer: OwnerId
-    items: list[Item[T]]
+    items: list[QueuedItem[T]]
 
 
 Entry: TypeAlias = Announced | Put[T] | Get[T] | Delivery[T]

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 from rlinf_core.bootstrap.down import RunningJob
-from rlinf_core.bootstrap.status import NodeStatus, Report, State
+from rlinf_core.bootstrap.status import NodeStatus, State, StatusReport
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
@@ -15,7 +15,7 @@ from rlinf_core.topology import NodeInfo
 _SECONDS: Final = 5
 
 
-def ask(address: str, name: str | None = None) -> Report:
+def ask(address: str, name: str | None = None) -> StatusReport:
     """Return the nodes by the ranks that a job would find there, and the jobs that run.
 
     It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
@@ -31,7 +31,7 @@ def ask(address: str, name: str | None = None) -> Report:
     with Cluster(address=address) as cluster:
         nodes = tuple(map(_status, cluster.topology.nodes))
         jobs = _other_jobs(address)
-    return Report(nodes, jobs, time.monotonic() - begun, address=address, name=name)
+    return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
 
 
 def _status(node: NodeInfo) -> NodeStatus:

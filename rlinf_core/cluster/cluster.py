@@ -19,7 +19,7 @@ from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
 from rlinf_core.cluster.membership import (
-    Member,
+    NodeMember,
     cannot_run,
     departed,
     does_not_answer,
@@ -146,7 +146,7 @@ class Cluster:
         own = ray_api().get_runtime_context().get_node_id()
         return self.node_ranks.get(own, 0)
 
-    def _join(self, wanted: int | None) -> list[Member]:
+    def _join(self, wanted: int | None) -> list[NodeMember]:
         ray = ray_api()
 
         deadline = time.monotonic() + env_vars.CONNECT_TIMEOUT.get()
@@ -179,7 +179,7 @@ class Cluster:
         ip_of_driver = next((member.ip for member in joined if member.ray_id == driver_id), "")
         return rank_members(self._with_facts(joined, driver_id), ip_of_driver)
 
-    def _with_facts(self, joined: list[Member], driver_id: str) -> list[Member]:
+    def _with_facts(self, joined: list[NodeMember], driver_id: str) -> list[NodeMember]:
         """Ask every node once: one whose Ray this process started, or that started this process, here; the others
         each by a task on it, for the environment that counts is that of their Ray."""
         here = driver_id if self._engine.embedded or self.session.member is not None else None
@@ -193,7 +193,7 @@ class Cluster:
             for member in joined
         ]
 
-    def _answer(self, reference: Any, member: Member, asked: float) -> Any:
+    def _answer(self, reference: Any, member: NodeMember, asked: float) -> Any:
         """Return what a task on a node returns.
 
         Args:
@@ -215,7 +215,7 @@ class Cluster:
                 raise cannot_run(member, cause) from None
             raise does_not_answer(member, cause, asked) from None
 
-    def run_on(self, member: Member, function: Any, *args: Any) -> Any:
+    def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
         """Return a reference to what `function(*args)` returns on a node, in the environment of its Ray."""
         ray = ray_api()
 
@@ -384,7 +384,7 @@ class Cluster:
         self._leave(error)
 
 
-def _on(member: Member) -> Any:
+def _on(member: NodeMember) -> Any:
     return ray_api().util.scheduling_strategies.NodeAffinitySchedulingStrategy(member.ray_id, soft=False)
 
 

@@ -35,7 +35,7 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class RayEngine:
     """The Ray that this process is connected to.
 
     Attributes:
@@ -51,7 +51,7 @@ class Engine:
     guardian: subprocess.Popen[bytes] | None = None
 
 
-_engine: Engine | None = None
+_engine: RayEngine | None = None
 _ends: list[Callable[[], Sequence[WorkerGroupError]]] = []
 # What the processes of embedded clusters prove to belong to us with; Ray reads it once, when it is first used.
 _own_token: str | None = None
@@ -59,7 +59,7 @@ _own_token: str | None = None
 _forked = False
 
 
-def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> Engine:
+def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> RayEngine:
     """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
 
     Args:
@@ -90,7 +90,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         if _engine is None:
-            _engine = Engine(str(ray.get_runtime_context().gcs_address), embedded=False)
+            _engine = RayEngine(str(ray.get_runtime_context().gcs_address), embedded=False)
         return _engine
     found = attach.destination(address, num_nodes, may_start=may_start)
     if found is None:
@@ -102,7 +102,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
     return _engine
 
 
-def current() -> Engine | None:
+def current() -> RayEngine | None:
     """Return the Ray that this process is connected to, if it is."""
     return _engine
 
@@ -167,7 +167,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
+def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngine:
     ray = ray_api()
 
     try:
@@ -182,7 +182,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> Engine:
         ) from None
     # An interpreter that ends without `disconnect` leaves the folder to us.
     atexit.register(_disconnect_at_exit)
-    return Engine(address, embedded=False, folder=new_folder())
+    return RayEngine(address, embedded=False, folder=new_folder())
 
 
 def _authenticate(cluster: attach.Known | None) -> None:
@@ -194,7 +194,7 @@ def _authenticate(cluster: attach.Known | None) -> None:
         _own_token = Path(cluster.token_path).read_text(encoding="ascii").strip()
 
 
-def _start(namespace: str) -> Engine:
+def _start(namespace: str) -> RayEngine:
     folder = new_folder()
     _set_up_authentication(folder)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -222,7 +222,7 @@ def _start(namespace: str) -> Engine:
         ) from error
     # An interpreter that ends without `disconnect` leaves its Ray to Ray's own exit handler, and the folder to us.
     atexit.register(_disconnect_at_exit)
-    return Engine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)
+    return RayEngine(str(ray.get_runtime_context().gcs_address), embedded=True, folder=folder, guardian=guardian)
 
 
 def _set_up_authentication(folder: Path) -> None:

@@ -16,7 +16,7 @@ from rlinf_core.topology import NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class NodeMember:
     """A node that joined Ray.
 
     Attributes:
@@ -32,19 +32,19 @@ class Member:
     facts: NodeFacts | None = None
 
 
-def members(nodes: Sequence[Mapping[str, Any]]) -> list[Member]:
+def members(nodes: Sequence[Mapping[str, Any]]) -> list[NodeMember]:
     """Return the living nodes among what `ray.nodes()` lists."""
-    found: list[Member] = []
+    found: list[NodeMember] = []
     for node in nodes:
         if node["Alive"]:
             labels = node.get("Labels", {})
             rank = str(labels.get(RANK_LABEL, ""))
             given = int(rank) if rank.isdigit() else None
-            found.append(Member(node["NodeID"], node["NodeManagerAddress"], given))
+            found.append(NodeMember(node["NodeID"], node["NodeManagerAddress"], given))
     return found
 
 
-def rank_members(joined: Sequence[Member], driver_ip: str) -> list[Member]:
+def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMember]:
     """Return the nodes in the order of their ranks.
 
     Ranks are the labels that `rlinf up` set, else every node's `RLINF_NODE_RANK`, else by numeric address with the
@@ -62,8 +62,8 @@ def rank_members(joined: Sequence[Member], driver_ip: str) -> list[Member]:
     return sorted(joined, key=lambda member: (member.ip != driver_ip, int(ip_address(member.ip)), member.ray_id))
 
 
-def _by_given_rank(joined: Sequence[Member], ranks: Sequence[int | None], source: str) -> list[Member]:
-    by_rank: dict[int, Member] = {}
+def _by_given_rank(joined: Sequence[NodeMember], ranks: Sequence[int | None], source: str) -> list[NodeMember]:
+    by_rank: dict[int, NodeMember] = {}
     for member, rank in zip(joined, ranks, strict=True):
         if rank is None:
             raise ClusterError(
@@ -87,7 +87,7 @@ def _by_given_rank(joined: Sequence[Member], ranks: Sequence[int | None], source
     return [by_rank[rank] for rank in range(len(joined))]
 
 
-def missing_ranks(joined: Sequence[Member], num_nodes: int) -> str:
+def missing_ranks(joined: Sequence[NodeMember], num_nodes: int) -> str:
     """Return which ranks have not joined, as far as labels tell, for a message."""
     present = {member.label_rank for member in joined if member.label_rank is not None}
     if len(present) == len(joined):
@@ -108,7 +108,7 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [found[rank] for rank in sorted(found)]
 
 
-def does_not_answer(member: Member, cause: BaseException, asked: float) -> ClusterError:
+def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> ClusterError:
     """Return the error for a node that has joined and is not heard from any more.
 
     Args:
@@ -124,7 +124,7 @@ def does_not_answer(member: Member, cause: BaseException, asked: float) -> Clust
     )
 
 
-def cannot_run(member: Member, cause: BaseException) -> ClusterError:
+def cannot_run(member: NodeMember, cause: BaseException) -> ClusterError:
     """Return the error for a node whose Ray runs, but not rlinf."""
     return ClusterError(
         f"the node at {member.ip} joined, but cannot run rlinf",
@@ -137,7 +137,7 @@ def _last_line(cause: BaseException) -> str:
     return (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
 
 
-def node_info(rank: int, member: Member) -> NodeInfo:
+def node_info(rank: int, member: NodeMember) -> NodeInfo:
     """Return the node as the rest of rlinf knows it."""
     info = NodeInfo(rank, ip=member.ip)
     facts = member.facts

@@ -41,7 +41,7 @@ from rlinf_core.errors import (
     MismatchError,
     RuntimeFailure,
 )
-from rlinf_core.operation_board import OperationBoard
+from rlinf_core.operation_board import InflightOps
 from rlinf_core.waiting import OperationKind
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Endpoint:
         ip: str | None = None,
         directory: str | None = None,
         settings: Settings | None = None,
-        operations: OperationBoard | None = None,
+        operations: InflightOps | None = None,
         fallback: FallbackDumps | None = None,
         explain: Explain = died,
         transports: Sequence[DeviceTransport] | None = None,

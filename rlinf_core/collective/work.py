@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rlinf_core import env_vars, spans
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.operation_board import OperationBoard, current_task_key
+from rlinf_core.operation_board import InflightOps, current_task_key
 from rlinf_core.waiting import Operation, OperationKind, checked_seconds
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class WaitTable:
         check: called before a wait begins; raises why it must not.
     """
 
-    def __init__(self, operations: OperationBoard | None = None) -> None:
-        self.operations = OperationBoard() if operations is None else operations
+    def __init__(self, operations: InflightOps | None = None) -> None:
+        self.operations = InflightOps() if operations is None else operations
         self.patience = 0.0
         self.picture: Callable[[Work[object]], str | None] = lambda work: None
         self.check: Callable[[], None] = _go_on

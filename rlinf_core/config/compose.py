@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingABC
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.extends import FindBase, with_bases
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Mapping, Path
+from rlinf_core.config.tree import MappingNode, Path
 
 if TYPE_CHECKING:
     from rlinf_core.config.overrides import Override
@@ -25,7 +24,7 @@ class Composed(NamedTuple):
         secret: paths whose value came, by a reference, from a variable or a key that looks secret (see `secrets.py`).
     """
 
-    tree: Mapping
+    tree: MappingNode
     sources: tuple[SourceText, ...]
     unresolved: frozenset[Path] = frozenset()
     secret: frozenset[Path] = frozenset()
@@ -33,10 +32,10 @@ class Composed(NamedTuple):
 
 def compose(
     main: SourceText,
-    overrides: SequenceABC[str],
+    overrides: Sequence[str],
     diagnostics: Diagnostics,
     *,
-    environ: MappingABC[str, str],
+    environ: Mapping[str, str],
     find_base: FindBase | None = None,
     without_recipe: str | None = None,
 ) -> Composed | None:
@@ -69,7 +68,7 @@ def compose(
     return Composed(result.tree, sources, result.unresolved, result.secret)
 
 
-def _parse(overrides: SequenceABC[str], diagnostics: Diagnostics) -> tuple[SourceText | None, SequenceABC[Override]]:
+def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, Sequence[Override]]:
     if not overrides:
         return None, ()
     from rlinf_core.config.overrides import parse_overrides

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping as MappingABC
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, cast
 
 from rlinf_core.config.reader import resolve_plain
 from rlinf_core.config.references import escape_references
-from rlinf_core.config.tree import Mapping, Scalar, Sequence, to_data
+from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, to_data
 
-Plain: TypeAlias = "None | bool | int | float | str | SequenceABC[Plain] | MappingABC[str, Plain]"
+Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
 """Plain data, or what `to_data` makes of a tree."""
 
 _UNQUOTED: Final = re.compile(r"[A-Za-z0-9_/][\w/.@%+=:,~$()-]*( [\w/.@%+=,~$()-][\w/.@%+=:,~$()-]*)*", re.ASCII)
@@ -28,9 +27,9 @@ _OLD_YAML: Final = re.compile(
 _ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
-def to_yaml(value: Mapping | Sequence | Scalar | Plain) -> str:
+def to_yaml(value: MappingNode | SequenceNode | ScalarNode | Plain) -> str:
     """Return the YAML text of a tree or of plain data, in block style, with a final line end."""
-    if isinstance(value, Mapping | Sequence | Scalar):
+    if isinstance(value, MappingNode | SequenceNode | ScalarNode):
         value = to_data(value)
     return "\n".join(_block(value)) + "\n"
 
@@ -51,8 +50,8 @@ def inline(value: None | bool | int | float | str) -> str:
 
 def _block(value: Plain) -> list[str]:
     lines: list[str] = []
-    if isinstance(value, MappingABC) and value:
-        for key, item in cast("MappingABC[str, Plain]", value).items():
+    if isinstance(value, Mapping) and value:
+        for key, item in cast("Mapping[str, Plain]", value).items():
             inner = _block(item)
             if _is_filled(item):
                 lines.append(f"{_text(key)}:")
@@ -60,10 +59,10 @@ def _block(value: Plain) -> list[str]:
             else:
                 lines.append(f"{_text(key)}: {inner[0]}")
         return lines
-    if isinstance(value, MappingABC):
+    if isinstance(value, Mapping):
         return ["{}"]
-    if isinstance(value, SequenceABC) and not isinstance(value, str):
-        for item in cast("SequenceABC[Plain]", value):
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        for item in cast("Sequence[Plain]", value):
             first, *rest = _block(item)
             lines.append(f"- {first}")
             lines += [f"  {line}" for line in rest]
@@ -72,7 +71,7 @@ def _block(value: Plain) -> list[str]:
 
 
 def _is_filled(value: Plain) -> bool:
-    return bool(value) and isinstance(value, MappingABC | SequenceABC) and not isinstance(value, str)
+    return bool(value) and isinstance(value, Mapping | Sequence) and not isinstance(value, str)
 
 
 def _text(text: str) -> str:

@@ -15,7 +15,7 @@ from rlinf_core.config.merge import merge
 from rlinf_core.config.places import first_line
 from rlinf_core.config.reader import load_source, read
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 EXTENDS: Final = "extends"
 # People stack a handful of files; far more than that is a mistake, or an attack on the stack.
@@ -27,7 +27,7 @@ FindBase: TypeAlias = Callable[[str, str], "str | None"]
 
 def with_bases(
     main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
-) -> tuple[Mapping, tuple[SourceText, ...]] | None:
+) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
     """Read a file and lay it over its bases.
 
     `find_base` is asked where no file of that name lies beside the one that extends it.
@@ -52,9 +52,9 @@ class _Loader:
         self.sources = [main]
         # The real paths of the files that are being read, each extending the next.
         self.chain: list[str] = []
-        self.done: dict[str, Mapping | None] = {}
+        self.done: dict[str, MappingNode | None] = {}
 
-    def over_bases(self, tree: Mapping, source: SourceText) -> Mapping | None:
+    def over_bases(self, tree: MappingNode, source: SourceText) -> MappingNode | None:
         entry = tree.entry(EXTENDS)
         if entry is None:
             return tree
@@ -62,22 +62,22 @@ class _Loader:
         bases = [self._base(scalar, source, path) for scalar, path in named or ()]
         if named is None or any(base is None for base in bases):
             return None
-        own = Mapping(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != EXTENDS))
+        own = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != EXTENDS))
         merged: Node | None = None
         for base in (*bases, own):
             if base is not None:
                 merged = base if merged is None else merge(merged, base)
-        return merged if isinstance(merged, Mapping) else own
+        return merged if isinstance(merged, MappingNode) else own
 
-    def _named(self, entry: Entry) -> list[tuple[Scalar, Path]] | None:
+    def _named(self, entry: Entry) -> list[tuple[ScalarNode, Path]] | None:
         """Return the scalars that name bases, or None after reporting what names none."""
         value = entry.value
         items: list[tuple[Node, Path]] = [(value, (EXTENDS,))]
-        if isinstance(value, Sequence):
+        if isinstance(value, SequenceNode):
             items = [(item, (EXTENDS, index)) for index, item in enumerate(value.items)]
-        named: list[tuple[Scalar, Path]] = []
+        named: list[tuple[ScalarNode, Path]] = []
         for item, path in items:
-            if not isinstance(item, Scalar) or not isinstance(item.value, str) or not item.raw or "\0" in item.raw:
+            if not isinstance(item, ScalarNode) or not isinstance(item.value, str) or not item.raw or "\0" in item.raw:
                 span = first_line(item) if item.span.end > item.span.start else entry.key.span
                 message = "`extends` takes the name of a file, or a list of them"
                 self._report("extends-form", span, path, message, "write `extends: base.yaml`")
@@ -88,7 +88,7 @@ class _Loader:
                 named.append((item, path))
         return named if len(named) == len(items) else None
 
-    def _base(self, scalar: Scalar, source: SourceText, path: Path) -> Mapping | None:
+    def _base(self, scalar: ScalarNode, source: SourceText, path: Path) -> MappingNode | None:
         name = self._locate(scalar, source)
         if name is None:
             self._report_missing(scalar, source, path)
@@ -108,13 +108,13 @@ class _Loader:
             self.done[real] = self._load(name, real, scalar, path)
         return self.done[real]
 
-    def _locate(self, scalar: Scalar, source: SourceText) -> str | None:
+    def _locate(self, scalar: ScalarNode, source: SourceText) -> str | None:
         beside = os.path.normpath(os.path.join(_folder(source), os.path.expanduser(scalar.raw)))
         if os.path.exists(beside):
             return beside
         return self.find_base(scalar.raw, source.name) if self.find_base else None
 
-    def _load(self, name: str, real: str, scalar: Scalar, path: Path) -> Mapping | None:
+    def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
         found = Diagnostics()
         source = load_source(name, found)
         if source is None:
@@ -133,7 +133,7 @@ class _Loader:
         self.chain.pop()
         return merged
 
-    def _report_missing(self, scalar: Scalar, source: SourceText, path: Path) -> None:
+    def _report_missing(self, scalar: ScalarNode, source: SourceText, path: Path) -> None:
         from rlinf_core.suggest import did_you_mean
 
         asked = os.path.dirname(scalar.raw)

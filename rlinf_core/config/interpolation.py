@@ -7,8 +7,7 @@ value, so that numbers are numbers. Keys are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping as MappingABC
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -19,7 +18,7 @@ from rlinf_core.config.reader import resolve_plain
 from rlinf_core.config.references import Reference, ReferenceSyntaxError, has_references, split_references
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence, child, format_path
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, child, format_path
 
 # What references may copy in all, counted in nodes and characters, and how deep they may lead: far above
 # any real file, far below what a file made to explode asks for.
@@ -38,13 +37,13 @@ class Interpolated(NamedTuple):
         secret: paths whose value came from a variable or a key that looks secret, at any number of hops.
     """
 
-    tree: Mapping
+    tree: MappingNode
     unresolved: frozenset[Path] = frozenset()
     secret: frozenset[Path] = frozenset()
 
 
 def interpolate(
-    tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str], only: str | None = None
+    tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str], only: str | None = None
 ) -> Interpolated:
     """Resolve every reference of `tree`; what cannot be resolved is reported and left as it is.
 
@@ -60,8 +59,8 @@ def interpolate(
     resolved = resolver.resolve(tree, (), 0)
     if only is not None and len(resolver.diagnostics):
         diagnostics.add(_note(resolver.diagnostics, only))
-    if not isinstance(resolved, Mapping) or not (resolver.failed or resolver.secret):
-        return Interpolated(resolved if isinstance(resolved, Mapping) else tree)
+    if not isinstance(resolved, MappingNode) or not (resolver.failed or resolver.secret):
+        return Interpolated(resolved if isinstance(resolved, MappingNode) else tree)
     unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
     secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in _scalars(node, path))
     return Interpolated(resolved, unresolved, secret)
@@ -85,7 +84,7 @@ def _note(found: Diagnostics, section: str) -> Diagnostic:
 class _Use(NamedTuple):
     """A reference at the place where it is used."""
 
-    scalar: Scalar
+    scalar: ScalarNode
     path: Path
     reference: Reference
 
@@ -101,7 +100,7 @@ class _Use(NamedTuple):
 class _Resolver:
     """A resolver that visits each node once. Nodes are keyed by identity; `tree` and `done` keep them alive."""
 
-    def __init__(self, tree: Mapping, diagnostics: Diagnostics, environ: MappingABC[str, str]) -> None:
+    def __init__(self, tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str]) -> None:
         self.tree = tree
         self.diagnostics = diagnostics
         self.environ = environ
@@ -118,20 +117,20 @@ class _Resolver:
         known = self.done.get(id(node))
         if known is not None:
             return known[1]
-        if isinstance(node, Scalar):
+        if isinstance(node, ScalarNode):
             result = self._scalar(node, path, depth) if has_references(node.raw) else node
             if id(node) in self.failed:
                 return node
-        elif isinstance(node, Sequence):
+        elif isinstance(node, SequenceNode):
             items = tuple([self.resolve(item, (*path, i), depth + 1) for i, item in enumerate(node.items)])
-            result = node if items == node.items else Sequence(node.span, items)
+            result = node if items == node.items else SequenceNode(node.span, items)
         else:
             values = [self.resolve(entry.value, (*path, entry.key.raw), depth + 1) for entry in node.entries]
             if all(value is entry.value for value, entry in zip(values, node.entries, strict=True)):
                 result = node
             else:
                 pairs = zip(node.entries, values, strict=True)
-                result = Mapping(node.span, tuple(Entry(entry.key, value) for entry, value in pairs))
+                result = MappingNode(node.span, tuple(Entry(entry.key, value) for entry, value in pairs))
         self._finish(node, result)
         return result
 
@@ -140,7 +139,7 @@ class _Resolver:
         # A result may hold `${` that was escaped, so it must not be resolved again.
         self.done[id(result)] = (result, result)
 
-    def _scalar(self, scalar: Scalar, path: Path, depth: int) -> Node:
+    def _scalar(self, scalar: ScalarNode, path: Path, depth: int) -> Node:
         if id(scalar) in self.failed:
             return scalar
         if id(scalar) in self.active:
@@ -158,7 +157,7 @@ class _Resolver:
             return self._fail(scalar) if found is None else self._copy(found, use)
         return self._text(scalar, path, pieces, depth)
 
-    def _text(self, scalar: Scalar, path: Path, pieces: list[str | Reference], depth: int) -> Scalar:
+    def _text(self, scalar: ScalarNode, path: Path, pieces: list[str | Reference], depth: int) -> ScalarNode:
         text = ""
         secret = False
         for piece in pieces:
@@ -167,8 +166,8 @@ class _Resolver:
                 continue
             use = _Use(scalar, path, piece)
             found = self._target(use, depth)
-            if found is not None and not isinstance(found, Scalar):
-                what = "a list" if isinstance(found, Sequence) else "a mapping"
+            if found is not None and not isinstance(found, ScalarNode):
+                what = "a list" if isinstance(found, SequenceNode) else "a mapping"
                 message = f"`{use.text}` is {what}, which cannot stand inside a text"
                 self._report("reference-in-text", use.span, use.path, message, "refer to a single value of it")
                 return self._fail(scalar)
@@ -176,7 +175,7 @@ class _Resolver:
                 return self._fail(scalar)
             text += found.raw
             secret = secret or id(found) in self.secret
-        result = Scalar(scalar.span, text, text, plain=False)
+        result = ScalarNode(scalar.span, text, text, plain=False)
         if secret:
             self.secret.add(id(result))
         return result
@@ -194,7 +193,7 @@ class _Resolver:
         self.active.pop(id(use.scalar))
         return None if found is None or id(found) in self.failed or id(use.scalar) in self.failed else found
 
-    def _variable(self, use: _Use, name: str) -> Scalar | None:
+    def _variable(self, use: _Use, name: str) -> ScalarNode | None:
         text = self.environ.get(name)
         default = use.reference.default
         if text is None and default is None:
@@ -204,7 +203,7 @@ class _Resolver:
             self._report("unknown-variable", use.span, use.path, f"the environment has no variable `{name}`", help)
             return None
         raw = text or default or ""
-        found = Scalar(use.scalar.span, raw, resolve_plain(raw))
+        found = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
         self._finish(found, found)
         if is_secret(name):
             self.secret.add(id(found))
@@ -215,7 +214,7 @@ class _Resolver:
         current: Node = self.tree
         for index, segment in enumerate(path):
             # What is on the way may be a reference itself.
-            if isinstance(current, Scalar):
+            if isinstance(current, ScalarNode):
                 current = self.resolve(current, path[:index], depth + 1)
                 if id(current) in self.failed:
                     return None
@@ -238,19 +237,19 @@ class _Resolver:
             self._too_large(use)
             return self._fail(use.scalar)
         span = use.scalar.span
-        if isinstance(found, Scalar):
-            copy: Node = Scalar(span, found.raw, found.value, found.plain)
-        elif isinstance(found, Sequence):
-            copy = Sequence(span, found.items)
+        if isinstance(found, ScalarNode):
+            copy: Node = ScalarNode(span, found.raw, found.value, found.plain)
+        elif isinstance(found, SequenceNode):
+            copy = SequenceNode(span, found.items)
         else:
-            copy = Mapping(span, found.entries)
+            copy = MappingNode(span, found.entries)
         if id(found) in self.secret:
             self.secret.add(id(copy))
         return copy
 
     def _measure(self, node: Node) -> tuple[int, int]:
         """Return the size of a resolved node in nodes and characters, and its depth."""
-        if isinstance(node, Scalar):
+        if isinstance(node, ScalarNode):
             return 1 + len(node.raw), 0
         known = self.sizes.get(id(node))
         if known is None:
@@ -266,11 +265,11 @@ class _Resolver:
             self._too_large(use)
         return self.copied <= MAX_COPIED
 
-    def _fail(self, scalar: Scalar) -> Scalar:
+    def _fail(self, scalar: ScalarNode) -> ScalarNode:
         self.failed.add(id(scalar))
         return scalar
 
-    def _report_cycle(self, scalar: Scalar) -> None:
+    def _report_cycle(self, scalar: ScalarNode) -> None:
         uses = list(self.active.values())
         start = next(i for i, use in enumerate(uses) if use.scalar is scalar)
         circle = uses[start:]
@@ -287,16 +286,16 @@ class _Resolver:
         above = f"`{format_path(path[:index])}`" if index else "the file"
         help = None
         if isinstance(segment, int):
-            if isinstance(found, Sequence):
+            if isinstance(found, SequenceNode):
                 why = f"{above} has {len(found.items)} item{'s' * (len(found.items) != 1)}, counted from `[0]`"
             else:
                 why = f"{above} is no list"
-        elif isinstance(found, Mapping):
+        elif isinstance(found, MappingNode):
             from rlinf_core.suggest import did_you_mean
 
             why = f"{above} sets no `{format_path((segment,))}`"
             help = did_you_mean(segment, found.keys()) or "only what the file or an override sets can be referred to"
-        elif isinstance(found, Sequence):
+        elif isinstance(found, SequenceNode):
             why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
         else:
             why = f"{above} is a single value"
@@ -324,16 +323,16 @@ class _Resolver:
 
 
 def _below(node: Node, segment: str | int, path: Path) -> Node | None:
-    if isinstance(node, Mapping) and isinstance(segment, str):
+    if isinstance(node, MappingNode) and isinstance(segment, str):
         found = node.get(segment)
         if found is None and path == COMPONENT_PLACEMENT:
             joined = find_components(node, segment)
             return joined.value if joined else None
         return found
-    return child(node, segment) if isinstance(node, Sequence) else None
+    return child(node, segment) if isinstance(node, SequenceNode) else None
 
 
-def _piece(scalar: Scalar, start: int, end: int) -> Span:
+def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
     """Return the span of a piece of a scalar's text. It is searched for where escapes or folding moved it."""
     exact = part(scalar, start, end)
     if exact is not None:
@@ -348,8 +347,8 @@ def _piece(scalar: Scalar, start: int, end: int) -> Span:
     return scalar.span.part(at, at + len(text))
 
 
-def _children(node: Sequence | Mapping) -> Iterator[tuple[str | int, Node]]:
-    if isinstance(node, Sequence):
+def _children(node: SequenceNode | MappingNode) -> Iterator[tuple[str | int, Node]]:
+    if isinstance(node, SequenceNode):
         yield from enumerate(node.items)
     else:
         yield from ((entry.key.raw, entry.value) for entry in node.entries)
@@ -359,13 +358,13 @@ def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, 
     """Return the topmost nodes whose identity is in `ids`."""
     if id(node) in ids:
         yield path, node
-    elif not isinstance(node, Scalar):
+    elif not isinstance(node, ScalarNode):
         for segment, value in _children(node):
             yield from _marked(value, ids, (*path, segment))
 
 
-def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, Scalar]]:
-    if isinstance(node, Scalar):
+def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
+    if isinstance(node, ScalarNode):
         yield path, node
     else:
         for segment, value in _children(node):

@@ -21,14 +21,14 @@ from rlinf_core.config.model_fields import (
 )
 from rlinf_core.config.other_names import places_of_other_name, unavailable_keys
 from rlinf_core.config.places import naming
-from rlinf_core.config.tree import Entry, Mapping, Path, Scalar, find, format_path, key_span
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
 
 
-def unknown_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
+def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
     instead = unavailable_keys(types_at(model, path[:-1])).get(name)
@@ -82,39 +82,39 @@ def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))
 
 
-def meant_key(model: type[BaseModel], tree: Mapping, path: Path) -> str | None:
+def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
     """Return the known key beside it, not given yet, that an unknown one was probably meant to be.
 
     What a base gives may be given again by the file above it, and what the file gives by an override.
     """
     parent = find(tree, path[:-1])
-    entries = parent.entries if isinstance(parent, Mapping) else ()
+    entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
     given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
     guesses = near(str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given])
     return guesses[0] if guesses else None
 
 
-def _torn_value(tree: Mapping, path: Path) -> str | None:
+def _torn_value(tree: MappingNode, path: Path) -> str | None:
     """Return the entry that was meant where `{placement: 0-3,8}` makes `8` a key; None for any other key.
 
     (In YAML `{a: 1,2}` is `{a: 1, 2: null}`.)
     """
     parent = find(tree, path[:-1])
-    entries = parent.entries if isinstance(parent, Mapping) and parent.span.text.startswith("{") else ()
+    entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
     whole: Entry | None = None
     pieces: list[str] = []
     met = False
     for entry in entries:
         value = entry.value
-        if isinstance(value, Scalar) and value.plain and not value.raw and whole and not _has_colon(entry):
+        if isinstance(value, ScalarNode) and value.plain and not value.raw and whole and not _has_colon(entry):
             met = met or entry.key.raw == path[-1]
             pieces.append(entry.key.raw)
         elif met:
             break
         else:
-            whole = entry if isinstance(value, Scalar) and value.plain and value.raw else None
-            pieces = [value.raw] if isinstance(value, Scalar) else []
+            whole = entry if isinstance(value, ScalarNode) and value.plain and value.raw else None
+            pieces = [value.raw] if isinstance(value, ScalarNode) else []
     return f'`{whole.key.raw}: "{",".join(pieces)}"`' if whole and met else None
 
 
@@ -123,7 +123,7 @@ def _has_colon(entry: Entry) -> bool:
     return span.source.text[span.end :].lstrip().startswith(":")
 
 
-def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic:
+def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a required key that is not there, at what should hold it."""
     name = str(path[-1])
     field = _fields(model, tree, path[:-1]).get(name)
@@ -138,11 +138,11 @@ def missing_key(model: type[BaseModel], tree: Mapping, path: Path) -> Diagnostic
     )
 
 
-def _fields(model: type[BaseModel], tree: Mapping, path: Path) -> dict[str, FieldInfo]:
+def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:
     """Return what may stand at `path`. The keys of a robot depend on the type that stands beside the list it is in."""
     if path[-2:-1] == ("configs",) and path[-3:-2] == ("hardware",):
         kind = find(tree, (*path[:-2], "type"))
-        name = kind.raw if isinstance(kind, Scalar) else ""
+        name = kind.raw if isinstance(kind, ScalarNode) else ""
         known = hardware_types()
         meant = name if name in known else next(iter(near(name, known)), UNKNOWN_TYPE)
         try:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Mapping, Node, Path, Scalar
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode
 
 # No tree is searched unless a source holds something like it.
 _LIKELY = re.compile(r"(?<![\w.])0[0-9]")
@@ -41,11 +41,11 @@ def warn_of_leading_zeros(
             diagnostics.add(Diagnostic("leading-zero", Severity.WARNING, message, scalar.span, where, help))
 
 
-def _integers(node: Node, path: Path) -> Iterator[tuple[Path, Scalar]]:
-    if isinstance(node, Scalar):
+def _integers(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
+    if isinstance(node, ScalarNode):
         if type(node.value) is int:
             yield path, node
-    elif isinstance(node, Mapping):
+    elif isinstance(node, MappingNode):
         for entry in node.entries:
             yield from _integers(entry.value, (*path, entry.key.raw))
     else:

@@ -12,7 +12,7 @@ from typing import Final
 
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode
 
 COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
@@ -22,7 +22,7 @@ def merge(base: Node, over: Node, path: Path = ()) -> Node:
 
     Keys keep the order of `base`, new ones follow. The result's spans are those of whoever gave the value last.
     """
-    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+    if not (isinstance(base, MappingNode) and isinstance(over, MappingNode)):
         return over
     if path == COMPONENT_PLACEMENT:
         if _names_twice(base) or _names_twice(over):
@@ -34,7 +34,7 @@ def merge(base: Node, over: Node, path: Path = ()) -> Node:
         known = entries.get(name)
         value = entry.value if known is None else merge(known.value, entry.value, (*path, name))
         entries[name] = Entry(entry.key, value)
-    return Mapping(over.span, tuple(entries.values()))
+    return MappingNode(over.span, tuple(entries.values()))
 
 
 def component_names(key: str) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def component_names(key: str) -> tuple[str, ...]:
     return tuple(piece.name for piece in name_pieces(key))
 
 
-def find_components(placement: Mapping, key: str) -> Entry | None:
+def find_components(placement: MappingNode, key: str) -> Entry | None:
     """Return the entry for exactly the components of `key`, in any order; for a single one also a shared entry."""
     wanted = sorted(component_names(key))
     for entry in placement.entries:
@@ -52,7 +52,7 @@ def find_components(placement: Mapping, key: str) -> Entry | None:
     return None
 
 
-def split_components(placement: Mapping, names: Set[str], keep: Collection[str] = ()) -> Mapping:
+def split_components(placement: MappingNode, names: Set[str], keep: Collection[str] = ()) -> MappingNode:
     """Return `placement` with every joined entry that has one of `names` split into one entry per component.
 
     An entry whose key is in `keep` stays as written.
@@ -62,10 +62,10 @@ def split_components(placement: Mapping, names: Set[str], keep: Collection[str] 
         joined = component_names(entry.key.raw)
         whole = entry.key.raw == joined[0] or entry.key.raw in keep
         entries += [entry] if whole or names.isdisjoint(joined) else _pieces(entry)
-    return Mapping(placement.span, _with_unique_keys(entries))
+    return MappingNode(placement.span, _with_unique_keys(entries))
 
 
-def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
+def _align_components(base: MappingNode, over: MappingNode) -> tuple[MappingNode, MappingNode]:
     """Return both mappings, rewritten to use the same key for the same component."""
     shared = set(_all_names(base)) & set(_all_names(over))
     if not shared:
@@ -78,14 +78,14 @@ def _align_components(base: Mapping, over: Mapping) -> tuple[Mapping, Mapping]:
         spelling = spelled.get(tuple(sorted(component_names(entry.key.raw))))
         if spelling is not None:
             same.add(spelling)
-            key = Scalar(entry.key.span, spelling, spelling, entry.key.plain)
+            key = ScalarNode(entry.key.span, spelling, spelling, entry.key.plain)
             entry = entry if entry.key.raw == spelling else Entry(key, entry.value)
         entries.append(entry)
-    over = Mapping(over.span, tuple(entries))
+    over = MappingNode(over.span, tuple(entries))
     return split_components(base, shared, same), split_components(over, shared, same)
 
 
-def _replace_shares(base: Mapping, over: Mapping) -> Mapping:
+def _replace_shares(base: MappingNode, over: MappingNode) -> MappingNode:
     """Merge two placements of which one names a component twice.
 
     That is an error which the placement rules report, so all that is not replaced is kept as it was written.
@@ -93,21 +93,21 @@ def _replace_shares(base: Mapping, over: Mapping) -> Mapping:
     replaced = set(_all_names(over))
     touched = split_components(base, replaced)
     kept = [entry for entry in touched.entries if not replaced.issuperset(component_names(entry.key.raw))]
-    return Mapping(over.span, _with_unique_keys([*kept, *over.entries]))
+    return MappingNode(over.span, _with_unique_keys([*kept, *over.entries]))
 
 
-def _all_names(placement: Mapping) -> list[str]:
+def _all_names(placement: MappingNode) -> list[str]:
     return [name for entry in placement.entries for name in component_names(entry.key.raw)]
 
 
-def _names_twice(placement: Mapping) -> bool:
+def _names_twice(placement: MappingNode) -> bool:
     return any(count > 1 for count in Counter(_all_names(placement)).values())
 
 
 def _pieces(entry: Entry) -> list[Entry]:
     """Return one entry per component of a joined key, each with the span of its piece of the key."""
     return [
-        Entry(Scalar(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
+        Entry(ScalarNode(part(entry.key, start, end) or entry.key.span, name, name), entry.value)
         for name, start, end in name_pieces(entry.key.raw)
     ]
 
@@ -120,6 +120,6 @@ def _with_unique_keys(entries: Iterable[Entry]) -> tuple[Entry, ...]:
         while name in unique:
             name = f" {name}"
         if name != entry.key.raw:
-            entry = Entry(Scalar(entry.key.span, name, name, plain=False), entry.value)
+            entry = Entry(ScalarNode(entry.key.span, name, name, plain=False), entry.value)
         unique[name] = entry
     return tuple(unique.values())

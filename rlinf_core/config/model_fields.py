@@ -6,8 +6,7 @@ Only a mistake, `rlinf explain` or completion asks this; a file without mistakes
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from collections.abc import Mapping as MappingABC
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -42,7 +41,7 @@ def written_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """A type inside another one.
 
     Attributes:
@@ -63,17 +62,17 @@ ITEM: Final = "[]"
 NAME: Final = "NAME"
 
 
-def parts(annotation: object) -> Iterator[Part]:
+def parts(annotation: object) -> Iterator[ModelPart]:
     """Return the types directly inside a type, those of all members of a union."""
     for member in alternatives(annotation):
         section = model_of(member)
         if section is not None:
             for key, field in written_fields(section).items():
-                yield Part(key, field.annotation, field, section)
+                yield ModelPart(key, field.annotation, field, section)
         elif (item := item_type(member)) is not None:
-            yield Part(ITEM, item)
+            yield ModelPart(ITEM, item)
         elif (value := value_type(member)) is not None:
-            yield Part(NAME, value)
+            yield ModelPart(NAME, value)
 
 
 def step(annotation: object, segment: str | int) -> Iterator[object]:
@@ -98,7 +97,7 @@ def item_type(annotation: object) -> object | None:
 def value_type(annotation: object) -> object | None:
     """Return `V` of `dict[K, V]`, else None."""
     origin = get_origin(annotation)
-    if not (isinstance(origin, type) and issubclass(origin, MappingABC)):
+    if not (isinstance(origin, type) and issubclass(origin, Mapping)):
         return None
     arguments = get_args(annotation)
     return cast(object, arguments[1]) if len(arguments) == 2 else None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Mapping as MappingABC
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel
@@ -14,7 +12,7 @@ from rlinf_core.config.dump import Plain, inline
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Node, Path, Scalar, Sequence, to_data
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, to_data
 
 Kind: TypeAlias = Literal["file", "override", "default"]
 
@@ -45,7 +43,7 @@ class Origin(NamedTuple):
 Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 
 
-def origins(tree: Mapping, model: BaseModel | None = None) -> Iterator[Origin]:
+def origins(tree: MappingNode, model: BaseModel | None = None) -> Iterator[Origin]:
     """Return every single value of `tree` (and every empty mapping and list), in its order.
 
     With the model that the tree was validated as, the values that it added follow the ones written in the same section.
@@ -64,21 +62,21 @@ def plain_data(value: object) -> Any:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields.items()
         return {field.alias or name: plain_data(getattr(value, name)) for name, field in fields}
-    if isinstance(value, MappingABC):
-        return {str(key): plain_data(item) for key, item in cast("MappingABC[object, object]", value).items()}
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in cast("Mapping[object, object]", value).items()}
     if isinstance(value, list | tuple):
-        items = cast("SequenceABC[object]", value)
+        items = cast("Sequence[object]", value)
         # Environment variables are pairs of a name and a value; a file may write them as a map.
         if items and all(isinstance(item, tuple) for item in items):
-            return {str(name): plain_data(item) for name, item in cast("SequenceABC[tuple[object, object]]", items)}
-        return [plain_data(item) for item in cast("SequenceABC[object]", value)]
+            return {str(name): plain_data(item) for name, item in cast("Sequence[tuple[object, object]]", items)}
+        return [plain_data(item) for item in cast("Sequence[object]", value)]
     if value is None or isinstance(value, str | int | float):
         return value
     return _as_written(value)
 
 
 def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
-    if isinstance(node, Mapping) and node.entries:
+    if isinstance(node, MappingNode) and node.entries:
         for entry in node.entries:
             name = entry.key.raw
             if isinstance(model, BaseModel) and _stands_for_default(entry.value, model, name):
@@ -88,8 +86,8 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
             yield from (_at_key(origin, entry.key.span) if len(inner) == 1 else origin for origin in inner)
         if isinstance(model, BaseModel):
             yield from _defaults(node, model, path)
-    elif isinstance(node, Sequence) and node.items:
-        items = cast("SequenceABC[object]", model) if isinstance(model, list | tuple) else ()
+    elif isinstance(node, SequenceNode) and node.items:
+        items = cast("Sequence[object]", model) if isinstance(model, list | tuple) else ()
         for index, item in enumerate(node.items):
             below = items[index] if len(items) == len(node.items) else None
             yield from _walk(item, below, (*path, index))
@@ -107,8 +105,8 @@ def _model_below(model: object, name: str) -> object:
     if isinstance(model, BaseModel):
         field = _field_of(model, name)
         return None if field is None else getattr(model, field)
-    if isinstance(model, MappingABC):
-        return cast("MappingABC[str, object]", model).get(name)
+    if isinstance(model, Mapping):
+        return cast("Mapping[str, object]", model).get(name)
     return None
 
 
@@ -122,11 +120,11 @@ def _field_of(model: BaseModel, key: str) -> str | None:
 
 def _stands_for_default(value: Node, model: BaseModel, key: str) -> bool:
     """Return whether a value is the `null` of a key whose default holds."""
-    null = isinstance(value, Scalar) and value.value is None
+    null = isinstance(value, ScalarNode) and value.value is None
     return null and (name := _field_of(model, key)) is not None and name not in model.model_fields_set
 
 
-def _defaults(node: Mapping, model: BaseModel, path: Path) -> Iterator[Origin]:
+def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origin]:
     for name, field in type(model).model_fields.items():
         key = field.alias or name
         value = node.get(key)
@@ -141,11 +139,11 @@ def _as_written(value: object) -> str:
 
 
 def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
-    if isinstance(value, MappingABC) and value:
-        for name, item in cast("MappingABC[str, Plain]", value).items():
+    if isinstance(value, Mapping) and value:
+        for name, item in cast("Mapping[str, Plain]", value).items():
             yield from _default_leaves(item, (*path, name))
-    elif isinstance(value, SequenceABC) and value and not isinstance(value, str):
-        for index, item in enumerate(cast("SequenceABC[Plain]", value)):
+    elif isinstance(value, Sequence) and value and not isinstance(value, str):
+        for index, item in enumerate(cast("Sequence[Plain]", value)):
             yield from _default_leaves(item, (*path, index))
     else:
         secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name) for name in path)
@@ -153,14 +151,14 @@ def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
 
 
 def _leaf_text(value: Plain) -> str:
-    if isinstance(value, MappingABC):
+    if isinstance(value, Mapping):
         return "{}"
-    if isinstance(value, SequenceABC) and not isinstance(value, str):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return "[]"
     return inline(value)
 
 
-def resolved_text(tree: Mapping, model: BaseModel | None = None) -> str:
+def resolved_text(tree: MappingNode, model: BaseModel | None = None) -> str:
     """Return YAML that loads to the same values, with those defaults that are neither null nor empty, and a final line
     end.
 

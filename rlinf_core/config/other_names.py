@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, sections, step, written_fields
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 
 class Renamed(NamedTuple):
@@ -25,7 +25,7 @@ class Renamed(NamedTuple):
         paths: the paths of renamed keys, with our names above them, and the name each had.
     """
 
-    tree: Mapping
+    tree: MappingNode
     paths: dict[Path, str]
 
     def path(self, path: Path) -> Path:
@@ -37,7 +37,7 @@ class Renamed(NamedTuple):
         return found
 
 
-def with_our_names(model: type[BaseModel], tree: Mapping, diagnostics: Diagnostics) -> Renamed:
+def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
     """Return `tree` with our names. A key that is given by both names is reported; an override wins over a file."""
     renamer = _Renamer(diagnostics)
     renamed = renamer.mapping(tree, [model], ())
@@ -77,22 +77,22 @@ class _Renamer:
         self.diagnostics = diagnostics
         self.paths: dict[Path, str] = {}
 
-    def mapping(self, node: Mapping, annotations: list[object], path: Path) -> Mapping:
+    def mapping(self, node: MappingNode, annotations: list[object], path: Path) -> MappingNode:
         names = other_names_of(annotations)
         entries: list[Entry] = []
         for entry in self._without_twins(node, names, path):
             ours = names.get(entry.key.raw)
             if ours is not None:
                 self.paths[(*path, ours)] = entry.key.raw
-                entry = Entry(Scalar(entry.key.span, ours, ours, entry.key.plain), entry.value)
+                entry = Entry(ScalarNode(entry.key.span, ours, ours, entry.key.plain), entry.value)
             key = entry.key.raw
             value = self._node(entry.value, _below(annotations, key), (*path, key))
             entries.append(entry if value is entry.value else Entry(entry.key, value))
         if len(entries) == len(node.entries) and all(map(is_, entries, node.entries)):
             return node
-        return Mapping(node.span, tuple(entries))
+        return MappingNode(node.span, tuple(entries))
 
-    def _without_twins(self, node: Mapping, names: dict[str, str], path: Path) -> list[Entry]:
+    def _without_twins(self, node: MappingNode, names: dict[str, str], path: Path) -> list[Entry]:
         """Return the entries of a mapping, of two that mean the same the one that holds."""
         left = {entry.key.raw: entry for entry in node.entries}
         for other, ours in names.items():
@@ -105,12 +105,12 @@ class _Renamer:
         return list(left.values())
 
     def _node(self, node: Node, annotations: list[object], path: Path) -> Node:
-        if isinstance(node, Mapping) and annotations:
+        if isinstance(node, MappingNode) and annotations:
             return self.mapping(node, annotations, path)
-        if isinstance(node, Sequence) and annotations:
+        if isinstance(node, SequenceNode) and annotations:
             below = _below(annotations, 0)
             items = tuple(self._node(item, below, (*path, index)) for index, item in enumerate(node.items))
-            return node if items == node.items else Sequence(node.span, items)
+            return node if items == node.items else SequenceNode(node.span, items)
         return node
 
     def _report_both(self, entry: Entry, twin: Entry, path: Path) -> None:

@@ -8,7 +8,7 @@ All arguments together are one source, an argument a line, so that a finding abo
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -17,7 +17,7 @@ from rlinf_core.config.paths import PathSyntaxError, Step, parse_path, to_path
 from rlinf_core.config.reader import read_value
 from rlinf_core.config.references import has_references
 from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence, format_path
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 
 # Deeper than any configuration, and shallow enough for every later stage to walk down recursively.
 _MAX_STEPS: Final = 50
@@ -42,7 +42,7 @@ class Override(NamedTuple):
         return Span(self.span.source, self.steps[index].start, self.steps[index].end)
 
 
-def parse_overrides(arguments: SequenceABC[str], diagnostics: Diagnostics) -> tuple[SourceText | None, list[Override]]:
+def parse_overrides(arguments: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, list[Override]]:
     """Read the arguments. What cannot be read is reported and left out.
 
     Returns:
@@ -63,7 +63,7 @@ def parse_overrides(arguments: SequenceABC[str], diagnostics: Diagnostics) -> tu
     return source, found
 
 
-def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics: Diagnostics) -> Mapping:
+def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostics: Diagnostics) -> MappingNode:
     """Return `tree` with the overrides applied one after another. What cannot be applied is reported and left out."""
     for override in overrides:
         try:
@@ -75,7 +75,7 @@ def apply_overrides(tree: Mapping, overrides: SequenceABC[Override], diagnostics
                 Diagnostic("override-path", Severity.ERROR, str(refusal), span, path, refusal.help, refusal.related)
             )
         else:
-            tree = changed if isinstance(changed, Mapping) else tree
+            tree = changed if isinstance(changed, MappingNode) else tree
     return tree
 
 
@@ -130,7 +130,7 @@ def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | No
 
 def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     if not span.text.strip():
-        return Scalar(Span(span.source, span.start, span.start), "", None)
+        return ScalarNode(Span(span.source, span.start, span.start), "", None)
     value = read_value(span.source, span.start, span.end, diagnostics)
     glued = _glued_key(value) if value is not None else None
     if glued is None:
@@ -142,22 +142,22 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     return None
 
 
-def _glued_key(node: Node) -> Scalar | None:
+def _glued_key(node: Node) -> ScalarNode | None:
     """Return the first key like `a:1` without a value, which hydra reads as `a: 1` and YAML does not."""
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return next((glued for item in node.items if (glued := _glued_key(item))), None)
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         for key, value in ((entry.key, entry.value) for entry in node.entries):
-            empty = isinstance(value, Scalar) and value.value is None and not value.raw
+            empty = isinstance(value, ScalarNode) and value.value is None and not value.raw
             glued = key if empty and key.plain and ":" in key.raw.rstrip(":") else _glued_key(value)
             if glued is not None:
                 return glued
     return None
 
 
-def _warn_of_shadowed(overrides: SequenceABC[Override], diagnostics: Diagnostics) -> None:
+def _warn_of_shadowed(overrides: Sequence[Override], diagnostics: Diagnostics) -> None:
     for index, later in enumerate(overrides):
-        if isinstance(later.value, Mapping):
+        if isinstance(later.value, MappingNode):
             continue
         for earlier in overrides[:index]:
             if earlier.value is not None and earlier.path[: len(later.path)] == later.path:
@@ -189,20 +189,20 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
     segment = override.steps[depth].segment
     if isinstance(segment, int):
         return _change_item(node, segment, override, depth)
-    if node is None or (isinstance(node, Scalar) and node.value is None):
+    if node is None or (isinstance(node, ScalarNode) and node.value is None):
         # Where the file says nothing, or `key:` with nothing behind it, a mapping begins.
         start = override.steps[depth].start
-        node = Mapping(Span(override.span.source, start, override.span.end), ())
-    if not isinstance(node, Mapping):
+        node = MappingNode(Span(override.span.source, start, override.span.end), ())
+    if not isinstance(node, MappingNode):
         raise _no_mapping(node, override, depth)
     if override.path[:depth] == COMPONENT_PLACEMENT:
         return _change_components(node, segment, override, depth)
     return _change_entry(node, segment, override, depth)
 
 
-def _no_mapping(node: Scalar | Sequence, override: Override, depth: int) -> _RefusedError:
+def _no_mapping(node: ScalarNode | SequenceNode, override: Override, depth: int) -> _RefusedError:
     above = format_path(override.path[:depth])
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         what, help = "a list", f"an item of it is `{above}[0]`"
     elif has_references(node.raw):
         what, help = f"the reference `{node.raw}`", f"override what it refers to, or write `{above}={{...}}`"
@@ -215,7 +215,7 @@ def _no_mapping(node: Scalar | Sequence, override: Override, depth: int) -> _Ref
 
 def _change_item(node: Node | None, index: int, override: Override, depth: int) -> Node:
     above = format_path(override.path[:depth])
-    if not isinstance(node, Sequence):
+    if not isinstance(node, SequenceNode):
         what = "is not set" if node is None else "is no list"
         raise _RefusedError(
             f"`{above}` {what}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
@@ -231,10 +231,10 @@ def _change_item(node: Node | None, index: int, override: Override, depth: int) 
         )
     changed = _change(node.items[index], override, depth + 1)
     items = (*node.items[:index], *(() if changed is None else (changed,)), *node.items[index + 1 :])
-    return Sequence(node.span, items)
+    return SequenceNode(node.span, items)
 
 
-def _change_entry(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
+def _change_entry(node: MappingNode, name: str, override: Override, depth: int) -> MappingNode:
     known = node.entry(name)
     last = depth + 1 == len(override.steps)
     if known is None and override.value is None:
@@ -244,15 +244,15 @@ def _change_entry(node: Mapping, name: str, override: Override, depth: int) -> M
         raise _RefusedError(f"there is no `{path}` to delete", depth, did_you_mean(name, node.keys()))
     changed = _change(known.value if known else None, override, depth + 1)
     if changed is None:
-        return Mapping(node.span, tuple(entry for entry in node.entries if entry is not known))
-    key = known.key if known and not last else Scalar(override.step_span(depth), name, name, plain=False)
+        return MappingNode(node.span, tuple(entry for entry in node.entries if entry is not known))
+    key = known.key if known and not last else ScalarNode(override.step_span(depth), name, name, plain=False)
     new = Entry(key, changed)
     if known is None:
-        return Mapping(node.span, (*node.entries, new))
-    return Mapping(node.span, tuple(new if entry is known else entry for entry in node.entries))
+        return MappingNode(node.span, (*node.entries, new))
+    return MappingNode(node.span, tuple(new if entry is known else entry for entry in node.entries))
 
 
-def _change_components(node: Mapping, name: str, override: Override, depth: int) -> Mapping:
+def _change_components(node: MappingNode, name: str, override: Override, depth: int) -> MappingNode:
     """Change each component that `name` names, whatever the file's keys for them are."""
     names = component_names(name)
     entry = find_components(node, name)

@@ -7,18 +7,18 @@ the file as a whole by its start.
 from __future__ import annotations
 
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Node, Path, Scalar, Sequence, find, key_span
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, find, key_span
 
 
-def place(tree: Mapping, path: Path) -> Span:
+def place(tree: MappingNode, path: Path) -> Span:
     """Return what to underline for the value at `path`; the nearest place above it when the tree has no such path."""
     node = find(tree, path)
-    if isinstance(node, Scalar) and node.span.end > node.span.start:
+    if isinstance(node, ScalarNode) and node.span.end > node.span.start:
         return node.span
     return naming(tree, path)
 
 
-def naming(tree: Mapping, path: Path) -> Span:
+def naming(tree: MappingNode, path: Path) -> Span:
     """Return the key that names the value at `path`, the first line of a list item, or the start of the file."""
     while path:
         key = key_span(tree, path)
@@ -51,11 +51,11 @@ def _without_comment(node: Node) -> Span:
     other places in its own; they say nothing about its line.
     """
     span = node.span
-    if isinstance(node, Mapping) and node.entries and _within(span, node.entries[0].key.span):
+    if isinstance(node, MappingNode) and node.entries and _within(span, node.entries[0].key.span):
         key, value = node.entries[0].key.span, node.entries[0].value
-        same = isinstance(value, Scalar) and _within(span, value.span) and value.span.end > key.end
+        same = isinstance(value, ScalarNode) and _within(span, value.span) and value.span.end > key.end
         return Span(span.source, span.start, value.span.end if same else key.end)
-    if isinstance(node, Sequence) and node.items and _within(span, node.items[0].span):
+    if isinstance(node, SequenceNode) and node.items and _within(span, node.items[0].span):
         return Span(span.source, span.start, max(span.start, first_line(node.items[0]).end))
     return span
 
@@ -70,7 +70,7 @@ def part(node: Node | None, start: int, end: int) -> Span | None:
 
     (Escapes, line folding and interpolation all make a raw text that no piece of the source equals.)
     """
-    if not isinstance(node, Scalar):
+    if not isinstance(node, ScalarNode):
         return None
     written = node.span.text
     for shift in (0, 1):

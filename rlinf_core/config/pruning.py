@@ -9,12 +9,12 @@ from typing import Generic, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 M = TypeVar("M", bound=BaseModel)
 
 # What to do at some paths: None takes the node out, a scalar replaces it.
-Cuts: TypeAlias = dict[Path, Scalar | None]
+Cuts: TypeAlias = dict[Path, ScalarNode | None]
 # By the path of a list in the whole tree: the indexes, there, of the items that are left.
 Kept: TypeAlias = dict[Path, list[int]]
 
@@ -33,10 +33,10 @@ class Validated(Generic[M]):
     """
 
     model: M | None
-    tree: Mapping
+    tree: MappingNode
     pruned: frozenset[Path]
     kept: Kept
-    whole: Mapping
+    whole: MappingNode
     secret: frozenset[Path] = frozenset()
 
     @cached_property
@@ -80,11 +80,11 @@ class _Plan:
     """The cuts at and below one node."""
 
     here: bool = False
-    replacement: Scalar | None = None
+    replacement: ScalarNode | None = None
     below: dict[str | int, _Plan] = field(default_factory=dict["str | int", "_Plan"])
 
 
-def cut(tree: Mapping, cuts: Cuts, kept: Kept) -> Mapping:
+def cut(tree: MappingNode, cuts: Cuts, kept: Kept) -> MappingNode:
     """Return `tree` with the cuts made, and update `kept`. A cut includes those below it.
 
     A replacement for a key that is not there adds it.
@@ -101,12 +101,12 @@ def cut(tree: Mapping, cuts: Cuts, kept: Kept) -> Mapping:
 def _cut(node: Node, plan: _Plan, at: Path, kept: Kept) -> Node | None:
     if plan.here:
         return plan.replacement
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return _cut_mapping(node, plan, at, kept)
-    return _cut_sequence(node, plan, at, kept) if isinstance(node, Sequence) else node
+    return _cut_sequence(node, plan, at, kept) if isinstance(node, SequenceNode) else node
 
 
-def _cut_mapping(node: Mapping, plan: _Plan, at: Path, kept: Kept) -> Mapping:
+def _cut_mapping(node: MappingNode, plan: _Plan, at: Path, kept: Kept) -> MappingNode:
     entries: list[Entry] = []
     for entry in node.entries:
         inner = plan.below.get(entry.key.raw)
@@ -117,11 +117,11 @@ def _cut_mapping(node: Mapping, plan: _Plan, at: Path, kept: Kept) -> Mapping:
             entries.append(Entry(entry.key, value))
     for key, inner in plan.below.items():
         if inner.replacement is not None and node.entry(str(key)) is None:
-            entries.append(Entry(Scalar(inner.replacement.span, str(key), str(key)), inner.replacement))
-    return Mapping(node.span, tuple(entries))
+            entries.append(Entry(ScalarNode(inner.replacement.span, str(key), str(key)), inner.replacement))
+    return MappingNode(node.span, tuple(entries))
 
 
-def _cut_sequence(node: Sequence, plan: _Plan, at: Path, kept: Kept) -> Sequence:
+def _cut_sequence(node: SequenceNode, plan: _Plan, at: Path, kept: Kept) -> SequenceNode:
     origins = kept.get(at) or list(range(len(node.items)))
     items: list[Node] = []
     remaining: list[int] = []
@@ -132,4 +132,4 @@ def _cut_sequence(node: Sequence, plan: _Plan, at: Path, kept: Kept) -> Sequence
             items.append(value)
             remaining.append(origins[index])
     kept[at] = remaining
-    return Sequence(node.span, tuple(items))
+    return SequenceNode(node.span, tuple(items))

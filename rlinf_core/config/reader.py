@@ -12,10 +12,10 @@ from typing import BinaryIO, Literal
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
-from rlinf_core.config.tree import Mapping, Node, Scalar, Sequence
+from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode
 from rlinf_core.config.tree_builder import LimitError, Limits, TreeBuilder
 from rlinf_core.config.yaml_events import YamlSyntaxError, parse_events, version_directives
-from rlinf_core.config.yaml_layout import Layout
+from rlinf_core.config.yaml_layout import Indentation
 from rlinf_core.config.yaml_types import resolve_plain
 
 __all__ = ["Limits", "decode", "load_source", "read", "read_value", "resolve_plain"]
@@ -81,14 +81,14 @@ def decode(
     return source if _printable(source, 0, len(text), diagnostics) else None
 
 
-def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> Mapping | None:
+def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> MappingNode | None:
     """Return the tree of a whole file; None after reporting why there is none.
 
     A syntax error ends the reading and is reported alone. Everything else (a duplicate key, an unknown tag, an alias
     that names nothing) is reported and the tree made all the same, so that later stages find what they can: a
     duplicate key keeps its first value, a tag is ignored, and an alias that names nothing is null.
     """
-    layout = Layout.of_file(source)
+    layout = Indentation.of_file(source)
     if layout.prefix:
         with_what = "tab" if "\t" in layout.prefix else "blanks"
         first = layout.span(len(layout.text) - len(layout.text.lstrip("\r\n")), 0).start
@@ -105,7 +105,7 @@ def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT
     built, root = _tree(layout, diagnostics, limits)
     if not built:
         return None
-    if isinstance(root, Mapping):
+    if isinstance(root, MappingNode):
         return root
     diagnostics.add(_not_a_mapping(source, root))
     return None
@@ -120,13 +120,13 @@ def read_value(
     """
     if not _printable(source, start, end, diagnostics):
         return None
-    built, root = _tree(Layout.of_value(source, start, end), diagnostics, limits)
+    built, root = _tree(Indentation.of_value(source, start, end), diagnostics, limits)
     if not built:
         return None
-    return root if root is not None else Scalar(Span(source, start, start), "", None)
+    return root if root is not None else ScalarNode(Span(source, start, start), "", None)
 
 
-def _check_version(layout: Layout, diagnostics: Diagnostics) -> None:
+def _check_version(layout: Indentation, diagnostics: Diagnostics) -> None:
     for directive in version_directives(layout.text):
         if directive[1] != "1.2":
             message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
@@ -135,7 +135,7 @@ def _check_version(layout: Layout, diagnostics: Diagnostics) -> None:
             _error(diagnostics, "yaml-version", message, span, help)
 
 
-def _tree(layout: Layout, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
+def _tree(layout: Indentation, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
     """Return whether there is a tree, and its root, None for a text without content."""
     builder = TreeBuilder(layout, limits)
     try:
@@ -228,14 +228,14 @@ def _similar_file(name: str) -> str | None:
 
 
 def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:
-    if root is None or (isinstance(root, Scalar) and not root.raw and root.plain):
+    if root is None or (isinstance(root, ScalarNode) and not root.raw and root.plain):
         message = "the file is empty" if not source.text.strip() else "the file has no content"
         return Diagnostic(
             "empty-file", Severity.ERROR, message, Span(source, 0, 0), (), "a configuration has at least `cluster:`"
         )
     help = "write `key: value` lines; a configuration has at least `cluster:`"
-    kind = "a list" if isinstance(root, Sequence) else "a single value"
-    if isinstance(root, Scalar) and re.match(r"[A-Za-z_][\w.-]*:\S", root.raw) and root.plain:
+    kind = "a list" if isinstance(root, SequenceNode) else "a single value"
+    if isinstance(root, ScalarNode) and re.match(r"[A-Za-z_][\w.-]*:\S", root.raw) and root.plain:
         help = "write a space after each `:`"
     span = root.span
     first_line_end = source.text.find("\n", span.start)

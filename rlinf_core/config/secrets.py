@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from collections.abc import Mapping as MappingABC
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 MASK: Final = "********"
 # Shorter values, such as `1` or `true`, would be found everywhere.
@@ -56,7 +55,7 @@ def mask_value(name: str, value: str) -> str:
     return MASK if value and is_secret(name) else value
 
 
-def mask_environment(environment: MappingABC[str, str]) -> dict[str, str]:
+def mask_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables for printing."""
     return {name: mask_value(name, value) for name, value in environment.items()}
 
@@ -66,28 +65,28 @@ def environment_secrets() -> frozenset[str]:
     return frozenset(text for name, text in os.environ.items() if is_secret(name) and len(text) >= _SHORTEST_SECRET)
 
 
-def mask(tree: Mapping, secret: Collection[Path] = ()) -> Mapping:
+def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
     """Return `tree` for printing, with stars for values under keys that look secret and at the paths of `secret`.
 
     Null stays null: that a secret is missing is none.
     """
     masked = _mask(tree, (), frozenset(secret), hidden=False)
-    return masked if isinstance(masked, Mapping) else tree
+    return masked if isinstance(masked, MappingNode) else tree
 
 
 def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> Node:
     hidden = hidden or path in secret
-    if isinstance(node, Scalar):
-        return Scalar(node.span, MASK, MASK, plain=False) if hidden and node.value not in (None, "") else node
-    if isinstance(node, Sequence):
+    if isinstance(node, ScalarNode):
+        return ScalarNode(node.span, MASK, MASK, plain=False) if hidden and node.value not in (None, "") else node
+    if isinstance(node, SequenceNode):
         items = tuple([_mask(item, (*path, i), secret, hidden=hidden) for i, item in enumerate(node.items)])
-        return Sequence(node.span, items)
+        return SequenceNode(node.span, items)
     entries: list[Entry] = []
     for entry in node.entries:
         name = entry.key.raw
         value = _mask(entry.value, (*path, name), secret, hidden=hidden or is_secret(name))
         entries.append(Entry(entry.key, value))
-    return Mapping(node.span, tuple(entries))
+    return MappingNode(node.span, tuple(entries))
 
 
 # What every name that looks secret holds; a text without any is not searched further.

@@ -20,7 +20,7 @@ Value: TypeAlias = "None | bool | int | float | str | list[Value] | dict[str, Va
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Scalar:
+class ScalarNode:
     """A single value. `raw` is its text as written (unescaped, unquoted), `value` what YAML 1.2 core makes of it.
 
     `plain` is False for quoted and block scalars, whose value is always `raw`.
@@ -33,7 +33,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sequence:
+class SequenceNode:
     span: Span
     items: tuple[Node, ...]
 
@@ -42,12 +42,12 @@ class Sequence:
 class Entry:
     """One `key: value` of a mapping."""
 
-    key: Scalar
+    key: ScalarNode
     value: Node
 
 
 @dataclass(frozen=True, eq=False)
-class Mapping:
+class MappingNode:
     """Entries in the order written; their keys' raw texts are unique."""
 
     span: Span
@@ -68,14 +68,14 @@ class Mapping:
         return iter(self._by_key)
 
 
-Node: TypeAlias = Scalar | Sequence | Mapping
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def child(node: Node, segment: str | int) -> Node | None:
     """Return the node under one path segment, or None when there is none."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return node.get(str(segment))
-    if isinstance(node, Sequence) and isinstance(segment, int) and 0 <= segment < len(node.items):
+    if isinstance(node, SequenceNode) and isinstance(segment, int) and 0 <= segment < len(node.items):
         return node.items[segment]
     return None
 
@@ -93,7 +93,7 @@ def find(node: Node, path: Path) -> Node | None:
 def key_span(node: Node, path: Path) -> Span | None:
     """Return the span of the key that names the mapping entry at `path`, or None for a list item or a missing place."""
     parent = find(node, path[:-1]) if path else None
-    if isinstance(parent, Mapping):
+    if isinstance(parent, MappingNode):
         entry = parent.entry(str(path[-1]))
         return entry.key.span if entry else None
     return None
@@ -101,7 +101,7 @@ def key_span(node: Node, path: Path) -> Span | None:
 
 def to_data(node: Node) -> Value:
     """Return plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
-    if isinstance(node, Scalar):
+    if isinstance(node, ScalarNode):
         value = node.value
         if isinstance(value, bool):
             return YamlBool(value, node.raw)
@@ -110,7 +110,7 @@ def to_data(node: Node) -> Value:
         if isinstance(value, float):
             return YamlFloat(value, node.raw)
         return value
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [to_data(item) for item in node.items]
     return {entry.key.raw: to_data(entry.value) for entry in node.entries}
 

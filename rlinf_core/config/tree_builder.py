@@ -22,10 +22,10 @@ from ruamel.yaml.events import (
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, Sequence
-from rlinf_core.config.tree_frames import Anchored, Frame, with_merged
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.tree_frames import Anchored, OpenNode, with_merged
 from rlinf_core.config.yaml_hints import shown
-from rlinf_core.config.yaml_layout import Layout
+from rlinf_core.config.yaml_layout import Indentation
 from rlinf_core.config.yaml_types import (
     Verdict,
     collection_tag,
@@ -64,13 +64,13 @@ class LimitError(Exception):
 class TreeBuilder:
     """A consumer of events; `root` is the tree once they have ended, None for a text without content."""
 
-    def __init__(self, layout: Layout, limits: Limits) -> None:
+    def __init__(self, layout: Indentation, limits: Limits) -> None:
         self.root: Node | None = None
         self.found: list[Diagnostic] = []
         self._layout = layout
         self._text = layout.text
         self._limits = limits
-        self._frames: list[Frame] = []
+        self._frames: list[OpenNode] = []
         # None stands for an anchor whose node is still open.
         self._anchors: dict[str, Anchored | None] = {}
         self._nodes = 0
@@ -133,9 +133,9 @@ class TreeBuilder:
         if event.ctag is not None:
             node = self._tagged_scalar(event.tag, tag_span or span, span, raw)
         elif style is None:
-            node = Scalar(span, raw, resolve_plain(raw))
+            node = ScalarNode(span, raw, resolve_plain(raw))
         else:
-            node = Scalar(span, raw, raw, plain=False)
+            node = ScalarNode(span, raw, raw, plain=False)
         if not self._expects_key():
             self._count(1, span)
         if event.anchor is not None:
@@ -157,14 +157,14 @@ class TreeBuilder:
         if event.anchor is not None:
             self._anchors[event.anchor] = None
         bracketed = bool(event.flow_style) and self._text[start : start + 1] in ("{", "[")
-        self._frames.append(Frame(is_mapping, start, start, bracketed, event.anchor))
+        self._frames.append(OpenNode(is_mapping, start, start, bracketed, event.anchor))
 
     def _close(self, end: int) -> None:
         frame = self._frames.pop()
         # A block collection's own end mark lies behind the comments that follow it.
         end = end if frame.bracketed else frame.end
         span = self._layout.span(frame.start, end)
-        node = Mapping(span, with_merged(frame)) if frame.is_mapping else Sequence(span, tuple(frame.items))
+        node = MappingNode(span, with_merged(frame)) if frame.is_mapping else SequenceNode(span, tuple(frame.items))
         if frame.anchor is not None and self._anchors.get(frame.anchor) is None:
             self._anchors[frame.anchor] = Anchored(node, frame.size, frame.height)
         self._attach(node, frame.size, frame.height, frame.start, end)
@@ -183,14 +183,14 @@ class TreeBuilder:
                     span,
                     help=self._similar_anchor(name) or "quote the value if it is meant to start with `*`",
                 )
-            self._attach(Scalar(span, f"*{name}", None), 1, 0, start, end)
+            self._attach(ScalarNode(span, f"*{name}", None), 1, 0, start, end)
             return
         if len(self._frames) + anchored.height > self._limits.depth:
             self._too_deep(span)
         self._count(anchored.size, span)
         node = anchored.node
-        if self._expects_key() and isinstance(node, Scalar):
-            node = Scalar(span, node.raw, node.value, node.plain)
+        if self._expects_key() and isinstance(node, ScalarNode):
+            node = ScalarNode(span, node.raw, node.value, node.plain)
         self._attach(node, anchored.size, anchored.height, start, end)
 
     def _similar_anchor(self, name: str) -> str | None:
@@ -223,8 +223,8 @@ class TreeBuilder:
     def _expects_key(self) -> bool:
         return bool(self._frames) and self._frames[-1].is_mapping and not self._frames[-1].awaits_value
 
-    def _key(self, node: Node, start: int, end: int) -> Scalar | None:
-        if isinstance(node, Scalar):
+    def _key(self, node: Node, start: int, end: int) -> ScalarNode | None:
+        if isinstance(node, ScalarNode):
             if node.value is not None:
                 return node
             if not node.raw.startswith("*"):  # else an alias that has been reported
@@ -232,7 +232,7 @@ class TreeBuilder:
                 self._error("null-key", what, node.span, help="write a name, in quotes if need be")
             return None
         template = self._text[start:end].startswith("{") and self._text[start - 1 : start] == "{"
-        kind = "mapping" if isinstance(node, Mapping) else "list"
+        kind = "mapping" if isinstance(node, MappingNode) else "list"
         self._error(
             "complex-key",
             f"a {kind} stands where a key is expected",
@@ -241,7 +241,7 @@ class TreeBuilder:
         )
         return None
 
-    def _entry(self, frame: Frame, value: Node) -> None:
+    def _entry(self, frame: OpenNode, value: Node) -> None:
         key = frame.key
         frame.key = None
         if key is None:
@@ -266,13 +266,13 @@ class TreeBuilder:
         else:
             frame.entries[key.raw] = Entry(key, value)
 
-    def _merge_sources(self, value: Node) -> list[Mapping]:
-        candidates = value.items if isinstance(value, Sequence) else (value,)
-        sources: list[Mapping] = []
+    def _merge_sources(self, value: Node) -> list[MappingNode]:
+        candidates = value.items if isinstance(value, SequenceNode) else (value,)
+        sources: list[MappingNode] = []
         for candidate in candidates:
-            if isinstance(candidate, Mapping):
+            if isinstance(candidate, MappingNode):
                 sources.append(candidate)
-            elif not (isinstance(candidate, Scalar) and candidate.raw.startswith("*") and candidate.plain):
+            elif not (isinstance(candidate, ScalarNode) and candidate.raw.startswith("*") and candidate.plain):
                 self._error(
                     "bad-merge",
                     "`<<` takes a mapping or a list of mappings, as in `<<: *name`",
@@ -294,10 +294,10 @@ class TreeBuilder:
         tag, content = find_properties(self._text, start, end, has_anchor=has_anchor, has_tag=has_tag)
         return (self._layout.span(*tag) if tag else None), content
 
-    def _tagged_scalar(self, tag: str, tag_span: Span, span: Span, raw: str) -> Scalar:
+    def _tagged_scalar(self, tag: str, tag_span: Span, span: Span, raw: str) -> ScalarNode:
         verdict, value, plain = tagged_scalar(tag, raw)
         self._report_tag(verdict, tag_span, f"`{shown(raw)}`", span)
-        return Scalar(span, raw, value, plain)
+        return ScalarNode(span, raw, value, plain)
 
     def _report_tag(self, verdict: Verdict, tag_span: Span, what: str, span: Span) -> None:
         if verdict == "unknown":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rlinf_core.config.tree import Entry, Mapping, Node, Scalar
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class OpenNode:
     """A mapping or list that is still open. Offsets are the parser's."""
 
     is_mapping: bool
@@ -19,12 +19,12 @@ class Frame:
     anchor: str | None
     items: list[Node] = field(default_factory=list["Node"])
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    key: Scalar | None = None
+    key: ScalarNode | None = None
     key_end: int = 0
     awaits_value: bool = False
     # Mappings named by `<<`, and how many entries precede it.
-    merged: list[Mapping] = field(default_factory=list[Mapping])
-    merge_key: Scalar | None = None
+    merged: list[MappingNode] = field(default_factory=list[MappingNode])
+    merge_key: ScalarNode | None = None
     merge_index: int = 0
     size: int = 1
     height: int = 1
@@ -38,7 +38,7 @@ class Anchored(NamedTuple):
     height: int
 
 
-def with_merged(frame: Frame) -> tuple[Entry, ...]:
+def with_merged(frame: OpenNode) -> tuple[Entry, ...]:
     """Return the entries of a mapping with those of `<<` in its place: own keys win, then the mapping named first."""
     own = tuple(frame.entries.values())
     if not frame.merged:

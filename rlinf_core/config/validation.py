@@ -6,8 +6,7 @@ so that the rules about relations between places can judge whatever is sound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from collections.abc import Mapping as MappingABC
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,7 +16,7 @@ from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.pruning import Cuts, Kept, Validated, cut, original, prefixes
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Path, Scalar, child, find, format_path, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, find, format_path, to_data
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -27,12 +26,12 @@ M = TypeVar("M", bound=BaseModel)
 # A round takes out at least one level of the tree around a mistake; no sound configuration nests deeper than this.
 _ROUNDS: Final = 16
 ANY_ITEM: Final = "*"
-StandIns: TypeAlias = MappingABC[Path, "int | str | Callable[[str], str | None]"]
+StandIns: TypeAlias = Mapping[Path, "int | str | Callable[[str], str | None]"]
 
 
 def validate(
     model_type: type[M],
-    tree: Mapping,
+    tree: MappingNode,
     diagnostics: Diagnostics,
     *,
     stand_ins: StandIns | None = None,
@@ -65,7 +64,7 @@ class _Rounds(Generic[M]):
     def __init__(
         self,
         model_type: type[M],
-        tree: Mapping,
+        tree: MappingNode,
         diagnostics: Diagnostics,
         stand_ins: StandIns,
         secret: frozenset[Path],
@@ -158,13 +157,13 @@ class _Rounds(Generic[M]):
             path = path[:-1]
         cuts[path] = stand_in
 
-    def _stand_in(self, path: Path) -> Scalar | None:
+    def _stand_in(self, path: Path) -> ScalarNode | None:
         pattern = tuple(ANY_ITEM if isinstance(segment, int) else segment for segment in path)
         value = self.stand_ins.get(pattern)
         if callable(value):
             written = find(self.whole, path)
-            value = value(written.raw) if isinstance(written, Scalar) else None
-        return None if value is None else Scalar(naming(self.whole, path), str(value), value)
+            value = value(written.raw) if isinstance(written, ScalarNode) else None
+        return None if value is None else ScalarNode(naming(self.whole, path), str(value), value)
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
         # Imported here and below: a file without mistakes, the common case, needs no words for them.
@@ -240,7 +239,7 @@ class _Located(NamedTuple):
     def context(self) -> dict[str, Any]:
         return self.error.get("ctx") or {}
 
-    def span(self, tree: Mapping, path: Path) -> Span:
+    def span(self, tree: MappingNode, path: Path) -> Span:
         """Return what to underline: the key, the piece of a scalar that the validator named, or the value."""
         target: Node | None = find(tree, path)
         fallback = place(tree, path)
@@ -254,12 +253,12 @@ class _Located(NamedTuple):
         return fallback
 
 
-def _entry(tree: Mapping, path: Path) -> Entry | None:
+def _entry(tree: MappingNode, path: Path) -> Entry | None:
     parent = find(tree, path[:-1]) if path else None
-    return parent.entry(str(path[-1])) if isinstance(parent, Mapping) else None
+    return parent.entry(str(path[-1])) if isinstance(parent, MappingNode) else None
 
 
-def _locate(tree: Mapping, error: ErrorDetails) -> _Located:
+def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
     """Follow `loc` through the tree, skipping segments that are not children: members of unions, tags, validators."""
     loc = error["loc"]
     steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
@@ -299,7 +298,7 @@ def _by_union(found: list[_Located]) -> list[list[_Located]]:
     return groups
 
 
-def _merge_aliases(reports: list[Diagnostic], tree: Mapping) -> list[Diagnostic]:
+def _merge_aliases(reports: list[Diagnostic], tree: MappingNode) -> list[Diagnostic]:
     """Return one finding for the same mistake met twice through an alias, which tells where else it is used."""
     merged: dict[tuple[str, int, int, int], Diagnostic] = {}
     for report in reports:
@@ -313,7 +312,7 @@ def _merge_aliases(reports: list[Diagnostic], tree: Mapping) -> list[Diagnostic]
     return list(merged.values())
 
 
-def _use_of_alias(tree: Mapping, first: Path, second: Path) -> Span | None:
+def _use_of_alias(tree: MappingNode, first: Path, second: Path) -> Span | None:
     """Return where the second of two paths to one node leaves the first: the key or item that holds the alias."""
     for size in range(min(len(first), len(second)), 0, -1):
         here, there = naming(tree, second[:size]), naming(tree, first[:size])

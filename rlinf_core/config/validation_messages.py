@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_core.config.secrets import MASK
-from rlinf_core.config.tree import Node, Scalar
+from rlinf_core.config.tree import Node, ScalarNode
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Words:
 
     def without(self, node: Node | None) -> Words:
         """Return the same without any quotation from a secret value."""
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             return self
 
         def hide(quoted: re.Match[str]) -> str:

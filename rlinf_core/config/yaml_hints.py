@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.yaml_events import YamlSyntaxError
-from rlinf_core.config.yaml_layout import Layout
+from rlinf_core.config.yaml_layout import Indentation
 
 
 class _Explanation(NamedTuple):
@@ -25,7 +25,7 @@ class _Explanation(NamedTuple):
     also: tuple[int, str] | None = None
 
 
-def explain(layout: Layout, problem: YamlSyntaxError) -> Diagnostic:
+def explain(layout: Indentation, problem: YamlSyntaxError) -> Diagnostic:
     """Return the finding for a text that the parser refused."""
     text = layout.text
     found = next(filter(None, (rule(text, problem) for rule in _RULES)), None) or _unfamiliar(text, problem)

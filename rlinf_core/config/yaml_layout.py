@@ -13,7 +13,7 @@ from rlinf_core.config.source import SourceText, Span
 _BLANKS = " \t"
 
 
-class Layout:
+class Indentation:
     """A source, or a piece of one, as handed to the parser.
 
     Attributes:
@@ -33,7 +33,7 @@ class Layout:
         self._shifts = [shift]
 
     @classmethod
-    def of_file(cls, source: SourceText) -> Layout:
+    def of_file(cls, source: SourceText) -> Indentation:
         """Return the whole of a source, without the blanks that all its lines share."""
         layout = cls(source, source.text, 0, 0)
         layout.prefix = _shared_prefix(source.text)
@@ -42,7 +42,7 @@ class Layout:
         return layout
 
     @classmethod
-    def of_value(cls, source: SourceText, start: int, end: int) -> Layout:
+    def of_value(cls, source: SourceText, start: int, end: int) -> Indentation:
         """Return a value that stands within a larger text."""
         # The blank keeps `%` and `---` from being a directive and a document mark, as they are in a first column.
         return cls(source, " " + source.text[start:end], start, start - 1)

@@ -8,8 +8,7 @@ Every stage reports what it finds and passes on what is sound, so that one run t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from collections.abc import Mapping as MappingABC
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,7 +23,7 @@ from rlinf_core.config.reader import load_source
 from rlinf_core.config.rules.check import check_cluster
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Mapping, Path, Scalar
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode
 from rlinf_core.config.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
 from rlinf_core.job.recipe import Recipe
@@ -86,7 +85,7 @@ class Job(NamedTuple):
 
     name: str
     diagnostics: Diagnostics
-    tree: Mapping | None = None
+    tree: MappingNode | None = None
     sources: tuple[SourceText, ...] = ()
     recipe: Recipe | None = None
     config: BaseModel | None = None
@@ -117,7 +116,7 @@ def load_job(
     *,
     assume: Sequence[str] = (),
     stdin: bytes | None = None,
-    environ: MappingABC[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
     probe: Probe | None = None,
 ) -> Job:
     """Read and check a configuration; only `probe` touches a machine. Never raises for what a file can hold.
@@ -238,7 +237,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         return None
     if ("recipe",) in composed.unresolved:
         return None
-    if not isinstance(entry.value, Scalar) or not entry.value.raw:
+    if not isinstance(entry.value, ScalarNode) or not entry.value.raw:
         message = "`recipe` must be the name of a recipe"
         diagnostics.add(Diagnostic("unknown-recipe", Severity.ERROR, message, entry.key.span, ("recipe",)))
         return None
@@ -268,7 +267,7 @@ def _meant_recipe(name: str) -> _Selected | None:
     return None
 
 
-def _note_unchecked(tree: Mapping, diagnostics: Diagnostics) -> None:
+def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
     """Note the sections that are unknown without a recipe."""
     others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
     if others:
@@ -308,7 +307,7 @@ def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagno
 
 
 def _probed(
-    cluster: ClusterConfig, nodes: Sequence[NodeInfo], tree: Mapping, diagnostics: Diagnostics
+    cluster: ClusterConfig, nodes: Sequence[NodeInfo], tree: MappingNode, diagnostics: Diagnostics
 ) -> ClusterTopology | None:
     """Return the topology of the probed nodes; None after reporting differences from the declaration."""
     mismatches = accelerator_mismatches(cluster, nodes)
@@ -346,7 +345,7 @@ def check_assumption(text: str, cluster: ClusterConfig) -> None:
 
 
 def _world_sizes(
-    cluster: ClusterConfig, resolutions: MappingABC[str, Resolution], view: Validated[Any]
+    cluster: ClusterConfig, resolutions: Mapping[str, Resolution], view: Validated[Any]
 ) -> dict[str, int | None]:
     """Return the number of processes of each component, None where it is unknown."""
     sizes: dict[str, int | None] = {}
@@ -365,7 +364,7 @@ def _check_recipe(
     recipe: Recipe,
     config: BaseModel,
     view: Validated[Any],
-    world_sizes: MappingABC[str, int | None],
+    world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
 ) -> None:
     from rlinf_core.job.report import Report

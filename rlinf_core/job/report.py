@@ -10,10 +10,10 @@ from rlinf_core.config.merge import COMPONENT_PLACEMENT, find_components
 from rlinf_core.config.places import part, place
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Path, find
+from rlinf_core.config.tree import MappingNode, Path, find
 
 
-class Place(NamedTuple):
+class FindingPlace(NamedTuple):
     """The place of a finding.
 
     Attributes:
@@ -38,7 +38,7 @@ class Report:
 
     def __call__(
         self,
-        at: Path | Place,
+        at: Path | FindingPlace,
         code: str,
         message: str,
         help: str | None = None,
@@ -56,7 +56,7 @@ class Report:
             about: further keys whose values the finding follows from.
             severity: how grave it is.
         """
-        where, keys = at if isinstance(at, Place) else (at, (at,))
+        where, keys = at if isinstance(at, FindingPlace) else (at, (at,))
         path, span = self._find(where)
         whole = self._view.original(path)
         if self._view.damaged(whole) or any(self._lost(key) for key in (*keys, *about)):
@@ -72,7 +72,7 @@ class Report:
         """Return what `path` is in the file and what to underline: a component may stand with others in one key."""
         tree = self._view.tree
         section = find(tree, COMPONENT_PLACEMENT)
-        if path[:-1] == COMPONENT_PLACEMENT and isinstance(section, Mapping):
+        if path[:-1] == COMPONENT_PLACEMENT and isinstance(section, MappingNode):
             name = str(path[-1])
             entry = find_components(section, name)
             if entry is not None:

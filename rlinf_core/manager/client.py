@@ -34,11 +34,11 @@ from rlinf_core.errors import (
 from rlinf_core.manager import evidence
 from rlinf_core.manager import messages as m
 from rlinf_core.manager.long_waits import LongWaits
-from rlinf_core.manager.post import Post, expect
+from rlinf_core.manager.post import ControlRpc, expect
 from rlinf_core.manager.stacks import describe_stacks
 from rlinf_core.manager.wakers import ChannelView
 from rlinf_core.manager.watch import is_long_wait
-from rlinf_core.operation_board import OperationBoard
+from rlinf_core.operation_board import InflightOps
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 _log = logging.getLogger("rlinf.job")
@@ -86,7 +86,7 @@ class ManagerClient(Resolver):
         """
         self.me = me
         self.info = info
-        self.board = OperationBoard(has_main=has_main)
+        self.board = InflightOps(has_main=has_main)
         self.in_flight: Callable[[], Sequence[str]] = tuple
         self.channels: Callable[[], Mapping[str, ChannelView]] = dict
         self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
@@ -113,7 +113,7 @@ class ManagerClient(Resolver):
         manager = WorkerAddress(m.MANAGER)
         self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
-        self._post = Post(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
+        self._post = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
 
     # What it says
 
@@ -130,7 +130,7 @@ class ManagerClient(Resolver):
     def say_last_words(self, cause: str) -> None:
         """Tell why this process is about to end by its own will."""
         with suppress(RuntimeFailure):
-            self.request(m.LastWords(cause), _CAUSE_SECONDS)
+            self.request(m.ExitReason(cause), _CAUSE_SECONDS)
 
     def request(
         self,
@@ -149,7 +149,7 @@ class ManagerClient(Resolver):
         work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
         self._requests[serial] = work
         try:
-            self._post.send(self._stream, m.Request(serial, body))
+            self._post.send(self._stream, m.ManagerRequest(serial, body))
             return work.wait()
         except CommunicationTimeoutError:
             self.tell(m.Forget(serial))
@@ -217,9 +217,9 @@ class ManagerClient(Resolver):
             self.on_cancel(message.calls)
         elif isinstance(message, m.NotYetNotice):
             self._warn(message)
-        elif isinstance(message, m.AutopsyQuestion):
+        elif isinstance(message, m.PostmortemQuestion):
             cause = evidence.describe_end(message.hello.log, message.hello.memory_kills)
-            self.tell(m.Autopsy(message.name, cause))
+            self.tell(m.Postmortem(message.name, cause))
 
     def _warn(self, notice: m.NotYetNotice) -> None:
         work = self._requests.get(notice.serial)
@@ -254,7 +254,7 @@ class ManagerClient(Resolver):
         self._next_report = now + _REPORT_EVERY
         publication = self.board.publication()
         if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
-            self.tell(m.Report(publication))
+            self.tell(m.WaitReport(publication))
         for operation in self._long_waits.due(publication):
             # On a thread of its own: to find out for whom it waits takes the answers of others, and of this one.
             word = threading.Thread(

@@ -21,9 +21,9 @@ from rlinf_core.failures import PackedError
 from rlinf_core.manager import evidence
 from rlinf_core.manager import messages as m
 from rlinf_core.manager.job_picture import views
-from rlinf_core.manager.ownership import Kind, Ownership, Resource
-from rlinf_core.manager.post import Post, expect
-from rlinf_core.manager.registry import Life, NotYet, Registry, WorkerRecord
+from rlinf_core.manager.ownership import Ownership, Resource, ResourceKind
+from rlinf_core.manager.post import ControlRpc, expect
+from rlinf_core.manager.registry import Life, NotYet, WorkerRecord, WorkerRegistry
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 
@@ -36,7 +36,7 @@ _AUTOPSY_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Party:
+class Peer:
     """A process that is there."""
 
     name: str
@@ -61,7 +61,7 @@ class _Pending:
 class _Death:
     """A process that is gone, while the cause is being found out."""
 
-    party: Party
+    party: Peer
     until: float
 
 
@@ -76,9 +76,9 @@ class Manager:
     def __init__(self, endpoint: Endpoint, job: str) -> None:
         self._job = job
         self._info = endpoint.info
-        self._registry: Registry[EndpointInfo] = Registry()
+        self._registry: WorkerRegistry[EndpointInfo] = WorkerRegistry()
         self._ownership = Ownership(m.DRIVER)
-        self._parties: dict[str, Party] = {}
+        self._parties: dict[str, Peer] = {}
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch()
@@ -87,14 +87,14 @@ class Manager:
             m.CloseGroup: self._close_group,
             m.Declare: self._declare,
             m.Forget: self._forget,
-            m.Report: self._report,
+            m.WaitReport: self._report,
             m.Cancel: self._cancel,
             m.Dismiss: self._dismiss,
-            m.Request: self._request,
+            m.ManagerRequest: self._request,
             m.Answer: self._answer,
-            m.Autopsy: self._autopsy,
+            m.Postmortem: self._autopsy,
         }
-        self._post = Post(endpoint, self._handle, self._tick, self._free_for)
+        self._post = ControlRpc(endpoint, self._handle, self._tick, self._free_for)
         endpoint.on_peer_lost(lambda peer, reason: self._post.put(_Lost(peer, reason)))
 
     def _free_for(self) -> float:
@@ -118,17 +118,17 @@ class Manager:
         address = WorkerAddress.from_name(stream.peer)
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a straggler of a life that is over
-        self._parties[stream.peer] = Party(stream.peer, stream, hello)
+        self._parties[stream.peer] = Peer(stream.peer, stream, hello)
         self._retry_pending()
 
-    def _last_words(self, stream: PeerStream, message: m.LastWords) -> None:
+    def _last_words(self, stream: PeerStream, message: m.ExitReason) -> None:
         party = self._parties.get(stream.peer)
         if party is not None:
             party.last_words = message.cause
 
     def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
-        kind = Kind.CHANNEL if message.channel else Kind.GROUP
+        kind = ResourceKind.CHANNEL if message.channel else ResourceKind.GROUP
         self._ownership.claim(Resource(kind, message.name), stream.peer)
         self._retry_pending()
         return incarnation
@@ -144,7 +144,7 @@ class Manager:
             self._deaths.pop(str(address), None)
             if party is not None:
                 self._tell(party, "its group was shut down")
-        self._ownership.release(Resource(Kind.GROUP, name))
+        self._ownership.release(Resource(ResourceKind.GROUP, name))
 
     def _declare(self, stream: PeerStream, message: object) -> None:
         self._registry.declare(expect(message, m.Declare).groups)
@@ -153,7 +153,7 @@ class Manager:
     # Requests
 
     def _request(self, stream: PeerStream, message: object) -> None:
-        request = expect(message, m.Request)
+        request = expect(message, m.ManagerRequest)
         body = request.body
         try:
             if isinstance(body, m.OpenGroup):
@@ -167,7 +167,7 @@ class Manager:
                 nodes = tuple(worker.node or "" for worker in workers)
                 life = m.GroupLife(workers[0].incarnation, nodes, self._registry.is_channel(body.name))
                 self._reply(stream, request.serial, life)
-            elif isinstance(body, m.LastWords):
+            elif isinstance(body, m.ExitReason):
                 self._reply(stream, request.serial, self._last_words(stream, body))
             elif isinstance(body, m.Explain):
                 self._explain(stream, request.serial, body)
@@ -250,11 +250,11 @@ class Manager:
         if not self._registry.died(address, party.hello.incarnation, time.monotonic(), node=party.hello.node):
             return
         for resource in self._ownership.gone(lost.peer):
-            if resource.kind is Kind.GROUP:
+            if resource.kind is ResourceKind.GROUP:
                 self._end_group(resource.name)
         self._find_cause(party, lost.reason)
 
-    def _find_cause(self, party: Party, reason: str) -> None:
+    def _find_cause(self, party: Peer, reason: str) -> None:
         hello = party.hello
         if reason.startswith(NO_ANSWER):
             self._conclude(party, reason, vanished=True)
@@ -268,21 +268,21 @@ class Manager:
         self._deaths[party.name] = _Death(party, time.monotonic() + _AUTOPSY_SECONDS)
         neighbour = next((one for one in self._parties.values() if _same_place(one.hello.info, hello.info)), None)
         if neighbour is not None:
-            self._post.send(neighbour.stream, m.AutopsyQuestion(party.name, hello))
+            self._post.send(neighbour.stream, m.PostmortemQuestion(party.name, hello))
 
     def _autopsy(self, stream: PeerStream, message: object) -> None:
-        autopsy = expect(message, m.Autopsy)
+        autopsy = expect(message, m.Postmortem)
         death = self._deaths.pop(autopsy.name, None)
         if death is not None:
             self._conclude(death.party, autopsy.cause)
 
-    def _conclude(self, party: Party, cause: str | None, *, vanished: bool = False) -> None:
+    def _conclude(self, party: Peer, cause: str | None, *, vanished: bool = False) -> None:
         self._registry.died(WorkerAddress.from_name(party.name), party.hello.incarnation, time.monotonic(), cause=cause)
         self._tell(party, cause, vanished=vanished)
         # Who looks for it now hears that it is dead.
         self._retry_pending()
 
-    def _tell(self, party: Party, cause: str | None, *, vanished: bool = False) -> None:
+    def _tell(self, party: Peer, cause: str | None, *, vanished: bool = False) -> None:
         hello = party.hello
         died = m.Died(party.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
         for name in {*party.acquaintances, m.DRIVER}:

@@ -1,7 +1,7 @@
 """The messages between the manager and the processes of a job.
 
-A `Request` is answered by a `Reply` of the same serial, a `Question` by an `Answer`; everything else wants no answer.
-All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
+A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by an `Answer`; everything else wants no
+answer. All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class ExitReason:
     """The process is about to end by its own will: why. Answered, so that it does not end before that is known."""
 
     cause: str
@@ -127,7 +127,7 @@ class GroupLife:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WaitReport:
     """The operations that a process is in; sent while one has lasted for seconds."""
 
     publication: Publication
@@ -173,7 +173,7 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ManagerRequest:
     """One of the above that is answered."""
 
     serial: int
@@ -229,15 +229,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class AutopsyQuestion:
-    """The question what is left on a node of a process that died there. Answered with an `Autopsy`."""
+class PostmortemQuestion:
+    """The question what is left on a node of a process that died there. Answered with an `Postmortem`."""
 
     name: str
     hello: Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Autopsy:
+class Postmortem:
     """Why a process died, as far as its node tells."""
 
     name: str
@@ -318,5 +318,7 @@ class JobPicture:
     workers: tuple[WorkerView, ...]
 
 
-ToManager: TypeAlias = Hello | CloseGroup | Declare | Forget | Report | Cancel | Dismiss | Request | Answer | Autopsy
-ToProcess: TypeAlias = Reply | NotYetNotice | Question | AutopsyQuestion | Died | Stuck | Cancelled
+ToManager: TypeAlias = (
+    Hello | CloseGroup | Declare | Forget | WaitReport | Cancel | Dismiss | ManagerRequest | Answer | Postmortem
+)
+ToProcess: TypeAlias = Reply | NotYetNotice | Question | PostmortemQuestion | Died | Stuck | Cancelled

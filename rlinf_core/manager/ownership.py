@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """The kind of a possession, in the order of release: users of a thing go before the thing."""
 
     GROUP = "group"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
     FILE = "file"
 
 
-_ORDER = {kind: place for place, kind in enumerate(Kind)}
+_ORDER = {kind: place for place, kind in enumerate(ResourceKind)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Resource:
         node: the node rank where it is, or None where that does not matter.
     """
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     node: int | None = None
 
@@ -60,7 +60,7 @@ class Ownership:
     def claim(self, resource: Resource, owner: str) -> None:
         """`owner` is responsible for a resource from now on, whoever was before; a channel is the driver's."""
         self._serial += 1
-        owner = self._driver if resource.kind is Kind.CHANNEL else owner
+        owner = self._driver if resource.kind is ResourceKind.CHANNEL else owner
         self._claims[resource] = _Claim(owner, self._serial)
 
     def release(self, resource: Resource) -> bool:
@@ -102,7 +102,7 @@ class Ownership:
     def _groups_below(self, doomed: list[Resource]) -> list[Resource]:
         """Return what belongs to the workers of groups that go."""
         found: list[Resource] = []
-        todo = [resource.name for resource in doomed if resource.kind is Kind.GROUP]
+        todo = [resource.name for resource in doomed if resource.kind is ResourceKind.GROUP]
         seen = set(doomed)
         while todo:
             group = todo.pop()
@@ -110,7 +110,7 @@ class Ownership:
                 if resource not in seen and _within(claim.owner, (group,)):
                     seen.add(resource)
                     found.append(resource)
-                    if resource.kind is Kind.GROUP:
+                    if resource.kind is ResourceKind.GROUP:
                         todo.append(resource.name)
         return found
 

@@ -22,7 +22,7 @@ M = TypeVar("M")
 _SEND_SECONDS = 30.0
 
 
-class Post:
+class ControlRpc:
     """Sends control messages, and hands those that come to `handle` in a thread of its own.
 
     Args:

@@ -82,7 +82,7 @@ class NotYet:
     help: str | None = None
 
 
-class Registry(Generic[C]):
+class WorkerRegistry(Generic[C]):
     """The groups and workers of one job. Its cards are whatever the transport publishes; nothing here looks into them.
 
     A group is known by the name of its address without the last rank: workers of a group that `env:0` launches have

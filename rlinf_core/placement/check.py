@@ -12,7 +12,7 @@ from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.placement.positions import GROUPS, PLACEMENT, Placed, group_paths, problem_span
 from rlinf_core.placement.resolve import Resolution, resolve
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology
@@ -28,7 +28,7 @@ _UNITS_FOLLOW_FROM: tuple[Path, ...] = (
 
 
 def check_placement(
-    tree: Mapping,
+    tree: MappingNode,
     cluster: ClusterConfig,
     topology: ClusterTopology,
     diagnostics: Diagnostics,
@@ -50,7 +50,7 @@ def check_placement(
 class _Check:
     def __init__(
         self,
-        tree: Mapping,
+        tree: MappingNode,
         cluster: ClusterConfig,
         topology: ClusterTopology,
         diagnostics: Diagnostics,
@@ -92,7 +92,7 @@ class _Check:
     def _written(self) -> Iterator[tuple[str, Path]]:
         """Return every component of the file once, with the place of its name; a second time is reported."""
         section = find(self.tree, PLACEMENT)
-        if not isinstance(section, Mapping):
+        if not isinstance(section, MappingNode):
             return
         first: dict[str, Span] = {}
         for entry in section.entries:
@@ -120,15 +120,15 @@ class _Check:
         """Labels of groups that are not what the file meant, because something about them was wrong and is reported."""
         doubtful: set[str] = set()
         groups = find(self.tree, GROUPS)
-        for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):
+        for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
             path: Path = (*GROUPS, index)
             if not any(self._damaged((*path, *below)) for below in _UNITS_FOLLOW_FROM):
                 continue
             label = find(group, ("label",))
-            if not isinstance(label, Scalar):
+            if not isinstance(label, ScalarNode):
                 return set(self._all_labels()) | doubtful
             doubtful |= {label.raw, CLUSTER_LABEL} if self._damaged((*path, "accelerators")) else {label.raw}
-        if self._damaged(GROUPS) and not isinstance(groups, Sequence):
+        if self._damaged(GROUPS) and not isinstance(groups, SequenceNode):
             return set(self._all_labels())
         given = Counter(group.label for group in self.cluster.node_groups)
         return doubtful | {

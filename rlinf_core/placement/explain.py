@@ -10,9 +10,7 @@ from typing import NamedTuple
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.places import place
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping as Tree
-from rlinf_core.config.tree import Path, find
-from rlinf_core.config.tree import Sequence as TreeSequence
+from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find
 from rlinf_core.placement.environment import (
     PATH_LISTS,
     GroupVariable,
@@ -38,7 +36,7 @@ class Layer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EnvVar:
+class ProcessVariable:
     """A variable of a process.
 
     Attributes:
@@ -70,7 +68,7 @@ class Interpreter(NamedTuple):
     span: Span | None = None
 
 
-def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: Tree | None = None) -> Interpreter:
+def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: MappingNode | None = None) -> Interpreter:
     """Return the Python of a process, with what decides it."""
     node = placement.cluster_node_rank
     environment = process_environment(cluster, node, placement.node_group_label)
@@ -86,9 +84,9 @@ def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: Tree
 def process_variables(
     cluster: ClusterConfig,
     placement: Placement,
-    tree: Tree | None = None,
+    tree: MappingNode | None = None,
     environment: ProcessEnvironment | None = None,
-) -> list[EnvVar]:
+) -> list[ProcessVariable]:
     """Return every variable that rlinf sets for a process, in alphabetical order. Secrets are not masked here.
 
     Args:
@@ -100,29 +98,29 @@ def process_variables(
     if environment is None:
         environment = process_environment(cluster, placement.cluster_node_rank, placement.node_group_label)
     runtime = {**dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), AT_LAUNCH), **placement.environment()}
-    found = {name: EnvVar(name, value, Layer.RUNTIME) for name, value in runtime.items()}
+    found = {name: ProcessVariable(name, value, Layer.RUNTIME) for name, value in runtime.items()}
     for index, name in enumerate(cluster.forward_env):
         span = place(tree, ("cluster", "forward_env", index)) if tree else None
         if name in PATH_LISTS:
-            found[name] = EnvVar(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
+            found[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
         else:
-            found[name] = EnvVar(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
+            found[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
     for variable in environment.variables:
         found[variable.name] = _from_group(variable, tree)
     return sorted(found.values(), key=lambda each: each.name)
 
 
-def _from_group(variable: GroupVariable, tree: Tree | None) -> EnvVar:
+def _from_group(variable: GroupVariable, tree: MappingNode | None) -> ProcessVariable:
     span = place(tree, _variable_path(tree, variable)) if tree else None
     if variable.name in PATH_LISTS:
         value = f"{variable.value}:{NODES_OWN}"
-        return EnvVar(variable.name, value, Layer.PATH_MERGE, span, variable.group)
-    return EnvVar(variable.name, variable.value, Layer.ENV_CONFIGS, span, variable.group)
+        return ProcessVariable(variable.name, value, Layer.PATH_MERGE, span, variable.group)
+    return ProcessVariable(variable.name, variable.value, Layer.ENV_CONFIGS, span, variable.group)
 
 
-def _variable_path(tree: Tree, variable: GroupVariable) -> Path:
+def _variable_path(tree: MappingNode, variable: GroupVariable) -> Path:
     """Return the path of a value of `env_vars`, which is a list of one-key maps, or one map."""
-    if isinstance(find(tree, variable.path), TreeSequence):
+    if isinstance(find(tree, variable.path), SequenceNode):
         return (*variable.path, variable.index, variable.name)
     return (*variable.path, variable.name)
 

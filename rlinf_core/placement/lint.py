@@ -10,7 +10,7 @@ from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.places import place
 from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Path
+from rlinf_core.config.tree import MappingNode, Path
 from rlinf_core.placement.coverage import Coverage, coverage, intersect, overlapping, subtract
 from rlinf_core.placement.positions import Placed, group_path, group_paths, map_path
 from rlinf_core.suggest import quoted
@@ -21,7 +21,7 @@ _LISTED = 3
 
 
 def lint(
-    tree: Mapping, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
+    tree: MappingNode, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
 ) -> Iterator[Diagnostic]:
     """Return warnings and notes about sound placements, which may count accelerators that are unknown."""
     if not placed:
@@ -39,7 +39,7 @@ def lint(
 
 class _Linter:
     def __init__(
-        self, tree: Mapping, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
+        self, tree: MappingNode, cluster: ClusterConfig, topology: ClusterTopology, placed: Sequence[Placed]
     ) -> None:
         self.tree = tree
         self.cluster = cluster

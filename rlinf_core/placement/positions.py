@@ -8,8 +8,8 @@ from rlinf_core.config.cluster import PlacementEntry
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part, place
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
-from rlinf_core.placement.problem import Problem
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
+from rlinf_core.placement.problem import PlacementProblem
 from rlinf_core.placement.resolve import Resolution
 
 PLACEMENT: Path = ("cluster", "component_placement")
@@ -25,18 +25,18 @@ class Placed(NamedTuple):
     resolution: Resolution
 
 
-def map_path(tree: Mapping, entry: Path) -> Path:
+def map_path(tree: MappingNode, entry: Path) -> Path:
     """Return the path of the rank map of a component's entry, which may be the whole entry."""
-    return (*entry, "placement") if isinstance(find(tree, entry), Mapping) else entry
+    return (*entry, "placement") if isinstance(find(tree, entry), MappingNode) else entry
 
 
-def group_path(tree: Mapping, entry: Path) -> Path:
+def group_path(tree: MappingNode, entry: Path) -> Path:
     """Return the path of the node groups that a component's entry names; where it names none, of its rank map."""
     path = (*entry, "node_group")
     return map_path(tree, entry) if find(tree, path) is None else path
 
 
-def problem_span(tree: Mapping, entry: Path, problem: Problem) -> Span:
+def problem_span(tree: MappingNode, entry: Path, problem: PlacementProblem) -> Span:
     """Return what to underline for a problem of the entry at a path."""
     if problem.label is not None:
         return _label_span(tree, entry, problem.label)
@@ -48,23 +48,23 @@ def problem_span(tree: Mapping, entry: Path, problem: Problem) -> Span:
     return part(find(tree, path), problem.part.start, problem.part.end) or place(tree, path)
 
 
-def _label_span(tree: Mapping, entry: Path, index: int) -> Span:
+def _label_span(tree: MappingNode, entry: Path, index: int) -> Span:
     path = (*entry, "node_group")
     node = find(tree, path)
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return place(tree, (*path, index))
-    if isinstance(node, Scalar):
+    if isinstance(node, ScalarNode):
         _, start, end = name_pieces(node.raw)[index]
         return part(node, start, end) or node.span
     return place(tree, map_path(tree, entry))
 
 
-def group_paths(tree: Mapping) -> dict[str, Path]:
+def group_paths(tree: MappingNode) -> dict[str, Path]:
     """Return the path of each node group by its label."""
     paths: dict[str, Path] = {}
     groups = find(tree, GROUPS)
-    for index, group in enumerate(groups.items if isinstance(groups, Sequence) else ()):
+    for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
         label = find(group, ("label",))
-        if isinstance(label, Scalar):
+        if isinstance(label, ScalarNode):
             paths.setdefault(label.raw, (*GROUPS, index))
     return paths

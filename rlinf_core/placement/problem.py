@@ -8,7 +8,7 @@ from rlinf_core.config.ranks import RankMapPart
 from rlinf_core.errors import PlacementError
 
 
-class Problem(NamedTuple):
+class PlacementProblem(NamedTuple):
     """One mistake.
 
     Attributes:

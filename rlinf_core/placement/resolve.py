@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlinf_core.config.rank_values import RankMap
 from rlinf_core.config.ranks import RankMapPart, format_range
-from rlinf_core.placement.problem import Problem
+from rlinf_core.placement.problem import PlacementProblem
 from rlinf_core.placement.selection import Selection, select
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, UnitKind
@@ -54,7 +54,7 @@ class Resolution(NamedTuple):
 
     selection: Selection | None
     blocks: tuple[Block, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[PlacementProblem, ...]
     unknown: tuple[str, ...] = ()
     groups: tuple[NodeGroupInfo, ...] = ()
     by_number: bool = True
@@ -95,7 +95,7 @@ class _Parts:
         self.selection = selection
         self.name = quoted(group.label for group in groups)
         self.blocks: list[Block] = []
-        self.problems: list[Problem] = []
+        self.problems: list[PlacementProblem] = []
         self._taken: list[RankMapPart] = []
         self._taken_all = False
         self._next_resource = 0
@@ -117,7 +117,7 @@ class _Parts:
                 self.blocks.append(block)
 
     def _report(self, code: str, message: str, part: RankMapPart, help: str | None) -> bool:
-        self.problems.append(Problem(code, f"component `{self.component}` {message}", help, part))
+        self.problems.append(PlacementProblem(code, f"component `{self.component}` {message}", help, part))
         return False
 
     def _resources(self, part: RankMapPart) -> range | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
-from rlinf_core.placement.problem import Problem
+from rlinf_core.placement.problem import PlacementProblem
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
 
@@ -21,7 +21,7 @@ class Location(NamedTuple):
     label: str
 
 
-class Segment(NamedTuple):
+class UnitRange(NamedTuple):
     """Resource ranks from `first` on that are the cluster-wide units `units`, selected by group `label`."""
 
     first: int
@@ -43,7 +43,7 @@ class Selection:
     topology: ClusterTopology
     groups: tuple[NodeGroupInfo, ...]
     unit: Unit
-    segments: tuple[Segment, ...]
+    segments: tuple[UnitRange, ...]
     count: int
     _firsts: list[int]
     _numbers: UnitNumbers
@@ -119,7 +119,7 @@ class Selected(NamedTuple):
     """
 
     selection: Selection | None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[PlacementProblem, ...] = ()
     unknown: tuple[str, ...] = ()
     groups: tuple[NodeGroupInfo, ...] = ()
 
@@ -150,34 +150,34 @@ def _make(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selec
     unit = groups[0].unit
     if unit is None:
         raise ValueError(f"what group {groups[0].label} counts is unknown")
-    segments: list[Segment] = []
+    segments: list[UnitRange] = []
     count = 0
     for group in groups:
         for units in group.segments:
-            segments.append(Segment(count, units, group.label))
+            segments.append(UnitRange(count, units, group.label))
             count += len(units)
     firsts = [segment.first for segment in segments]
     return Selection(topology, groups, unit, tuple(segments), count, firsts, topology.numbers(unit))
 
 
-def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: str) -> Problem:
+def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: str) -> PlacementProblem:
     hint = did_you_mean(label, topology.groups) or f"the groups are {quoted(topology.groups)}"
     message = f"{subject} is placed on node group `{label}`, which does not exist"
-    return Problem("unknown-node-group", message, hint, label=index)
+    return PlacementProblem("unknown-node-group", message, hint, label=index)
 
 
-def _listed_twice(labels: Sequence[str], subject: str) -> list[Problem]:
+def _listed_twice(labels: Sequence[str], subject: str) -> list[PlacementProblem]:
     seen: set[str] = set()
-    problems: list[Problem] = []
+    problems: list[PlacementProblem] = []
     for index, label in enumerate(labels):
         if label in seen:
             message = f"{subject} lists node group `{label}` twice"
-            problems.append(Problem("groups-overlap", message, "name each group once", label=index))
+            problems.append(PlacementProblem("groups-overlap", message, "name each group once", label=index))
         seen.add(label)
     return problems
 
 
-def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]:
+def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
     units = {group.unit for group in groups}
     # A group whose accelerators are unknown may count accelerators or nodes, but never robots.
     certain = [unit for unit in units if unit is not None]
@@ -189,7 +189,7 @@ def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]
     first = groups[0].unit
     other = next(index for index, group in enumerate(groups) if group.unit != first)
     return [
-        Problem(
+        PlacementProblem(
             "groups-mixed-units",
             f"{subject} mixes groups that count different things: {counts}",
             "select groups that count the same, and place the rest as a component of its own",
@@ -198,8 +198,8 @@ def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]
     ]
 
 
-def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subject: str) -> list[Problem]:
-    problems: list[Problem] = []
+def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
+    problems: list[PlacementProblem] = []
     for index, group in enumerate(groups):
         for other in groups[:index]:
             if group.unit is None or group.unit != other.unit:
@@ -213,7 +213,7 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
             where = f"node{'s' * (not shown.isdecimal())} {shown}"
             message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
             help = "the groups a component selects may not share units: leave one out, or narrow its `node_ranks`"
-            problems.append(Problem("groups-overlap", message, help, label=index))
+            problems.append(PlacementProblem("groups-overlap", message, help, label=index))
     return problems
 
 
@@ -221,9 +221,9 @@ def _common(a: range, b: range) -> range:
     return range(max(a.start, b.start), min(a.stop, b.stop))
 
 
-def _without_units(group: NodeGroupInfo, index: int, subject: str) -> Problem:
+def _without_units(group: NodeGroupInfo, index: int, subject: str) -> PlacementProblem:
     what = group.unit.plural if group.unit else "units"
-    return Problem(
+    return PlacementProblem(
         "group-without-units",
         f"{subject} is placed on node group `{group.label}`, which has no {what}",
         "declare its `hardware.configs`, or leave `hardware` out to count accelerators or nodes",

@@ -18,7 +18,7 @@ from rlinf_core import spans
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event, Listener
-from rlinf_core.spans import Span, Taken
+from rlinf_core.spans import Taken, TraceSpan
 
 DRIVER: Final = "driver"
 # About 300 MB; a viewer takes no more.
@@ -123,7 +123,7 @@ class TraceWriter:
             now = time.time()
             if self._phase is not None and not isinstance(event, _NO_END_OF_A_PHASE):
                 phase, began = self._phase
-                self.add(DRIVER, Taken([Span("phase", phase, began, now - began, 0)], 0))
+                self.add(DRIVER, Taken([TraceSpan("phase", phase, began, now - began, 0)], 0))
             self._phase = (event.phase, now) if isinstance(event, events.PhaseStarted) else None
             listener(event)
 
@@ -147,7 +147,7 @@ class TraceWriter:
         for rank, each in enumerate(taken):
             self.add(f"{group}:{rank}", each)
 
-    def _events(self, process: str, span: Span) -> Iterator[Mapping[str, Any]]:
+    def _events(self, process: str, span: TraceSpan) -> Iterator[Mapping[str, Any]]:
         """Return a span as trace events; before the first one of a process or thread, what that is called."""
         number = self._numbers.get(process)
         if number is None:

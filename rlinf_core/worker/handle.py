@@ -19,7 +19,7 @@ from rlinf_core.errors import CancelledOperationError, ClusterError, Communicati
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
-from rlinf_core.operation_board import OperationBoard, current_task_key
+from rlinf_core.operation_board import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death
@@ -37,7 +37,7 @@ _FIRST_WORD_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A worker as its group knows it; `incarnation` counts the lives of the group, and its pid is known once it is
     constructed."""
 
@@ -65,7 +65,7 @@ class WorkerGroupHandle(Generic[T]):
     """
 
     def __init__(
-        self, group: str, method: str, world_size: int, members: Sequence[Member], references: list[Any]
+        self, group: str, method: str, world_size: int, members: Sequence[GroupMember], references: list[Any]
     ) -> None:
         self.group = group
         self.method = method
@@ -149,7 +149,7 @@ class WorkerGroupHandle(Generic[T]):
         """As `wait` with the default timeout, for asyncio."""
         if not self._settled:
             client = self._connected()
-            board = client.board if client else OperationBoard()
+            board = client.board if client else InflightOps()
             serial = board.begin(self._kind, self._title, peers=self._names, task_key=current_task_key())
             answers = _together(self._references)
             try:
@@ -302,7 +302,7 @@ class WorkerGroupHandle(Generic[T]):
         found = {each.address.rank: client.vanished(str(each.address), each.incarnation) for each in self._members}
         return {rank: error for rank, error in found.items() if error is not None}
 
-    def _translate(self, member: Member, error: Exception) -> Exception:
+    def _translate(self, member: GroupMember, error: Exception) -> Exception:
         ray = ray_api()
 
         cause = getattr(error, "cause", None)

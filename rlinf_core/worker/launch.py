@@ -17,7 +17,7 @@ from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import CloseGroup
 from rlinf_core.placement.placement import Placement
 from rlinf_core.worker.calls import unanswered
-from rlinf_core.worker.handle import Member, WorkerGroupHandle
+from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
 
@@ -27,7 +27,7 @@ def launch_members(
     placements: list[Placement],
     pickled: bytes,
     max_concurrency: int | None = None,
-) -> tuple[Member, ...]:
+) -> tuple[GroupMember, ...]:
     """Start all workers of a group at once, and return when every one of them is constructed.
 
     Args:
@@ -53,7 +53,9 @@ def launch_members(
         kill(actors)
         raise
     return tuple(
-        Member(base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", incarnation, birth.pid)
+        GroupMember(
+            base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", incarnation, birth.pid
+        )
         for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
     )
 
@@ -119,7 +121,7 @@ def _construct(
     # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
     master_port = actors[0].find_port.remote()
     references: list[Any] = []
-    members: list[Member] = []
+    members: list[GroupMember] = []
     for placement, actor in zip(placements, actors, strict=True):
         address = base.get_child_address(placement.rank)
         node = cluster.get_node_info(placement.cluster_node_rank)
@@ -139,6 +141,8 @@ def _construct(
             given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
         )
         references.append(actor.construct.remote(context, client.info, pickled, master_port))
-        members.append(Member(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation))
+        members.append(
+            GroupMember(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
+        )
     handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
     return handle.wait()

@@ -26,7 +26,7 @@ from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.handle import Member, WorkerGroupHandle, unpicklable
+from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable
 from rlinf_core.worker.launch import close_group, kill, launch_members
 
 # Covariant, so that a loop can say by a protocol which methods it calls.
@@ -100,7 +100,7 @@ class GroupMethod:
 class GroupView:
     """Some ranks of a group, callable like the group. `group.execute_on(0, 3)` gives one."""
 
-    def __init__(self, group: WorkerGroup[Any], members: Sequence[Member]) -> None:
+    def __init__(self, group: WorkerGroup[Any], members: Sequence[GroupMember]) -> None:
         self.group = group
         self.members = tuple(members)
 
@@ -132,7 +132,7 @@ class WorkerGroup(Generic[W]):
         self._arguments = (args, kwargs)
         self._methods = self.worker_class._rlinf_methods()  # pyright: ignore[reportPrivateUsage] - the runtime's own
         self._name: str | None = None
-        self._members: tuple[Member, ...] = ()
+        self._members: tuple[GroupMember, ...] = ()
         taken = sorted(self._methods & set(dir(WorkerGroup)))
         if taken:
             raise InvalidNameError(
@@ -227,7 +227,7 @@ class WorkerGroup(Generic[W]):
         if session is None or client is None:
             raise RuntimeFailure("this process belongs to no job", help="make a `Cluster` and launch a group first")
         base = WorkerAddress.from_name(name)
-        members: list[Member] = []
+        members: list[GroupMember] = []
         life = client.group_life(name, env_vars.CONNECT_TIMEOUT.get())
         for rank, node in enumerate(life.nodes):
             address = base.get_child_address(rank)
@@ -235,7 +235,7 @@ class WorkerGroup(Generic[W]):
                 actor = ray.get_actor(str(address), namespace=session.job)
             except ValueError:
                 raise WorkerDiedError(str(address), node=node or None) from None
-            members.append(Member(address, actor, node, life.incarnation))
+            members.append(GroupMember(address, actor, node, life.incarnation))
         group._name, group._members = name, tuple(members)
         return group
 
@@ -270,7 +270,7 @@ class WorkerGroup(Generic[W]):
         return WorkerGroupHandle[WorkerInfo](name, "worker_info", len(members), members, references).wait()
 
     @property
-    def _running(self) -> tuple[Member, ...]:
+    def _running(self) -> tuple[GroupMember, ...]:
         if not self._members:
             raise RuntimeFailure(
                 f"the group of `{self.worker_class.__name__}` is not running",

@@ -15,10 +15,10 @@ from recipes.embodied.robots.arm import SimulatedArm
 from recipes.embodied.robots.protocol import (
     NAME,
     PROTOCOL,
+    ControllerRequest,
     Gripper,
     Message,
     ProtocolError,
-    Request,
     grip_of,
     gripper_of,
     heartbeat_of,
@@ -76,7 +76,7 @@ class Controller:
         self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
         self._interrupted = 0  # of the latest one that was interrupted
-        self._operations: dict[str, Callable[[int, Request, float], Message | Motion | None]] = {
+        self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
             "ping": self._ping,
             "state": self._state,
             "acquire": self._acquire,
@@ -92,7 +92,7 @@ class Controller:
         """The holder of the arm, in words."""
         return None if self._lease is None else self._lease.holder
 
-    def handle(self, connection: int, request: Request, now: float) -> Message | Motion | None:
+    def handle(self, connection: int, request: ControllerRequest, now: float) -> Message | Motion | None:
         """Do what a client asks.
 
         Returns:
@@ -143,13 +143,13 @@ class Controller:
         lease = self._lease
         return lease.heartbeat if lease and lease.connection == connection else None
 
-    def _ping(self, connection: int, request: Request, now: float) -> Message:
+    def _ping(self, connection: int, request: ControllerRequest, now: float) -> Message:
         return {"id": request.id, "ok": True, "robot": NAME, "protocol": PROTOCOL, "holder": self.holder}
 
-    def _state(self, connection: int, request: Request, now: float) -> Message:
+    def _state(self, connection: int, request: ControllerRequest, now: float) -> Message:
         return self._report(request.id, now)
 
-    def _acquire(self, connection: int, request: Request, now: float) -> Message:
+    def _acquire(self, connection: int, request: ControllerRequest, now: float) -> Message:
         holder, heartbeat = holder_of(request.fields), heartbeat_of(request.fields)
         gripper = gripper_of(request.fields)
         if self._lease and self._lease.connection != connection:
@@ -158,16 +158,16 @@ class Controller:
         self._gripper = gripper
         return self._report(request.id, now)
 
-    def _beat(self, connection: int, request: Request, now: float) -> None:
+    def _beat(self, connection: int, request: ControllerRequest, now: float) -> None:
         return None
 
-    def _reset(self, connection: int, request: Request, now: float) -> Motion:
+    def _reset(self, connection: int, request: ControllerRequest, now: float) -> Motion:
         joints = np.array(joints_of(request.fields, "joints"))
         self._check_holder(connection)
         self._check_rest(now)
         return self._moving(request, self._arm.reset(joints, now))
 
-    def _move(self, connection: int, request: Request, now: float) -> Motion:
+    def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
         deltas, grip = np.array(joints_of(request.fields, "deltas")), grip_of(request.fields)
         self._check_holder(connection)
         if self._arm.stopped:
@@ -178,13 +178,13 @@ class Controller:
         except ValueError as error:
             raise Refusal("refused", str(error)) from None
 
-    def _stop(self, connection: int, request: Request, now: float) -> Message:
+    def _stop(self, connection: int, request: ControllerRequest, now: float) -> Message:
         lease = self._lease
         whose = "its holder" if lease and lease.connection == connection else "somebody who does not hold it"
         self._halt(f"{whose} asked for it", now)
         return self._report(request.id, now)
 
-    def _release(self, connection: int, request: Request, now: float) -> Message:
+    def _release(self, connection: int, request: ControllerRequest, now: float) -> Message:
         self._check_holder(connection)
         if self._arm.moves(now):
             self._halt("its holder gave it back while it moved", now)
@@ -200,7 +200,7 @@ class Controller:
         if self._arm.moves(now):
             raise Refusal("refused", "the arm still moves")
 
-    def _moving(self, request: Request, end: float) -> Motion:
+    def _moving(self, request: ControllerRequest, end: float) -> Motion:
         self._motion += 1
         return Motion(request.id, self._motion, end)
 

@@ -46,7 +46,7 @@ class ProtocolError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ControllerRequest:
     """One request.
 
     Attributes:
@@ -105,7 +105,7 @@ def decode(line: bytes) -> Message:
     return cast("Message", message)
 
 
-def request_of(message: Message) -> Request:
+def request_of(message: Message) -> ControllerRequest:
     """Return the request that a message is.
 
     Raises:
@@ -115,7 +115,7 @@ def request_of(message: Message) -> Request:
     op, number = fields.pop("op", None), fields.pop("id", 0)
     if not isinstance(op, str) or type(number) is not int or not 0 <= number < 2**53:
         raise ProtocolError("a message without `op`, or with an `id` that is no count")
-    return Request(op, number, fields)
+    return ControllerRequest(op, number, fields)
 
 
 def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:

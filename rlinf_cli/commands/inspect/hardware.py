@@ -27,7 +27,7 @@ def hardware(
     from rlinf_cli.probing import look_at_hardware
     from rlinf_cli.render.hardware import hardware_record, hardware_text
     from rlinf_core.bootstrap.checks.devices import judged
-    from rlinf_core.bootstrap.checks.finding import Verdict
+    from rlinf_core.bootstrap.checks.finding import CheckVerdict
 
     nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
     findings = [*look.findings, *judged(look.seen)]
@@ -36,7 +36,7 @@ def hardware(
     else:
         console.result(hardware_text(nodes, look.seen, findings))
     verdicts = {each.verdict for each in findings}
-    if Verdict.UNREACHABLE in verdicts:
+    if CheckVerdict.UNREACHABLE in verdicts:
         raise typer.Exit(ExitCode.UNREACHABLE)
-    if Verdict.FAULT in verdicts:
+    if CheckVerdict.FAULT in verdicts:
         raise typer.Exit(ExitCode.FAILED)

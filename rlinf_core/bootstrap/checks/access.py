@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 
 
 def machines(seen: Sequence[Seen]) -> list[Finding]:
@@ -18,7 +18,7 @@ def machines(seen: Sequence[Seen]) -> list[Finding]:
         if twin is not each:
             what = f"it is the same machine as {twin.node.name}"
             help = "give every node a machine of its own in `hosts`"
-            found.append(each.finding("machine", Verdict.FAULT, what, help))
+            found.append(each.finding("machine", CheckVerdict.FAULT, what, help))
     return found
 
 
@@ -40,7 +40,7 @@ def head_address(seen: Sequence[Seen], address: str | None) -> list[Finding]:
     if known.is_global:
         what = f"the head's address {address} is reached from the internet"
         help = "let a firewall keep `cluster.ports` to the nodes, or give a private `cluster.head_address`"
-        return [head.finding("head", Verdict.WARNING, what, help)]
+        return [head.finding("head", CheckVerdict.WARNING, what, help)]
     return [head.ok("head", f"{address} is a private address")]
 
 
@@ -54,8 +54,8 @@ def token(path: Path | None) -> list[Finding]:
         return []
     if mode & 0o077:
         what, help = f"`{path}` is readable by others", f"`chmod 600 {path}`, and bring the cluster up anew"
-        return [Finding("token", Verdict.FAULT, what, None, "this machine", help)]
-    return [Finding("token", Verdict.OK, "readable by its owner only", None, "this machine")]
+        return [Finding("token", CheckVerdict.FAULT, what, None, "this machine", help)]
+    return [Finding("token", CheckVerdict.OK, "readable by its owner only", None, "this machine")]
 
 
 def authentication(*, up: bool, authenticated: bool) -> list[Finding]:
@@ -69,4 +69,4 @@ def authentication(*, up: bool, authenticated: bool) -> list[Finding]:
         return []
     what = "the cluster that is up asks nobody for a token: whoever reaches its ports can run programs on its nodes"
     help = "bring it up anew without `--insecure-no-auth`"
-    return [Finding("auth", Verdict.WARNING, what, help=help)]
+    return [Finding("auth", CheckVerdict.WARNING, what, help=help)]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, Final
 
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.topology import NodeInfo
 
@@ -21,7 +21,7 @@ def accelerators(seen: Sequence[Seen]) -> list[Finding]:
 def _accelerators(each: Seen) -> Finding:
     declared, said = each.node.accelerators, each.facts["accelerators"]
     if "found" not in said:
-        verdict = Verdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else Verdict.FAULT
+        verdict = CheckVerdict.SKIPPED if declared is None or each.facts["fingerprint"] is None else CheckVerdict.FAULT
         what = "nobody looked, because rlinf is not there" if each.facts["fingerprint"] is None else said["fault"]
         return each.finding("accelerators", verdict, what)
     models: list[str | None] = said["found"]["models"]
@@ -34,12 +34,14 @@ def _accelerators(each: Seen) -> Finding:
         found = f"{len(models)} of" if models else "no accelerator found,"
         message = f"{found} {declared.per_node} declared{named}" + (" were found" if models else "")
         help = "repair the node, or correct `accelerators.per_node` of its group; a visibility variable may hide some"
-        return each.finding("accelerators", Verdict.FAULT, message, help, data)
+        return each.finding("accelerators", CheckVerdict.FAULT, message, help, data)
     wanted = _folded(declared.model or "")
     other = sorted({model for model in models if model and wanted not in _folded(model)})
     if wanted and other:
         message = f"{declared.model} is declared, {', '.join(other)} was found"
-        return each.finding("accelerators", Verdict.FAULT, message, "correct `accelerators.model` of its group", data)
+        return each.finding(
+            "accelerators", CheckVerdict.FAULT, message, "correct `accelerators.model` of its group", data
+        )
     return each.ok("accelerators", f"{what}, as declared", data)
 
 
@@ -78,7 +80,7 @@ def robots(seen: Sequence[Seen]) -> list[Finding]:
         answers = {(host, port): fault for host, port, fault in each.facts["robots"]}
         for kind, unit in each.node.robots:
             if getattr(unit, "disable_validate", False):
-                found.append(each.finding("robot", Verdict.SKIPPED, f"{kind}: `disable_validate` is set"))
+                found.append(each.finding("robot", CheckVerdict.SKIPPED, f"{kind}: `disable_validate` is set"))
                 continue
             for (host, port), node in zip(unit.addresses(), chain(unit.controller_nodes(), repeat(None)), strict=False):
                 fault = answers.get((host, port), "it was not asked")
@@ -92,9 +94,9 @@ def _robot(each: Seen, kind: str, address: str, fault: str | None, controller_no
     there = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{there},' if there else ''}"
     if fault is None:
-        return each.finding("robot", Verdict.OK, f"{robot} answers", data=data)
+        return each.finding("robot", CheckVerdict.OK, f"{robot} answers", data=data)
     help = f"switch the robot and its controller{there} on, and check the cable, `robot_ip` and the node's route to it"
-    return each.finding("robot", Verdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
+    return each.finding("robot", CheckVerdict.FAULT, f"{robot.removesuffix(',')}: {fault}", help, data)
 
 
 def cameras(seen: Sequence[Seen]) -> list[Finding]:
@@ -114,15 +116,15 @@ def _cameras(each: Seen, make: str, serials: Sequence[str]) -> list[Finding]:
         package = _PACKAGE.get(make, make)
         if "ModuleNotFoundError" in said["fault"]:
             what = f"{make} {listed}: `{package}` is not installed there, so nobody looked"
-            return [each.finding("camera", Verdict.SKIPPED, what)]
-        return [each.finding("camera", Verdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
+            return [each.finding("camera", CheckVerdict.SKIPPED, what)]
+        return [each.finding("camera", CheckVerdict.FAULT, f"{make} {listed}: {said['fault']}", f"repair `{package}`")]
     present = {str(serial) for serial in said["found"]}
     missing = [serial for serial in serials if serial not in present]
     if not missing:
         return [each.ok("camera", f"{make} {listed} {'are' if len(serials) > 1 else 'is'} plugged in")]
     others = ", ".join(sorted(present - set(serials))) or "none"
     what = f"{make} {', '.join(missing)} {'are' if len(missing) > 1 else 'is'} not plugged in; others there: {others}"
-    return [each.finding("camera", Verdict.FAULT, what, "plug it in, or correct `camera_serials`")]
+    return [each.finding("camera", CheckVerdict.FAULT, what, "plug it in, or correct `camera_serials`")]
 
 
 def cameras_of(units: Iterable[RobotUnit]) -> dict[str, tuple[str, ...]]:

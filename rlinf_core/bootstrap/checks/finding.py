@@ -13,7 +13,7 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """The result of a check."""
 
     OK = "ok"
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
     """
 
     check: str
-    verdict: Verdict
+    verdict: CheckVerdict
     what: str
     rank: int | None = None
     where: str = "cluster"
@@ -63,13 +63,13 @@ class Seen(NamedTuple):
     heard: float
 
     def finding(
-        self, check: str, verdict: Verdict, what: str, help: str = "", data: Mapping[str, Any] | None = None
+        self, check: str, verdict: CheckVerdict, what: str, help: str = "", data: Mapping[str, Any] | None = None
     ) -> Finding:
         """Return a finding about this node."""
         return Finding(check, verdict, what, self.node.rank, self.node.name, help, data or {})
 
     def ok(self, check: str, what: str, data: Mapping[str, Any] | None = None) -> Finding:
-        return self.finding(check, Verdict.OK, what, data=data)
+        return self.finding(check, CheckVerdict.OK, what, data=data)
 
 
 class Merged(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-from rlinf_core.bootstrap.checks.finding import GIB, MIB, Finding, Seen, Verdict, size
+from rlinf_core.bootstrap.checks.finding import GIB, MIB, CheckVerdict, Finding, Seen, size
 
 # Below the first Ray ends in ways that name no disk, below the second logs and checkpoints soon do.
 _LEAST_DISK: Final = 256 * MIB
@@ -39,10 +39,10 @@ def _room(each: Seen, check: str, free: int, least: int, good: int, where: str) 
     data = {"free_bytes": free}
     if free < least:
         what = f"{size(free)} are free {where}, Ray needs {size(least)}"
-        return each.finding(check, Verdict.FAULT, what, help, data)
+        return each.finding(check, CheckVerdict.FAULT, what, help, data)
     if free < good:
         what = f"{size(free)} are free {where}, a job soon needs {size(good)}"
-        return each.finding(check, Verdict.WARNING, what, help, data)
+        return each.finding(check, CheckVerdict.WARNING, what, help, data)
     # The figure itself would keep lines of like nodes apart.
     return each.ok(check, f"{size(good)} or more are free {where}", data)
 
@@ -60,9 +60,9 @@ def _files(each: Seen) -> Finding:
     help = "raise `nofile` for this user, in /etc/security/limits.conf or the service that starts sshd"
     data = {"soft": soft, "hard": hard}
     if may < _LEAST_FILES:
-        return each.finding("limits", Verdict.FAULT, f"{what}, Ray needs {_LEAST_FILES}", help, data)
+        return each.finding("limits", CheckVerdict.FAULT, f"{what}, Ray needs {_LEAST_FILES}", help, data)
     if may < _GOOD_FILES:
-        return each.finding("limits", Verdict.WARNING, f"{what}, {_GOOD_FILES} are wise", help, data)
+        return each.finding("limits", CheckVerdict.WARNING, f"{what}, {_GOOD_FILES} are wise", help, data)
     return each.ok("limits", f"a process may open {_GOOD_FILES} files or more", data)
 
 
@@ -77,14 +77,14 @@ def _ports(each: Seen) -> Finding:
     if taken:
         listed = "; ".join(f"port {port} ({str(name).replace('_', ' ')}): {who} listens" for name, port, who in taken)
         help = "give other ports by `cluster.ports`, or end that process"
-        return each.finding("ports", Verdict.FAULT, listed, help, {"taken": taken})
+        return each.finding("ports", CheckVerdict.FAULT, listed, help, {"taken": taken})
     ephemeral = each.facts["ephemeral"]
     if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_data >= ephemeral[0]:
         what = (
             f"{wanted.whole} are partly among those that the system gives to any connection,"
             f" {ephemeral[0]}-{ephemeral[1]}"
         )
-        return each.finding("ports", Verdict.WARNING, what, "choose `cluster.ports` below them")
+        return each.finding("ports", CheckVerdict.WARNING, what, "choose `cluster.ports` below them")
     return each.ok("ports", f"{wanted.whole}: those of Ray are free")
 
 
@@ -100,7 +100,7 @@ def clocks(seen: Sequence[Seen]) -> list[Finding]:
     if abs(usual) > _GOOD_SKEW_SECONDS:
         what = f"it is {_distance(-usual)} the nodes"
         help = "let a time service (NTP, chrony) set it"
-        found.append(Finding("clock", Verdict.WARNING, what, None, "this machine", help, {"skew_seconds": -usual}))
+        found.append(Finding("clock", CheckVerdict.WARNING, what, None, "this machine", help, {"skew_seconds": -usual}))
     return found
 
 
@@ -113,7 +113,7 @@ def _clock(each: Seen, skew: float) -> Finding:
     data = {"skew_seconds": round(skew, 3)}
     help = "let a time service (NTP, chrony) set its clock"
     if abs(skew) > _GOOD_SKEW_SECONDS:
-        verdict = Verdict.FAULT if abs(skew) > _MOST_SKEW_SECONDS else Verdict.WARNING
+        verdict = CheckVerdict.FAULT if abs(skew) > _MOST_SKEW_SECONDS else CheckVerdict.WARNING
         return each.finding("clock", verdict, f"it is {_distance(skew)} the others", help, data)
     return each.ok("clock", f"within {_GOOD_SKEW_SECONDS:g} s of the others", data)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.environment import forwarded_values
 
@@ -36,8 +36,10 @@ def forwarded(names: tuple[str, ...], environ: Mapping[str, str]) -> list[Findin
     try:
         forwarded_values(names, environ)
     except ConfigError as error:
-        return [Finding("environment", Verdict.FAULT, error.message, None, "this machine", error.help or "")]
-    return [Finding("environment", Verdict.OK, "the variables of `cluster.forward_env` are set", None, "this machine")]
+        return [Finding("environment", CheckVerdict.FAULT, error.message, None, "this machine", error.help or "")]
+    return [
+        Finding("environment", CheckVerdict.OK, "the variables of `cluster.forward_env` are set", None, "this machine")
+    ]
 
 
 def _interpreter(each: Seen, head: Seen) -> Finding:
@@ -47,14 +49,14 @@ def _interpreter(each: Seen, head: Seen) -> Finding:
     help = "give its group another `python_interpreter_path`"
     fault = each.facts.get("fault")
     if fault:
-        return each.finding("interpreter", Verdict.FAULT, f"`{path}` cannot tell its versions: {fault}", help)
+        return each.finding("interpreter", CheckVerdict.FAULT, f"`{path}` cannot tell its versions: {fault}", help)
     if tuple(python[:2]) < _OLDEST:
-        return each.finding("interpreter", Verdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
+        return each.finding("interpreter", CheckVerdict.FAULT, f"{what}, rlinf needs 3.11 or newer", help)
     if python[:2] != head.facts["python"][:2]:
         of_head = ".".join(map(str, head.facts["python"]))
         return each.finding(
             "interpreter",
-            Verdict.FAULT,
+            CheckVerdict.FAULT,
             f"{what}, {head.node.name} runs {of_head}",
             "give its group an interpreter of the same minor version",
         )
@@ -71,11 +73,11 @@ def _ray(each: Seen, head: Seen) -> Finding:
     path, version, wanted = each.node.interpreter, each.facts["ray"], head.facts["ray"]
     if version is None:
         package = f"ray=={wanted}" if wanted else "ray"
-        return each.finding("ray", Verdict.FAULT, f"`{path}` has no ray", f"`{path} -m pip install {package}`")
+        return each.finding("ray", CheckVerdict.FAULT, f"`{path}` has no ray", f"`{path} -m pip install {package}`")
     if wanted is not None and version != wanted:
         return each.finding(
             "ray",
-            Verdict.FAULT,
+            CheckVerdict.FAULT,
             f"`{path}` has ray {version}, {head.node.name} has {wanted}",
             f"`{path} -m pip install ray=={wanted}`",
         )
@@ -96,16 +98,16 @@ def _code(each: Seen, own: str | None) -> Finding:
     path, found = each.node.interpreter, each.facts["fingerprint"]
     places: dict[str, Any] = dict(each.facts.get("places") or {})
     if found is None:
-        return each.finding("code", Verdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
+        return each.finding("code", CheckVerdict.FAULT, f"`{path}` has no rlinf", "install the same rlinf there")
     if "recipes" not in places:
         return each.finding(
-            "code", Verdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
+            "code", CheckVerdict.WARNING, f"`{path}` has rlinf without recipes", "install the same rlinf there"
         )
     if found != own:
         where = ", ".join(f"`{place}`" for place in places.values())
         return each.finding(
             "code",
-            Verdict.FAULT,
+            CheckVerdict.FAULT,
             f"the code in {where} has fingerprint {found}, here it is {own}",
             "install the same rlinf there; a package of another's named `recipes` may stand before it",
         )
@@ -130,13 +132,15 @@ def _recipe(each: Seen, name: str, own: Mapping[str, Any]) -> Finding:
     said: Mapping[str, Any] = each.facts.get("recipe") or {"fault": "it was not asked"}
     path, help = each.node.interpreter, "install the same package there"
     if "found" not in said:
-        return each.finding("recipe", Verdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help)
+        return each.finding(
+            "recipe", CheckVerdict.FAULT, f"`{path}` cannot load recipe `{name}`: {said['fault']}", help
+        )
     found = said["found"]
     if found["value"] is None:
-        return each.finding("recipe", Verdict.FAULT, f"`{path}` has no recipe `{name}`", help)
+        return each.finding("recipe", CheckVerdict.FAULT, f"`{path}` has no recipe `{name}`", help)
     if found != own:
         what = f"recipe `{name}` is `{found['value']}` {found['digest']}, here `{own['value']}` {own['digest']}"
-        return each.finding("recipe", Verdict.FAULT, what, help)
+        return each.finding("recipe", CheckVerdict.FAULT, what, help)
     return each.ok("recipe", f"`{name}` is `{found['value']}`, fingerprint {found['digest']}")
 
 

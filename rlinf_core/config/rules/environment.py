@@ -14,7 +14,7 @@ from rlinf_core.config.rules.groups import bounds, group_ranges, order, ranges_o
 from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.config.tree import Mapping, Path, Scalar, Sequence, find
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.hardware.accelerators.registry import accelerator_names, get_accelerator
 
 # What rlinf gives every process a value of its own for; one value for a whole node would break them.
@@ -85,13 +85,13 @@ def variable_paths(site: Site, at: Path) -> list[Path]:
     """Return the paths of the values of `env_vars` of the entry at `at`, in the order of the model's pairs."""
     path = (*at, "env_vars")
     node = find(site.view.tree, path)
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return [(*path, entry.key.raw) for entry in node.entries]
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [
             (*path, index, entry.key.raw)
             for index, item in enumerate(node.items)
-            if isinstance(item, Mapping)
+            if isinstance(item, MappingNode)
             for entry in item.entries
         ]
     return []
@@ -143,7 +143,7 @@ def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[st
             severity=Severity.WARNING,
         )
     node = find(site.view.tree, path)
-    if is_secret(name) and value and isinstance(node, Scalar) and "${" not in node.span.text:
+    if is_secret(name) and value and isinstance(node, ScalarNode) and "${" not in node.span.text:
         site.report(
             "secret-in-file",
             f"the value of `{name}` stands in the file for everyone to read",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence as SequenceABC
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -13,7 +13,7 @@ from rlinf_core.config.ranks import format_range, merge_ranges
 from rlinf_core.config.rules.groups import group_ranges
 from rlinf_core.config.rules.site import CLUSTER, Site
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Path, Scalar, Sequence, find
+from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
 
 # Linux hands these out to outgoing connections unless it is told otherwise.
 _EPHEMERAL: Final = range(32768, 61000)
@@ -46,7 +46,7 @@ def _hosts(site: Site) -> None:
             return
         _assign(site, [(whole, site.cluster.hosts, [range(len(site.cluster.hosts))])])
         return
-    claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]] = []
+    claims: list[tuple[Path, tuple[str, ...], Sequence[range]]] = []
     for path, group in with_hosts:
         hosts = (*path, "hosts")
         if site.damaged(hosts) or site.damaged((*path, "node_ranks")):
@@ -73,7 +73,7 @@ def _count(site: Site, path: Path, given: int, wanted: int, subject: str) -> Non
     )
 
 
-def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], SequenceABC[range]]]) -> None:
+def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range]]]) -> None:
     """Report a node with two hosts, and a host of two nodes."""
     places = _Places(site)
     host_of: dict[int, tuple[str, Path, int]] = {}
@@ -113,10 +113,10 @@ class _Places:
 
     def of(self, path: Path, number: int) -> Span:
         node = find(self._site.view.tree, path)
-        if not isinstance(node, Sequence):
+        if not isinstance(node, SequenceNode):
             return self._site.place(path)
         if path not in self._starts:
-            sizes = (len(expand_hosts(item.raw)) for item in node.items if isinstance(item, Scalar))
+            sizes = (len(expand_hosts(item.raw)) for item in node.items if isinstance(item, ScalarNode))
             self._starts[path] = list(accumulate(sizes, initial=0))
         return self._site.place((*path, bisect_right(self._starts[path], number) - 1))
 

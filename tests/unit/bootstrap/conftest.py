@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core.bootstrap import inventory
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.job.load import load_job
 
@@ -46,7 +46,7 @@ class FakeNode:
     disk_free: int = 1 << 40
     shm_free: int = 1 << 34
     record: dict[str, Any] | None = None
-    ssh: Kind | None = None
+    ssh: CommandOutcome | None = None
     start_error: dict[str, Any] | None = None
     unlisted: bool = False
     hangs_in: str | None = None
@@ -85,7 +85,7 @@ class FakeCluster(Transport):
         if on_line is not None:
             on_line(hello.strip())
         if fake.hangs_in == verb:
-            return Result(-1, hello, b"", Kind.TIMEOUT)
+            return Result(-1, hello, b"", CommandOutcome.TIMEOUT)
         answer = getattr(self, f"_{verb}")(node, fake, request)
         return Result(0, hello + json.dumps(answer).encode(), b"")
 

@@ -57,15 +57,15 @@ def test_every_part_that_another_imports_travels_before_it() -> None:
 
 
 @pytest.fixture
-def ask(make_nodes: Nodes) -> Callable[..., agent.Answer]:
-    def call(request: dict[str, Any], **changes: Any) -> agent.Answer:
+def ask(make_nodes: Nodes) -> Callable[..., agent.AgentReply]:
+    def call(request: dict[str, Any], **changes: Any) -> agent.AgentReply:
         node = replace(make_nodes(text="cluster: {num_nodes: 1}")[0], **{"interpreter": sys.executable, **changes})
         return asyncio.run(agent.ask(LocalTransport(), node, request, deadline=60))
 
     return call
 
 
-def test_the_facts_of_this_machine(ask: Callable[..., agent.Answer]) -> None:
+def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None:
     answer = ask({"verb": "probe", "cluster": "test-e1-none", "env": {}, "ports": {}})
     assert answer.ok, answer
     facts = answer.data or {}
@@ -77,7 +77,7 @@ def test_the_facts_of_this_machine(ask: Callable[..., agent.Answer]) -> None:
     assert facts["disk_free"] > 0
 
 
-def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.Answer]) -> None:
+def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentReply]) -> None:
     import socket
 
     with socket.socket() as held:
@@ -100,14 +100,14 @@ def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.Monke
     assert "RAY_AUTH_TOKEN" not in env
 
 
-def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.Answer]) -> None:
+def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) -> None:
     answer = ask({"verb": "probe"}, interpreter="/nowhere/python", declared_interpreter=True)
     assert answer.message == "the interpreter `/nowhere/python` does not exist"
     assert answer.help == "correct `python_interpreter_path`"
     assert answer.rc == 127
 
 
-def test_an_interpreter_that_is_none(ask: Callable[..., agent.Answer], tmp_path: Path) -> None:
+def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text("no program\n")
     assert "may not be executed" in ask({"verb": "probe"}, interpreter=str(program)).message
@@ -119,14 +119,14 @@ def test_an_interpreter_that_is_none(ask: Callable[..., agent.Answer], tmp_path:
     assert answer.lines == "broken"
 
 
-def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.Answer], tmp_path: Path) -> None:
+def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
 
 
-def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.Answer]) -> None:
+def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.AgentReply]) -> None:
     answer = ask({"verb": "start", "token": "0123456789abcdef"})
     assert not answer.ok
     assert "KeyError" in answer.message
@@ -165,7 +165,7 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
 
 
 def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
-    ask: Callable[..., agent.Answer], tmp_path: Path
+    ask: Callable[..., agent.AgentReply], tmp_path: Path
 ) -> None:
     from rlinf_core.bootstrap import sync
 
@@ -195,7 +195,7 @@ def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
 
 
 @pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])
-def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.Answer], tmp_path: Path, name: str) -> None:
+def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tmp_path: Path, name: str) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
         packed.addfile(tarfile.TarInfo(name))

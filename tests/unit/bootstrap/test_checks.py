@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.bootstrap.checks import access, devices, room, software
-from rlinf_core.bootstrap.checks.finding import Finding, Seen, Verdict, merged
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen, merged
 from rlinf_core.bootstrap.inventory import NodeTarget
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -72,7 +72,7 @@ See = Callable[..., list[Seen]]
 
 
 def only_fault(findings: list[Finding]) -> Finding:
-    (fault,) = [each for each in findings if each.verdict is not Verdict.OK]
+    (fault,) = [each for each in findings if each.verdict is not CheckVerdict.OK]
     return fault
 
 
@@ -92,7 +92,7 @@ SOUND: dict[str, Callable[[list[Seen]], list[Finding]]] = {
 @pytest.mark.parametrize("name", SOUND)
 def test_like_nodes_are_told_in_one_line(see: See, name: str) -> None:
     (line,) = merged(SOUND[name](see({}, {}, {})))
-    assert line.finding.verdict is Verdict.OK
+    assert line.finding.verdict is CheckVerdict.OK
     assert line.where == "nodes 0-2"
 
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_on_one_node_is_told_of_it(
     see: See, check: str, change: dict[str, Any], what: str, help: str
 ) -> None:
     found = only_fault(SOUND[check](see({}, {}, {}, change)))
-    assert found.verdict is (Verdict.SKIPPED if check == "accelerators" else Verdict.FAULT)
+    assert found.verdict is (CheckVerdict.SKIPPED if check == "accelerators" else CheckVerdict.FAULT)
     assert (found.rank, found.where) == (3, "node 3 (h3)")
     assert what in found.what
     assert help in found.help
@@ -137,18 +137,18 @@ def test_what_is_wrong_on_one_node_is_told_of_it(
     ],
 )
 def test_what_is_merely_unwise_is_a_warning(see: See, check: str, change: dict[str, Any]) -> None:
-    assert only_fault(SOUND[check](see({}, {}, {}, change))).verdict is Verdict.WARNING
+    assert only_fault(SOUND[check](see({}, {}, {}, change))).verdict is CheckVerdict.WARNING
 
 
 def test_a_wrong_clock_here_is_told_of_here(see: See) -> None:
     found = only_fault(room.clocks(see(*[{"time": NOW + 7200}] * 3)))
-    assert (found.where, found.verdict) == ("this machine", Verdict.WARNING)
+    assert (found.where, found.verdict) == ("this machine", CheckVerdict.WARNING)
     assert "behind the nodes" in found.what
 
 
 def test_a_slow_answer_is_not_taken_for_a_wrong_clock(see: See) -> None:
     seen = [each._replace(asked=NOW - 40, heard=NOW + 40) for each in see({}, {"time": NOW + 30})]
-    assert all(each.verdict is Verdict.OK for each in room.clocks(seen))
+    assert all(each.verdict is CheckVerdict.OK for each in room.clocks(seen))
 
 
 def test_without_the_head_nodes_are_compared_with_the_most_of_them(see: See) -> None:
@@ -160,14 +160,14 @@ def test_without_the_head_nodes_are_compared_with_the_most_of_them(see: See) -> 
 @pytest.mark.parametrize(
     ("models", "verdict", "what"),
     [
-        (["NVIDIA GeForce RTX-4090"] * 8, Verdict.OK, "8 NVIDIA (NVIDIA GeForce RTX-4090), as declared"),
-        ([None] * 8, Verdict.OK, "8 NVIDIA, as declared"),
-        (["NVIDIA GeForce RTX 4090"] * 7, Verdict.FAULT, "7 of 8 declared RTX 4090 were found"),
-        (["NVIDIA A800"] * 8, Verdict.FAULT, "RTX 4090 is declared, NVIDIA A800 was found"),
+        (["NVIDIA GeForce RTX-4090"] * 8, CheckVerdict.OK, "8 NVIDIA (NVIDIA GeForce RTX-4090), as declared"),
+        ([None] * 8, CheckVerdict.OK, "8 NVIDIA, as declared"),
+        (["NVIDIA GeForce RTX 4090"] * 7, CheckVerdict.FAULT, "7 of 8 declared RTX 4090 were found"),
+        (["NVIDIA A800"] * 8, CheckVerdict.FAULT, "RTX 4090 is declared, NVIDIA A800 was found"),
     ],
 )
 def test_accelerators_are_compared_with_what_is_declared(
-    see: See, models: list[str | None], verdict: Verdict, what: str
+    see: See, models: list[str | None], verdict: CheckVerdict, what: str
 ) -> None:
     (found,) = devices.accelerators(see({"accelerators": {"found": {"type": "NVIDIA", "models": models}}}, text=GPUS))
     assert (found.verdict, found.what) == (verdict, what)
@@ -175,12 +175,12 @@ def test_accelerators_are_compared_with_what_is_declared(
 
 def test_nobody_counts_accelerators_without_rlinf(see: See) -> None:
     (found,) = devices.accelerators(see({"accelerators": {"fault": "No module"}, "fingerprint": None}, text=GPUS))
-    assert found.verdict is Verdict.SKIPPED
+    assert found.verdict is CheckVerdict.SKIPPED
     assert "rlinf is not there" in found.what
 
 
-@pytest.mark.parametrize(("fault", "verdict"), [(None, Verdict.OK), ("connection refused", Verdict.FAULT)])
-def test_a_robot_answers_or_not(see: See, fault: str | None, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("fault", "verdict"), [(None, CheckVerdict.OK), ("connection refused", CheckVerdict.FAULT)])
+def test_a_robot_answers_or_not(see: See, fault: str | None, verdict: CheckVerdict) -> None:
     (found,) = devices.robots(see({"robots": [["10.9.0.1", 17310, fault]]}, text=ROBOT % "false"))
     assert found.verdict is verdict
     assert "Franka at 10.9.0.1:17310" in found.what
@@ -199,19 +199,19 @@ def test_the_node_of_its_controller_is_named(see: See, fault: str | None, said: 
 
 def test_a_robot_that_is_not_to_be_asked_is_not_judged(see: See) -> None:
     (found,) = devices.robots(see({}, text=ROBOT % "true"))
-    assert (found.verdict, "disable_validate" in found.what) == (Verdict.SKIPPED, True)
+    assert (found.verdict, "disable_validate" in found.what) == (CheckVerdict.SKIPPED, True)
 
 
 @pytest.mark.parametrize(
     ("said", "verdict", "what"),
     [
-        ({"found": ["11", "22", "33"]}, Verdict.OK, "realsense 11, 22 are plugged in"),
-        ({"found": ["33", "11"]}, Verdict.FAULT, "realsense 22 is not plugged in; others there: 33"),
-        ({"fault": "ModuleNotFoundError: x"}, Verdict.SKIPPED, "`pyrealsense2` is not installed there"),
-        ({"fault": "RuntimeError: usb"}, Verdict.FAULT, "RuntimeError: usb"),
+        ({"found": ["11", "22", "33"]}, CheckVerdict.OK, "realsense 11, 22 are plugged in"),
+        ({"found": ["33", "11"]}, CheckVerdict.FAULT, "realsense 22 is not plugged in; others there: 33"),
+        ({"fault": "ModuleNotFoundError: x"}, CheckVerdict.SKIPPED, "`pyrealsense2` is not installed there"),
+        ({"fault": "RuntimeError: usb"}, CheckVerdict.FAULT, "RuntimeError: usb"),
     ],
 )
-def test_cameras_are_plugged_in_or_not(see: See, said: dict[str, Any], verdict: Verdict, what: str) -> None:
+def test_cameras_are_plugged_in_or_not(see: See, said: dict[str, Any], verdict: CheckVerdict, what: str) -> None:
     (found,) = devices.cameras(see({"cameras": {"realsense": said}}, text=ROBOT % "false"))
     assert found.verdict is verdict
     assert what in found.what
@@ -223,9 +223,10 @@ def test_two_nodes_on_one_machine_are_a_fault(see: See) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "verdict"), [("10.0.0.1", Verdict.OK), ("8.8.8.8", Verdict.WARNING), ("trainer", None), (None, None)]
+    ("address", "verdict"),
+    [("10.0.0.1", CheckVerdict.OK), ("8.8.8.8", CheckVerdict.WARNING), ("trainer", None), (None, None)],
 )
-def test_a_head_that_strangers_reach_is_told(see: See, address: str | None, verdict: Verdict | None) -> None:
+def test_a_head_that_strangers_reach_is_told(see: See, address: str | None, verdict: CheckVerdict | None) -> None:
     found = access.head_address(see({}, {}), address)
     assert [each.verdict for each in found] == ([] if verdict is None else [verdict])
 
@@ -235,10 +236,10 @@ def test_a_token_that_others_read_is_a_fault(tmp_path: Path) -> None:
     assert access.token(None) == access.token(path) == []
     path.write_text("secret-text")
     path.chmod(0o644)
-    assert only_fault(access.token(path)).verdict is Verdict.FAULT
+    assert only_fault(access.token(path)).verdict is CheckVerdict.FAULT
     assert "secret-text" not in str(access.token(path))
     path.chmod(0o600)
-    assert access.token(path)[0].verdict is Verdict.OK
+    assert access.token(path)[0].verdict is CheckVerdict.OK
 
 
 OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
@@ -258,7 +259,7 @@ OWN = {"found": {"value": "lab.sort:recipe", "digest": "abcd"}}
 )
 def test_a_recipe_of_ones_own_is_the_same_everywhere(see: See, said: dict[str, Any] | None, what: str) -> None:
     found = only_fault(software.recipes(see({"recipe": OWN}, {"recipe": said}), "sort", OWN))
-    assert (found.rank, found.verdict) == (1, Verdict.FAULT)
+    assert (found.rank, found.verdict) == (1, CheckVerdict.FAULT)
     assert what in found.what
 
 
@@ -284,4 +285,4 @@ def test_a_cluster_that_is_open_to_all_is_told() -> None:
         access.authentication(up=False, authenticated=False) == access.authentication(up=True, authenticated=True) == []
     )
     (found,) = access.authentication(up=True, authenticated=False)
-    assert (found.verdict, "whoever reaches its ports" in found.what) == (Verdict.WARNING, True)
+    assert (found.verdict, "whoever reaches its ports" in found.what) == (CheckVerdict.WARNING, True)

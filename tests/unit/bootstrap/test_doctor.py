@@ -11,9 +11,9 @@ import pytest
 
 from rlinf_cli.render.doctor import doctor_record, doctor_text
 from rlinf_core.bootstrap import doctor
-from rlinf_core.bootstrap.checks.finding import Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
 from rlinf_core.job.load import load_job
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -98,23 +98,23 @@ def machines() -> Machines:
 
 
 @pytest.fixture
-def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.Report]:
-    def run(text: str = FILE, **changes: Any) -> doctor.Report:
+def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.DoctorReport]:
+    def run(text: str = FILE, **changes: Any) -> doctor.DoctorReport:
         cluster = load_job("-", stdin=text.encode()).cluster
         assert cluster is not None
-        request = doctor.Request(cluster, make_nodes(text=text), "id", "c0de", **changes)
+        request = doctor.DoctorRequest(cluster, make_nodes(text=text), "id", "c0de", **changes)
         return asyncio.run(doctor.examine(request, machines, lambda _: None))
 
     return run
 
 
-Examine = Callable[..., doctor.Report]
+Examine = Callable[..., doctor.DoctorReport]
 
 
 def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machines) -> None:
     report = examine()
     assert report.ok
-    assert {each.verdict for each in report.findings} == {Verdict.OK}
+    assert {each.verdict for each in report.findings} == {CheckVerdict.OK}
     text = doctor_text(report)
     assert "3 of 3 nodes asked: nothing is wrong" in text
     assert "nodes 0-2" in text
@@ -133,27 +133,27 @@ def test_without_time_for_links_none_is_measured(examine: Examine, machines: Mac
 
 
 def test_a_node_that_is_not_reached_is_told_and_the_others_are_judged(examine: Examine, machines: Machines) -> None:
-    machines.results[1] = Result(255, b"", b"refused", Kind.UNREACHABLE, "check that it is on")
+    machines.results[1] = Result(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
     machines.facts[2] = {"ray": None}
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (False, False, 2)
-    lost = next(each for each in report.findings if each.verdict is Verdict.UNREACHABLE)
+    lost = next(each for each in report.findings if each.verdict is CheckVerdict.UNREACHABLE)
     assert (lost.rank, lost.what, lost.help) == (1, "unreachable: refused", "check that it is on")
-    assert [each.rank for each in report.findings if each.verdict is Verdict.FAULT] == [2]
+    assert [each.rank for each in report.findings if each.verdict is CheckVerdict.FAULT] == [2]
 
 
 def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
-    machines.results[2] = Result(127, b"", b"sh: no such file", Kind.DONE)
+    machines.results[2] = Result(127, b"", b"sh: no such file", CommandOutcome.DONE)
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (True, False, 3)
-    fault = next(each for each in report.findings if each.verdict is Verdict.FAULT)
+    fault = next(each for each in report.findings if each.verdict is CheckVerdict.FAULT)
     assert (fault.check, fault.rank) == ("interpreter", 2)
     assert "`/opt/python` does not exist" in fault.what
 
 
 def test_no_node_at_all_is_told_of_each(examine: Examine, machines: Machines) -> None:
     for rank in range(3):
-        machines.results[rank] = Result(-1, b"", b"", Kind.TIMEOUT, "see to it")
+        machines.results[rank] = Result(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it")
     report = examine()
     assert (report.num_reached, len(report.findings)) == (0, 3)
 
@@ -187,7 +187,7 @@ def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examin
     missing = {**said, "ray": None, "fingerprint": None, "fault": "No such file or directory"}
     machines.facts[2] = {"environments": [said, missing]}
     report = examine(FILE + more, link_seconds=0)
-    (fault,) = [each for each in report.findings if each.verdict is Verdict.FAULT]
+    (fault,) = [each for each in report.findings if each.verdict is CheckVerdict.FAULT]
     assert (fault.check, fault.rank) == ("interpreter", 2)
     assert fault.what == "`/opt/b/python` cannot tell its versions: No such file or directory"
     told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
@@ -198,7 +198,7 @@ def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Exam
     for rank in range(3):
         machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
     (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
-    assert fault.verdict is Verdict.FAULT
+    assert fault.verdict is CheckVerdict.FAULT
     assert "no accelerator found, so that ranks count nodes" in fault.help
     report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
     (warning,) = [each for each in report.findings if each.check == "placement"]
@@ -209,6 +209,8 @@ def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Exam
 
 def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MARK", raising=False)
-    (fault,) = [each for each in examine(FILE + "  forward_env: [MARK]\n").findings if each.verdict is not Verdict.OK]
+    (fault,) = [
+        each for each in examine(FILE + "  forward_env: [MARK]\n").findings if each.verdict is not CheckVerdict.OK
+    ]
     assert (fault.check, fault.where) == ("environment", "this machine")
     assert fault.what == "`cluster.forward_env` names `MARK`, which is not set here"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlinf_core.bootstrap import state
-from rlinf_core.bootstrap.down import Report, running_jobs, take_down
+from rlinf_core.bootstrap.down import DownReport, running_jobs, take_down
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, Phase
-from rlinf_core.bootstrap.transport import Kind
-from rlinf_core.bootstrap.up import Request, bring_up
+from rlinf_core.bootstrap.transport import CommandOutcome
+from rlinf_core.bootstrap.up import UpRequest, bring_up
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -25,13 +25,13 @@ class Site:
     def __init__(self, nodes: tuple[NodeTarget, ...]) -> None:
         self.nodes = nodes
         self.fake = FakeCluster(3)
-        asyncio.run(bring_up(Request("c", "c.yaml", nodes, fingerprint=CODE), self.fake, self.quiet))
+        asyncio.run(bring_up(UpRequest("c", "c.yaml", nodes, fingerprint=CODE), self.fake, self.quiet))
         self.fake.log.clear()
 
     def quiet(self, event: Event) -> None:
         pass
 
-    def down(self) -> Report:
+    def down(self) -> DownReport:
         record = state.recorded("c")
         nodes = record.targets() if record else self.nodes
         return asyncio.run(take_down("c", nodes, self.fake, self.quiet))
@@ -59,7 +59,7 @@ def test_twice_finds_nothing(site: Site) -> None:
 
 
 def test_a_node_that_is_not_reached_stays_recorded(site: Site) -> None:
-    site.fake.nodes[2].ssh = Kind.UNREACHABLE
+    site.fake.nodes[2].ssh = CommandOutcome.UNREACHABLE
     report = site.down()
     [failure] = report.failures
     assert (failure.rank, failure.phase, failure.message) == (2, Phase.STOP, "unreachable")

@@ -14,9 +14,9 @@ import pytest
 
 from rlinf_core import env_vars
 from rlinf_core.bootstrap import links
-from rlinf_core.bootstrap.checks.finding import Seen, Verdict
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Seen
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.links import Link, Measured
+from rlinf_core.bootstrap.links import Measured, NodeLink
 from rlinf_core.bootstrap.local import LocalTransport
 from rlinf_core.bootstrap.node_links import measure
 
@@ -78,7 +78,7 @@ def here(make_nodes: Nodes) -> dict[int, Seen]:
 
 
 def test_a_way_is_measured(here: dict[int, Seen]) -> None:
-    link = Link(1, 0, ("Ray",))
+    link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=30))
     assert left == []
     (found,) = measured
@@ -88,11 +88,11 @@ def test_a_way_is_measured(here: dict[int, Seen]) -> None:
 
 
 def test_ways_for_which_there_is_no_time_are_told(here: dict[int, Seen]) -> None:
-    link = Link(1, 0, ("Ray",))
+    link = NodeLink(1, 0, ("Ray",))
     measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=-1))
     assert (measured, left) == ([], [link])
     (found,) = links.findings_of(measured, left, here)
-    assert (found.verdict, "1 of 1" in found.what) == (Verdict.SKIPPED, True)
+    assert (found.verdict, "1 of 1" in found.what) == (CheckVerdict.SKIPPED, True)
 
 
 def test_nobody_without_the_secret_is_answered_and_nothing_else_is_taken_for_a_node() -> None:
@@ -118,7 +118,7 @@ def test_nobody_without_the_secret_is_answered_and_nothing_else_is_taken_for_a_n
 
 
 def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
-    link = Link(1, 0, ("Ray", "actor-env"))
+    link = NodeLink(1, 0, ("Ray", "actor-env"))
     fast, slow, none = links.findings_of(
         [
             Measured(link, None, 0.00005, 1.5e9),
@@ -132,7 +132,7 @@ def test_what_is_found_is_told_in_figures(here: dict[int, Seen]) -> None:
     assert slow.what == "slow: 2 ms, 11 MB/s (Ray, actor-env)"
     assert f"`{env_vars.NET_IF.name}`" in slow.help
     assert none.what == "no answer at 10.0.0.1:20016 (Ray, actor-env)"
-    assert [each.verdict for each in (fast, slow, none)] == [Verdict.OK, Verdict.WARNING, Verdict.FAULT]
+    assert [each.verdict for each in (fast, slow, none)] == [CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.FAULT]
     assert all(a.where == b.where for a, b in pairwise((fast, slow, none)))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_core.bootstrap import manual, state
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.manual import Place
+from rlinf_core.bootstrap.manual import ThisNode
 from rlinf_core.errors import ConfigError, RLinfError
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -25,10 +25,10 @@ def test_hosts_or_a_single_node_are_started_from_here(make_nodes: Nodes) -> None
 
 
 def test_what_is_asked_for_and_what_slurm_says(without: tuple[NodeTarget, ...]) -> None:
-    assert manual.place(without, 3, "10.0.0.1", SLURM) == Place(3, "10.0.0.1")
-    assert manual.place(without, None, None, SLURM) == Place(2, "gpu07")
-    assert manual.place(without, 1, None, SLURM) == Place(1, "gpu07")
-    assert manual.place(without, 0, None, {}) == Place(0, None)
+    assert manual.place(without, 3, "10.0.0.1", SLURM) == ThisNode(3, "10.0.0.1")
+    assert manual.place(without, None, None, SLURM) == ThisNode(2, "gpu07")
+    assert manual.place(without, 1, None, SLURM) == ThisNode(1, "gpu07")
+    assert manual.place(without, 0, None, {}) == ThisNode(0, None)
 
 
 def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) -> None:
@@ -50,19 +50,19 @@ def test_nodes_that_start_themselves_are_reached_without_ssh(make_nodes: Nodes) 
 
 def test_the_token_is_the_heads(tmp_path: Path) -> None:
     assert manual.shared_token("c", None, None, 1.0) is None
-    assert manual.shared_token("c", None, Place(0, None), 1.0) is None
+    assert manual.shared_token("c", None, ThisNode(0, None), 1.0) is None
     token = state.token_of("c")
-    assert manual.shared_token("c", None, Place(1, "h"), 1.0) == token
+    assert manual.shared_token("c", None, ThisNode(1, "h"), 1.0) == token
     other = tmp_path / "token"
     other.write_text("t" * 64)
     other.chmod(0o600)
-    assert manual.shared_token("c", str(other), Place(1, "h"), 1.0) == "t" * 64
+    assert manual.shared_token("c", str(other), ThisNode(1, "h"), 1.0) == "t" * 64
     other.chmod(0o640)
     with pytest.raises(RLinfError, match="readable by others"):
-        manual.shared_token("c", str(other), Place(1, "h"), 1.0)
+        manual.shared_token("c", str(other), ThisNode(1, "h"), 1.0)
 
 
 def test_a_token_that_does_not_come_is_told_in_time() -> None:
     with pytest.raises(RLinfError, match="this node has no token") as caught:
-        manual.shared_token("c", None, Place(1, "h"), 0.3)
+        manual.shared_token("c", None, ThisNode(1, "h"), 0.3)
     assert "--token-file" in str(caught.value.help)

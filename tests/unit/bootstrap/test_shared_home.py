@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rlinf_core.bootstrap import manual, state
 from rlinf_core.bootstrap.down import take_down
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.up import Report, Request, bring_up
+from rlinf_core.bootstrap.up import UpReport, UpRequest, bring_up
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -18,8 +18,8 @@ def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> N
     nodes = manual.here(make_nodes(3))
     fake = FakeCluster(3)
 
-    def up(rank: int) -> Report:
-        request = Request("c", "c.yaml", nodes, "10.0.0.1", only=rank, token="t" * 64, fingerprint=CODE)
+    def up(rank: int) -> UpReport:
+        request = UpRequest("c", "c.yaml", nodes, "10.0.0.1", only=rank, token="t" * 64, fingerprint=CODE)
         return asyncio.run(bring_up(request, fake, lambda _: None))
 
     assert up(0).ok

@@ -16,7 +16,7 @@ import pytest
 from rlinf_core.bootstrap import agent
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.ssh import SshTransport, classify, remedy
-from rlinf_core.bootstrap.transport import Kind, Result
+from rlinf_core.bootstrap.transport import CommandOutcome, Result
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
@@ -107,7 +107,7 @@ def test_neither_script_nor_token_is_an_argument(make_nodes: Nodes, log: Path) -
 
 def test_a_command_that_does_not_end_is_ended_at_its_deadline(make_nodes: Nodes, log: Path) -> None:
     result = run(make_nodes(1)[0], ["sleep", "600"], deadline=0.5)
-    assert result.kind is Kind.TIMEOUT
+    assert result.kind is CommandOutcome.TIMEOUT
     assert not result.ok
 
 
@@ -120,34 +120,37 @@ def test_output_is_bounded(make_nodes: Nodes, log: Path) -> None:
 def test_without_a_client(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     result = run(make_nodes(1)[0], ["true"])
-    assert result.kind is Kind.NO_CLIENT
+    assert result.kind is CommandOutcome.NO_CLIENT
     assert "install OpenSSH" in (result.help or "")
 
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("Host key verification failed.", Kind.UNKNOWN_HOST_KEY),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.", Kind.HOST_KEY_CHANGED),
-        ("me@h: Permission denied (publickey).", Kind.KEY_REFUSED),
-        ("Received disconnect from 10.0.0.1: Too many authentication failures", Kind.KEY_REFUSED),
-        ("ssh: Could not resolve hostname h: Name or service not known", Kind.UNRESOLVED),
-        ("ssh: connect to host h port 22: Connection refused", Kind.UNREACHABLE),
-        ("ssh: connect to host h port 22: No route to host", Kind.UNREACHABLE),
-        ("ssh: connect to host h port 22: Connection timed out", Kind.UNREACHABLE),
-        ("Connection timed out during banner exchange", Kind.UNREACHABLE),
-        ("kex_exchange_identification: Connection closed by remote host", Kind.UNREACHABLE),
-        ("Timeout, server h not responding.", Kind.DROPPED),
-        ("client_loop: send disconnect: Broken pipe", Kind.DROPPED),
-        ("Connection to h closed by remote host.", Kind.DROPPED),
-        ("something that nobody has foreseen", Kind.FAILED),
+        ("Host key verification failed.", CommandOutcome.UNKNOWN_HOST_KEY),
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            CommandOutcome.HOST_KEY_CHANGED,
+        ),
+        ("me@h: Permission denied (publickey).", CommandOutcome.KEY_REFUSED),
+        ("Received disconnect from 10.0.0.1: Too many authentication failures", CommandOutcome.KEY_REFUSED),
+        ("ssh: Could not resolve hostname h: Name or service not known", CommandOutcome.UNRESOLVED),
+        ("ssh: connect to host h port 22: Connection refused", CommandOutcome.UNREACHABLE),
+        ("ssh: connect to host h port 22: No route to host", CommandOutcome.UNREACHABLE),
+        ("ssh: connect to host h port 22: Connection timed out", CommandOutcome.UNREACHABLE),
+        ("Connection timed out during banner exchange", CommandOutcome.UNREACHABLE),
+        ("kex_exchange_identification: Connection closed by remote host", CommandOutcome.UNREACHABLE),
+        ("Timeout, server h not responding.", CommandOutcome.DROPPED),
+        ("client_loop: send disconnect: Broken pipe", CommandOutcome.DROPPED),
+        ("Connection to h closed by remote host.", CommandOutcome.DROPPED),
+        ("something that nobody has foreseen", CommandOutcome.FAILED),
     ],
 )
-def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: Kind) -> None:
+def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: CommandOutcome) -> None:
     assert classify(Result(255, b"", said.encode())) is kind
     assert remedy(kind, make_nodes(1)[0])
 
 
 def test_the_commands_own_exit_code_is_no_failure_of_ssh() -> None:
-    assert classify(Result(7, b"", b"Permission denied")) is Kind.DONE
-    assert classify(Result(255, b'{"event": "hello"}', b"Connection closed by h")) is Kind.DROPPED
+    assert classify(Result(7, b"", b"Permission denied")) is CommandOutcome.DONE
+    assert classify(Result(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED

@@ -15,7 +15,7 @@ from rlinf_core.bootstrap import state, status
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 from rlinf_core.bootstrap.status import NodeStatus, State
-from rlinf_core.bootstrap.transport import Kind, OnLine, Result, Transport
+from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
 
 
 class Nodes(Transport):
@@ -28,7 +28,7 @@ class Nodes(Transport):
         }
         self.listed: dict[int, bool] = dict.fromkeys(range(3), True)
         self.listed_besides: list[tuple[int, bool]] = []
-        self.kinds: dict[int, Kind] = {}
+        self.kinds: dict[int, CommandOutcome] = {}
         self.head_answers = True
         self.asked: list[int] = []
 
@@ -70,14 +70,14 @@ def machines() -> Nodes:
 
 
 @pytest.fixture
-def ask(machines: Nodes) -> Callable[[ClusterRecord], status.Report]:
+def ask(machines: Nodes) -> Callable[[ClusterRecord], status.StatusReport]:
     return lambda cluster: asyncio.run(status.ask_all(cluster, machines, lambda _: None))
 
 
-Ask = Callable[[ClusterRecord], status.Report]
+Ask = Callable[[ClusterRecord], status.StatusReport]
 
 
-def states(report: status.Report) -> list[State]:
+def states(report: status.StatusReport) -> list[State]:
     return [node.state for node in report.nodes]
 
 
@@ -96,7 +96,7 @@ def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
         ({"record": None}, State.ABSENT, "nothing of the cluster runs there", "rlinf up"),
         ({"record": {"alive": False, "folder": "/tmp/f", "address": "a"}}, State.DIED, "/tmp/f/up.log", "rlinf up"),
         ({"listed": False}, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
-        ({"kind": Kind.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),
+        ({"kind": CommandOutcome.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),
     ],
 )
 def test_a_node_that_is_missing_is_told_with_the_remedy(
@@ -146,7 +146,7 @@ def test_nodes_that_were_started_by_themselves_are_known_by_the_head(
 
 def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
     node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
-    report = status.Report((node,), (), 0.5, address="10.0.0.1:6379")
+    report = status.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
     assert report.whole
     assert status_text(report).startswith("a cluster that `rlinf up` did not bring up: 1 node, head 10.0.0.1:6379\n")
     data = status_record(report)

@@ -13,8 +13,8 @@ import pytest
 from rlinf_core.bootstrap import state
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.phases import Event, Phase, Progress
-from rlinf_core.bootstrap.transport import Kind
-from rlinf_core.bootstrap.up import Report, Request, bring_up
+from rlinf_core.bootstrap.transport import CommandOutcome
+from rlinf_core.bootstrap.up import UpReport, UpRequest, bring_up
 from rlinf_core.errors import RLinfError
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
@@ -29,11 +29,11 @@ class Site:
         self.fake = FakeCluster(len(nodes))
         self.events: list[Event] = []
 
-    def up(self, nodes: tuple[NodeTarget, ...] | None = None, **options: Any) -> Report:
+    def up(self, nodes: tuple[NodeTarget, ...] | None = None, **options: Any) -> UpReport:
         self.fake.log.clear()
         self.fake.requests.clear()
         self.events.clear()
-        request = Request("c", "c.yaml", nodes or self.nodes, **{"fingerprint": CODE, **options})
+        request = UpRequest("c", "c.yaml", nodes or self.nodes, **{"fingerprint": CODE, **options})
         return asyncio.run(bring_up(request, self.fake, self.events.append))
 
     def started(self) -> list[int]:
@@ -170,7 +170,7 @@ def test_brought_up_from_another_machine(site: Site, state_home: Path) -> None:
 
 
 def test_a_failed_node_leaves_the_others_up_and_is_tried_again(site: Site) -> None:
-    site.fake.nodes[2].ssh = Kind.KEY_REFUSED
+    site.fake.nodes[2].ssh = CommandOutcome.KEY_REFUSED
     report = site.up()
     assert not report.ok
     [failure] = report.failures

@@ -10,8 +10,8 @@ import pytest
 
 from rlinf_cli.render.doctor import doctor_text
 from rlinf_core.bootstrap import state
-from rlinf_core.bootstrap.checks.finding import Finding, Verdict
-from rlinf_core.bootstrap.doctor import Report
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding
+from rlinf_core.bootstrap.doctor import DoctorReport
 from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
@@ -56,9 +56,9 @@ def test_this_machine_is_looked_at(cli: Cli, contract: Contract, file: Callable[
     assert "asking 1 node," in ended.err
 
 
-@pytest.mark.parametrize(("verdict", "help", "columns"), [(Verdict.OK, "", 4), (Verdict.FAULT, "end it", 5)])
-def test_what_to_do_has_a_column_where_there_is_something(verdict: Verdict, help: str, columns: int) -> None:
-    report = Report((Finding("ports", verdict, "as seen", 0, "node 0 (h)", help),), 1, 1, 0.1)
+@pytest.mark.parametrize(("verdict", "help", "columns"), [(CheckVerdict.OK, "", 4), (CheckVerdict.FAULT, "end it", 5)])
+def test_what_to_do_has_a_column_where_there_is_something(verdict: CheckVerdict, help: str, columns: int) -> None:
+    report = DoctorReport((Finding("ports", verdict, "as seen", 0, "node 0 (h)", help),), 1, 1, 0.1)
     header, line = doctor_text(report).splitlines()[:2]
     assert header.split() == ["verdict", "check", "where", "what", "do"][:columns]
     assert line.endswith(help or "as seen")

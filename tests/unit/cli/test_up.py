@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.bootstrap import attach, node_facts, node_processes, routes, state
-from rlinf_core.bootstrap.transport import Kind
+from rlinf_core.bootstrap.transport import CommandOutcome
 from tests.unit.bootstrap.conftest import CODE, FakeCluster
 
 Cli = Callable[..., Any]
@@ -54,7 +54,7 @@ def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) 
 
 
 def test_json_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
-    site.nodes[2].ssh = Kind.KEY_REFUSED
+    site.nodes[2].ssh = CommandOutcome.KEY_REFUSED
     ended = cli("up", "lab.yaml", "--output", "json")
     assert ended.code == 3
     report = contract("up", ended.out)
@@ -86,7 +86,7 @@ def test_a_failure_names_node_phase_cause_and_remedy(cli: Cli, site: FakeCluster
 
 
 def test_rollback_takes_down_what_was_started(cli: Cli, site: FakeCluster) -> None:
-    site.nodes[1].ssh = Kind.UNREACHABLE
+    site.nodes[1].ssh = CommandOutcome.UNREACHABLE
     assert cli("up", "lab.yaml", "--rollback").code == 3
     assert all(node.record is None for node in site.nodes.values())
     assert state.recorded() is None

@@ -9,10 +9,10 @@ import pytest
 
 from rlinf_core.cluster import cluster as module
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.membership import Member, departed
+from rlinf_core.cluster.membership import NodeMember, departed
 from rlinf_core.errors import ClusterError
 
-NODE = Member("id", "10.0.0.3", 2)
+NODE = NodeMember("id", "10.0.0.3", 2)
 
 
 def entry(rank: int, alive: bool, reason: str = "") -> dict[str, Any]:

@@ -9,12 +9,12 @@ import pytest
 from rlinf_core.config.compose import Composed, compose
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, read
-from rlinf_core.config.tree import Mapping
+from rlinf_core.config.tree import MappingNode
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 
 
-def _tree(text: str, name: str = "job.yaml") -> Mapping:
+def _tree(text: str, name: str = "job.yaml") -> MappingNode:
     found = Diagnostics()
     source = decode(name, text.encode(), found)
     assert source is not None
@@ -36,7 +36,7 @@ def _compose(
 
 
 @pytest.fixture(scope="session")
-def tree_of() -> Callable[..., Mapping]:
+def tree_of() -> Callable[..., MappingNode]:
     """Reads a text that has no mistakes: `tree_of(text, name="job.yaml")`."""
     return _tree
 

@@ -14,7 +14,7 @@ from rlinf_core.config.compose import compose
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.dump import inline, to_yaml
 from rlinf_core.config.reader import decode
-from rlinf_core.config.tree import Mapping, to_data
+from rlinf_core.config.tree import MappingNode, to_data
 
 _SCALARS = st.one_of(
     st.none(),
@@ -41,7 +41,7 @@ _DATA = st.dictionaries(
 ).filter(lambda data: "extends" not in data)
 
 
-def loaded(text: str) -> Mapping:
+def loaded(text: str) -> MappingNode:
     found = Diagnostics()
     source = decode("dump.yaml", text.encode(), found)
     assert source is not None, list(found)
@@ -105,6 +105,6 @@ def test_layout() -> None:
     assert to_yaml(data) == ("a:\n  b:\n    - 1\n    - c: x\n      d: []\n    - - 2\n      - 3\n  e: {}\nf: null\n")
 
 
-def test_numbers_keep_their_text(tree_of: Callable[..., Mapping]) -> None:
+def test_numbers_keep_their_text(tree_of: Callable[..., MappingNode]) -> None:
     text = "a: 2.50\nb: 0x1F\nc: 1_000\nd: 010\ne: True\nf: 1e3\n"
     assert to_yaml(tree_of(text)) == text.replace("1_000", '"1_000"')

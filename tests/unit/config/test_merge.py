@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlinf_core.config.merge import component_names, find_components, merge
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, Mapping, Node, Scalar, Sequence, key_span, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, key_span, to_data
 
-TreeOf = Callable[..., Mapping]
+TreeOf = Callable[..., MappingNode]
 
 _SPAN = Span(SourceText("made.yaml", ""), 0, 0)
 _DATA = st.recursive(
@@ -43,10 +43,10 @@ def _joined(names: list[str], joins: list[bool]) -> list[str]:
 
 def node(value: Any) -> Node:
     if isinstance(value, dict):
-        return Mapping(_SPAN, tuple(Entry(Scalar(_SPAN, key, key), node(item)) for key, item in value.items()))
+        return MappingNode(_SPAN, tuple(Entry(ScalarNode(_SPAN, key, key), node(item)) for key, item in value.items()))
     if isinstance(value, list):
-        return Sequence(_SPAN, tuple(node(item) for item in value))
-    return Scalar(_SPAN, str(value), value, plain=not isinstance(value, str))
+        return SequenceNode(_SPAN, tuple(node(item) for item in value))
+    return ScalarNode(_SPAN, str(value), value, plain=not isinstance(value, str))
 
 
 def merged(base: Any, over: Any) -> Any:
@@ -159,7 +159,7 @@ def test_a_split_key_points_at_its_piece(tree_of: TreeOf) -> None:
 
 def test_keys_and_values_point_at_who_wrote_them_last(tree_of: TreeOf) -> None:
     tree = merge(tree_of("a:\n  x: 1\n  y: 2\n"), tree_of("a:\n  y: 3\n", name="over.yaml"))
-    assert isinstance(tree, Mapping)
+    assert isinstance(tree, MappingNode)
     assert [str(key_span(tree, path)) for path in (("a",), ("a", "x"), ("a", "y"))] == [
         "over.yaml:1:1",
         "job.yaml:2:3",

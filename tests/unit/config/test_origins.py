@@ -10,7 +10,7 @@ from rlinf_core.config.compose import Composed
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.origins import origins
 from rlinf_core.config.secrets import MASK, mask
-from rlinf_core.config.tree import Mapping, format_path, to_data
+from rlinf_core.config.tree import MappingNode, format_path, to_data
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 
@@ -35,7 +35,7 @@ class Job(BaseModel, arbitrary_types_allowed=True):
     ports: range = range(20, 30)
 
 
-def listed(tree: Mapping, model: BaseModel | None = None) -> list[tuple[str, str, str]]:
+def listed(tree: MappingNode, model: BaseModel | None = None) -> list[tuple[str, str, str]]:
     return [(format_path(origin.path), origin.text, origin.where) for origin in origins(tree, model)]
 
 

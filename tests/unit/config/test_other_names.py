@@ -13,13 +13,13 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import sections, written_fields
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.schema import json_schema
-from rlinf_core.config.tree import Mapping, Path, to_data
+from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validation import validate
 from rlinf_core.job.load import ClusterFile, load_job
 from rlinf_core.job.registry import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text
 
-TreeOf = Callable[..., Mapping]
+TreeOf = Callable[..., MappingNode]
 
 
 class Optimizer(ConfigModel):
@@ -45,7 +45,7 @@ class File(ConfigModel):
 
 
 def check(
-    tree: Mapping, unresolved: tuple[Path, ...] = (), secret: tuple[Path, ...] = ()
+    tree: MappingNode, unresolved: tuple[Path, ...] = (), secret: tuple[Path, ...] = ()
 ) -> tuple[list[Diagnostic], Validated[File]]:
     found = Diagnostics()
     view = validate(File, tree, found, unresolved=unresolved, secret=secret)

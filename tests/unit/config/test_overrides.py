@@ -14,9 +14,9 @@ from rlinf_core.config.dump import inline
 from rlinf_core.config.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.source import OVERRIDES_NAME
-from rlinf_core.config.tree import Mapping, find, format_path, key_span, to_data
+from rlinf_core.config.tree import MappingNode, find, format_path, key_span, to_data
 
-TreeOf = Callable[..., Mapping]
+TreeOf = Callable[..., MappingNode]
 
 FILE = """\
 cluster:
@@ -32,19 +32,19 @@ cluster:
 _KEYS = st.text(st.characters(exclude_categories=["C"]), max_size=6)
 
 
-def applied(tree: Mapping, *arguments: str) -> tuple[Mapping, Diagnostics]:
+def applied(tree: MappingNode, *arguments: str) -> tuple[MappingNode, Diagnostics]:
     found = Diagnostics()
     _, overrides = parse_overrides(arguments, found)
     return apply_overrides(tree, overrides, found), found
 
 
-def overridden(tree: Mapping, *arguments: str) -> Any:
+def overridden(tree: MappingNode, *arguments: str) -> Any:
     tree, found = applied(tree, *arguments)
     assert not list(found)
     return to_data(tree)
 
 
-def refused(tree: Mapping, argument: str) -> Diagnostic:
+def refused(tree: MappingNode, argument: str) -> Diagnostic:
     after, found = applied(tree, argument)
     (problem,) = found
     assert to_data(after) == to_data(tree)
@@ -234,7 +234,7 @@ def test_no_arguments_are_no_source() -> None:
     assert parse_overrides([], Diagnostics()) == (None, [])
 
 
-def _empty_tree() -> Mapping:
+def _empty_tree() -> MappingNode:
     found = Diagnostics()
     source = decode("job.yaml", FILE.encode(), found)
     assert source is not None

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from rlinf_core.config.places import naming, part, place
-from rlinf_core.config.tree import Mapping, Path, find
+from rlinf_core.config.tree import MappingNode, Path, find
 
-TreeOf = Callable[..., Mapping]
+TreeOf = Callable[..., MappingNode]
 
 TEXT = """\
 top:

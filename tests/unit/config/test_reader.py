@@ -11,10 +11,10 @@ import pytest
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reader import Limits, decode, load_source, read, read_value
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Mapping, Scalar, Value, find, to_data
+from rlinf_core.config.tree import MappingNode, ScalarNode, Value, find, to_data
 
 
-def read_text(text: str, limits: Limits | None = None) -> tuple[Mapping | None, list[Diagnostic]]:
+def read_text(text: str, limits: Limits | None = None) -> tuple[MappingNode | None, list[Diagnostic]]:
     found = Diagnostics()
     source = decode("test.yaml", text.encode(), found)
     tree = read(source, found, limits or Limits()) if source else None
@@ -551,7 +551,7 @@ class TestValues:
 
     def test_spans_are_those_of_the_whole_text(self) -> None:
         node, _ = self.value(" 0-7")
-        assert isinstance(node, Scalar)
+        assert isinstance(node, ScalarNode)
         assert (node.span.start, node.span.end, node.span.text) == (5, 8, "0-7")
 
     @pytest.mark.parametrize(
@@ -573,7 +573,7 @@ class TestValues:
     def test_nothing_beyond_the_piece_is_looked_at(self) -> None:
         source = SourceText("<overrides>", "a=1\x00\nb=[", "overrides")
         found = Diagnostics()
-        assert isinstance(read_value(source, 2, 3, found), Scalar)
+        assert isinstance(read_value(source, 2, 3, found), ScalarNode)
         assert not len(found)
 
 
@@ -606,11 +606,11 @@ def test_the_documented_form_reads_the_same_with_and_without_the_tab_of_the_docu
     assert tree is not None
     assert to_data(tree) == data(DOCUMENTED)
     placement = find(tree, ("cluster", "component_placement", "agent", "placement"))
-    assert isinstance(placement, Scalar)
+    assert isinstance(placement, ScalarNode)
     assert placement.raw == "0-1:0-199,2-3:200-399"
     assert str(placement.span) == "test.yaml:10:19"
     label = find(tree, ("cluster", "node_groups", 0, "label"))
-    assert isinstance(label, Scalar)
+    assert isinstance(label, ScalarNode)
     assert (label.raw, label.value) == ("4090", 4090)
 
 

@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reader import Limits, decode, read, read_value
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Node, Scalar, Sequence, to_data
+from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, to_data
 
 # Small limits, so that passing them is part of what is tried.
 LIMITS = Limits(file_bytes=100_000, nodes=2000, depth=50)
@@ -51,12 +51,12 @@ def check_tree(root: Node, *, has_aliases: bool) -> None:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, Scalar):
+        if isinstance(node, ScalarNode):
             node.raw.encode("utf-8")
             written = node.span.text
             if node.plain and not has_aliases and "\n" not in written and not written.startswith(("'", '"', "|", ">")):
                 assert node.raw == written
-        elif isinstance(node, Sequence):
+        elif isinstance(node, SequenceNode):
             waiting += [(item, node.span) for item in node.items]
         else:
             assert len({entry.key.raw for entry in node.entries}) == len(node.entries)

@@ -7,10 +7,10 @@ import pytest
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import read
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Mapping, Path, Scalar, find, key_span
+from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, key_span
 
 
-def tree_of(text: str) -> Mapping:
+def tree_of(text: str) -> MappingNode:
     found = Diagnostics()
     tree = read(SourceText("spans.yaml", text), found)
     assert tree is not None, list(found)
@@ -95,7 +95,7 @@ def test_spans(marked: str, path: Path) -> None:
 
 def test_raw_is_what_was_written_and_value_what_it_means() -> None:
     tree = tree_of("a: 010\nb: '010'\nc: 2.50\nd: yes\ne: |\n  x\nf:\n")
-    scalars = [entry.value for entry in tree.entries if isinstance(entry.value, Scalar)]
+    scalars = [entry.value for entry in tree.entries if isinstance(entry.value, ScalarNode)]
     assert [(s.raw, s.value, s.plain) for s in scalars] == [
         ("010", 10, True),
         ("010", "010", False),

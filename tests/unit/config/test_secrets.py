@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.secrets import MASK, is_secret, mask, mask_environment, mask_text
-from rlinf_core.config.tree import Mapping, to_data
+from rlinf_core.config.tree import MappingNode, to_data
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_name_that_holds_a_password_is_secret(name: str) -> None:
     assert is_secret(f"{name}_PASSWORD")
 
 
-def test_masking_a_tree(tree_of: Callable[..., Mapping]) -> None:
+def test_masking_a_tree(tree_of: Callable[..., MappingNode]) -> None:
     tree = tree_of("a: 1\napi_key: k\npassword: {x: 1, y: [2]}\nhf_token:\nsecret: ''\nb: [x, y]\n")
     data = to_data(mask(tree, {("b", 1)}))
     assert data == {

@@ -11,11 +11,11 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.tree import Mapping, Path
+from rlinf_core.config.tree import MappingNode, Path
 from rlinf_core.config.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
 
-TreeOf = Callable[[str], Mapping]
+TreeOf = Callable[[str], MappingNode]
 
 
 class Section(BaseModel):

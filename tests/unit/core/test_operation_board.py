@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from rlinf_core.operation_board import OperationBoard, current_task_key
+from rlinf_core.operation_board import InflightOps, current_task_key
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 
 
 def test_a_board_shows_what_has_begun_and_not_ended(clock: Clock) -> None:
-    board = OperationBoard()
+    board = InflightOps()
     with board.during(OperationKind.METHOD, "train"):
         clock.now += 2
         put = board.begin(OperationKind.PUT, "data", "k", detached=True)
@@ -28,7 +28,7 @@ def test_a_board_shows_what_has_begun_and_not_ended(clock: Clock) -> None:
 
 
 def test_a_board_knows_how_long_nothing_was_on_it(clock: Clock) -> None:
-    board = OperationBoard()
+    board = InflightOps()
     clock.now += 3
     assert board.publication().quiet == 3
     with board.during(OperationKind.CALL, "actor.train", peers=("actor:0",)):
@@ -41,7 +41,7 @@ def test_a_board_knows_how_long_nothing_was_on_it(clock: Clock) -> None:
 
 
 def test_a_board_knows_how_the_last_call_ended() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     assert board.publication().last_call == ""
     board.returned("run", "ValueError: no camera")
     assert board.publication().last_call == "its `run` raised ValueError: no camera"
@@ -50,14 +50,14 @@ def test_a_board_knows_how_the_last_call_ended() -> None:
 
 
 def test_an_operation_that_raises_has_ended() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     with pytest.raises(KeyError), board.during(OperationKind.RECV, "actor:0"):
         raise KeyError
     assert board.publication().operations == ()
 
 
 def test_progress_changes_with_every_change() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     seen = {board.publication().progress}
     serial = board.begin(OperationKind.RECV, "actor:0")
     seen.add(board.publication().progress)
@@ -68,7 +68,7 @@ def test_progress_changes_with_every_change() -> None:
 
 
 def test_who_has_moved_bytes_of_late_gets_on(clock: Clock) -> None:
-    board = OperationBoard()
+    board = InflightOps()
     board.begin(OperationKind.RECV, "actor:0")
     board.moved()
     first = board.publication().progress
@@ -81,14 +81,14 @@ def test_who_has_moved_bytes_of_late_gets_on(clock: Clock) -> None:
 
 
 def test_a_publication_travels() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     board.begin(OperationKind.GET, "data", "k")
     publication = board.publication()
     assert pickle.loads(pickle.dumps(publication)) == publication
 
 
 def test_threads_write_while_others_read() -> None:
-    board = OperationBoard()
+    board = InflightOps()
 
     def work() -> None:
         for _ in range(2000):
@@ -106,7 +106,7 @@ def test_threads_write_while_others_read() -> None:
 
 
 def test_a_method_runs_until_it_waits() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     assert not board.publication().running
     with board.during(OperationKind.METHOD, "train"):
         assert board.publication().running
@@ -117,7 +117,7 @@ def test_a_method_runs_until_it_waits() -> None:
 
 
 def test_what_is_detached_holds_nothing_up_until_it_is_waited_for() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     with board.during(OperationKind.METHOD, "train"):
         put = board.begin(OperationKind.PUT, "data", detached=True)
         assert board.publication().running
@@ -135,14 +135,14 @@ def test_what_is_detached_holds_nothing_up_until_it_is_waited_for() -> None:
 
 
 def test_a_driver_runs_unless_its_main_thread_waits() -> None:
-    board = OperationBoard(has_main=True)
+    board = InflightOps(has_main=True)
     assert board.publication().running
     with board.during(OperationKind.CALL, "actor.train"):
         assert not board.publication().running
 
 
 def test_one_waiting_task_does_not_stop_the_others() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     with (
         board.during(OperationKind.METHOD, "one", task_key="task 1"),
         board.during(OperationKind.METHOD, "two", task_key="task 2"),
@@ -154,7 +154,7 @@ def test_one_waiting_task_does_not_stop_the_others() -> None:
 
 
 def test_a_thread_of_the_user_runs_between_its_operations() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     computes, goes_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -175,7 +175,7 @@ def test_a_thread_of_the_user_runs_between_its_operations() -> None:
 
 
 def test_a_thread_that_methods_are_called_on_is_idle_between_them() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     called, ends = threading.Event(), threading.Event()
 
     def serve() -> None:
@@ -192,14 +192,14 @@ def test_a_thread_that_methods_are_called_on_is_idle_between_them() -> None:
     thread.join()
 
 
-async def _in_an_operation(board: OperationBoard, go_on: asyncio.Event) -> None:
+async def _in_an_operation(board: InflightOps, go_on: asyncio.Event) -> None:
     with board.during(OperationKind.RECV, "actor:0", task_key=current_task_key()):
         await go_on.wait()
 
 
 @pytest.mark.parametrize(("other", "running"), [("waits", False), ("sleeps", True), ("computes", True)])
 def test_tasks_of_one_thread_wait_together_only(other: str, running: bool) -> None:
-    board = OperationBoard(has_main=True)
+    board = InflightOps(has_main=True)
     seen: list[bool] = []
 
     async def main() -> None:
@@ -226,7 +226,7 @@ def test_tasks_of_one_thread_wait_together_only(other: str, running: bool) -> No
 
 
 def test_a_task_that_waits_for_its_own_tasks_waits_with_them() -> None:
-    board = OperationBoard()
+    board = InflightOps()
     seen: list[bool] = []
 
     async def method() -> None:
@@ -250,7 +250,7 @@ async def _compute(busy: threading.Event) -> None:
 
 
 def test_what_passed_too_shortly_to_be_seen_is_progress_of_its_thread(clock: Clock) -> None:
-    board = OperationBoard()
+    board = InflightOps()
     clock.now += 5
     before = board.publication()
     users = threading.Thread(target=lambda: (board.passed(OperationKind.PUT), done.set(), end.wait(10)))

@@ -14,13 +14,13 @@ from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import Path
 from rlinf_core.job.load import load_job
 from rlinf_core.job.registry import find_recipe
-from rlinf_core.job.report import Place, Report
+from rlinf_core.job.report import FindingPlace, Report
 
 A: Path = ("section", "a")
 B: Path = ("section", "b")
 
 
-def told(pruned: set[Path], at: Path | Place, message: str, about: list[Path]) -> bool:
+def told(pruned: set[Path], at: Path | FindingPlace, message: str, about: list[Path]) -> bool:
     found = Diagnostics()
     source = decode("job.yaml", b"section: {a: 1, b: 2}\nother: 3\n", found)
     assert source is not None
@@ -40,12 +40,12 @@ def told(pruned: set[Path], at: Path | Place, message: str, about: list[Path]) -
         ({B}, A, [B], False),
         ({("section",)}, A, [], False),
         ({("other",)}, A, [B], True),
-        ({B}, Place(A, (A, B)), [], False),
-        ({B}, Place(A, (A, ("section",))), [], True),
+        ({B}, FindingPlace(A, (A, B)), [], False),
+        ({B}, FindingPlace(A, (A, ("section",))), [], True),
     ],
 )
 def test_what_a_finding_is_about_decides(
-    pruned: set[Path], at: Path | Place, about: list[Path], expected: bool
+    pruned: set[Path], at: Path | FindingPlace, about: list[Path], expected: bool
 ) -> None:
     assert told(pruned, at, "`b` and `other` are named here", about) is expected
 

@@ -2,19 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core.manager.ownership import Kind, Ownership, Resource
+from rlinf_core.manager.ownership import Ownership, Resource, ResourceKind
 
 
 def group(name: str) -> Resource:
-    return Resource(Kind.GROUP, name)
+    return Resource(ResourceKind.GROUP, name)
 
 
 def socket(name: str, node: int = 0) -> Resource:
-    return Resource(Kind.SOCKET, name, node)
+    return Resource(ResourceKind.SOCKET, name, node)
 
 
 def channel(name: str) -> Resource:
-    return Resource(Kind.CHANNEL, name)
+    return Resource(ResourceKind.CHANNEL, name)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def job() -> Ownership:
     job.claim(group("helpers"), "actor:0")
     job.claim(socket("helper.sock"), "helpers:1")
     job.claim(group("deeper"), "helpers:1")
-    job.claim(Resource(Kind.SEGMENT, "deep", 1), "deeper:0")
+    job.claim(Resource(ResourceKind.SEGMENT, "deep", 1), "deeper:0")
     return job
 
 
@@ -46,7 +46,7 @@ def test_a_workers_groups_go_with_it_inner_ones_first(job: Ownership) -> None:
         group("helpers"),
         socket("helper.sock"),
         socket("actor-0.sock"),
-        Resource(Kind.SEGMENT, "deep", 1),
+        Resource(ResourceKind.SEGMENT, "deep", 1),
     )
     assert job.owner(socket("env.sock")) == "env:0"
 
@@ -60,8 +60,8 @@ def test_a_channel_outlives_the_worker_that_created_it(job: Ownership) -> None:
 def test_with_the_driver_everything_goes(job: Ownership) -> None:
     released = job.gone("driver")
     assert len(released) == 10
-    assert [one.name for one in released if one.kind is Kind.GROUP] == ["deeper", "helpers", "env", "actor"]
-    assert [one.kind for one in released] == sorted((one.kind for one in released), key=list(Kind).index)
+    assert [one.name for one in released if one.kind is ResourceKind.GROUP] == ["deeper", "helpers", "env", "actor"]
+    assert [one.kind for one in released] == sorted((one.kind for one in released), key=list(ResourceKind).index)
     assert job.owned_by("driver") == ()
 
 

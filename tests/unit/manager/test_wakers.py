@@ -7,28 +7,28 @@ import pytest
 from rlinf_core import operation_board
 from rlinf_core.manager.wait_graph import Process, WaitGraph
 from rlinf_core.manager.wakers import ChannelView, JobView
-from rlinf_core.operation_board import OperationBoard
+from rlinf_core.operation_board import InflightOps
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 
 K = OperationKind
 
 
-def in_method(*operations: tuple[OperationKind, str], detached: bool = False) -> OperationBoard:
-    board = OperationBoard()
+def in_method(*operations: tuple[OperationKind, str], detached: bool = False) -> InflightOps:
+    board = InflightOps()
     board.begin(K.METHOD, "train")
     for kind, target in operations:
         board.begin(kind, target, detached=detached)
     return board
 
 
-def driver_in_call(*peers: str) -> OperationBoard:
-    board = OperationBoard(has_main=True)
+def driver_in_call(*peers: str) -> InflightOps:
+    board = InflightOps(has_main=True)
     board.begin(K.CALL, "actor.train", peers=peers)
     return board
 
 
-def members(job: JobView, dead: tuple[str, ...] = (), **boards: OperationBoard) -> list[tuple[str, ...]]:
+def members(job: JobView, dead: tuple[str, ...] = (), **boards: InflightOps) -> list[tuple[str, ...]]:
     processes = [job.process(name.replace("_", ":"), board.publication()) for name, board in boards.items()]
     processes += [Process(name, died=1) for name in dead]
     return [deadlock.members for deadlock in WaitGraph(processes).deadlocks()]
@@ -48,7 +48,7 @@ def test_a_send_that_is_held_back_waits_for_its_receiver() -> None:
 def test_the_driver_is_a_possible_producer_of_every_channel() -> None:
     job = JobView({"x": ChannelView(producers=("b:0",), consumers=("a:0",))})
     boards = {"a_0": in_method((K.GET, "x")), "b_0": in_method((K.RECV, "a:0"))}
-    assert members(job, **boards, driver=OperationBoard(has_main=True)) == []
+    assert members(job, **boards, driver=InflightOps(has_main=True)) == []
     assert members(job, **boards, driver=driver_in_call("a:0", "b:0")) == [("a:0", "b:0", "driver")]
 
 
@@ -59,10 +59,10 @@ def test_a_call_waits_for_those_that_were_called() -> None:
 
 
 def test_a_worker_between_methods_is_idle() -> None:
-    process = JobView().process("env:0", OperationBoard().publication())
+    process = JobView().process("env:0", InflightOps().publication())
     assert [wait.operation.kind for wait in process.waits] == [K.IDLE]
     assert not process.running
-    assert members(JobView(), env_0=OperationBoard(), actor_0=in_method((K.RECV, "env:0"))) == [("actor:0",)]
+    assert members(JobView(), env_0=InflightOps(), actor_0=in_method((K.RECV, "env:0"))) == [("actor:0",)]
 
 
 def test_a_running_worker_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:

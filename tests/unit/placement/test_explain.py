@@ -9,7 +9,7 @@ import pytest
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, read
-from rlinf_core.config.tree import Mapping, find, to_data
+from rlinf_core.config.tree import MappingNode, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.explain import Layer, UnitUse, process_variables, unit_uses
 from rlinf_core.placement.flexible import FlexiblePlacementStrategy
@@ -43,7 +43,7 @@ cluster:
 
 
 @pytest.fixture
-def tree() -> Mapping:
+def tree() -> MappingNode:
     found = Diagnostics()
     source = decode("file.yaml", TEXT.encode(), found)
     assert source is not None
@@ -53,13 +53,13 @@ def tree() -> Mapping:
 
 
 @pytest.fixture
-def cluster(tree: Mapping) -> ClusterConfig:
+def cluster(tree: MappingNode) -> ClusterConfig:
     section = find(tree, ("cluster",))
     assert section is not None
     return ClusterConfig.model_validate(to_data(section))
 
 
-def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: Mapping) -> None:
+def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[1]
     found = process_variables(cluster, placement, tree)
@@ -84,7 +84,7 @@ def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: 
     assert groups == {"LD_LIBRARY_PATH": "a", "NCCL_DEBUG": "a"}
 
 
-def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: Mapping) -> None:
+def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: MappingNode) -> None:
     topology = ClusterTopology.from_config(cluster)
     placement = FlexiblePlacementStrategy([[2]], "everywhere").get_placement(topology)[0]
     told = {each.name: (each.value, each.layer, each.group) for each in process_variables(cluster, placement, tree)}

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from recipes.embodied.batch import Samples, samples_of
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.trajectory import RolloutBatch
+from recipes.embodied.trajectory import RolloutChunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
 from rlinf_core.algorithms.levels import unfold_chunks
 
 STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5
 
 
-def trajectories(*, values: int | None = CHUNK, chunk: int = CHUNK, **changes: Tensor) -> RolloutBatch:
+def trajectories(*, values: int | None = CHUNK, chunk: int = CHUNK, **changes: Tensor) -> RolloutChunks:
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int) -> Tensor:
@@ -35,14 +35,14 @@ def trajectories(*, values: int | None = CHUNK, chunk: int = CHUNK, **changes: T
     if values:
         steps |= {"values": numbers(STEPS, BATCH, values), "finals": numbers(STEPS, BATCH, values)}
         last = numbers(BATCH, values)
-    return RolloutBatch(0, 0, {"states": numbers(STEPS, BATCH, 7)}, {**steps, **changes}, last)
+    return RolloutChunks(0, 0, {"states": numbers(STEPS, BATCH, 7)}, {**steps, **changes}, last)
 
 
 def algorithm(**keys: Any) -> EmbodiedAlgorithmConfig:
     return EmbodiedAlgorithmConfig.model_validate({"normalize_advantages": False, **keys})
 
 
-def make(given: RolloutBatch, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
+def make(given: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
     return samples_of(given, algorithm(**keys), group_size)[0].tensors
 
 

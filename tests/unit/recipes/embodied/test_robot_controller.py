@@ -13,7 +13,7 @@ from recipes.embodied.robots.arm import RESET_SPEED, SimulatedArm
 from recipes.embodied.robots.controller import Controller, Motion
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.protocol import Message, ProtocolError, Request
+from recipes.embodied.robots.protocol import ControllerRequest, Message, ProtocolError
 
 A, B = 1, 2  # connections
 START = (HOME + 0.5).clip(JOINT_MIN, JOINT_MAX)
@@ -27,7 +27,7 @@ class Client:
         self.controller, self.connection = controller, connection
 
     def ask(self, now: float, op: str, **fields: Any) -> Message | Motion | None:
-        return self.controller.handle(self.connection, Request(op, 5, fields), now)
+        return self.controller.handle(self.connection, ControllerRequest(op, 5, fields), now)
 
     def reply(self, now: float, op: str, **fields: Any) -> Message:
         found = self.ask(now, op, **fields)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.trajectory import RolloutBatch, RolloutBuffer, joined, sliced, stacked
+from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks, joined, sliced, stacked
 
 
 def outcome(batch: int, value: float) -> dict[str, object]:
@@ -15,7 +15,7 @@ def outcome(batch: int, value: float) -> dict[str, object]:
     return {"rewards": rewards, "terminations": flags, "truncations": flags, "valid": ~flags}
 
 
-def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> RolloutBatch:
+def record(steps: int, batch: int, *, version: int = 0, values: bool = True) -> RolloutChunks:
     buffer = RolloutBuffer(steps, version)
     for step in range(steps):
         value = torch.full((batch, 1), float(step)) if values else None
