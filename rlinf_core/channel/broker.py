@@ -29,7 +29,7 @@ from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.receiver import ServiceMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
-from rlinf_core.manager.wakers import ChannelView
+from rlinf_core.manager.wait_edges import ChannelView
 
 _log = logging.getLogger(__name__)
 _PLACES = {reason: place for place, reason in enumerate(wire.REASONS)}

@@ -22,7 +22,7 @@ from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
-from rlinf_core.manager.registry import CLOSED
+from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.waiting import Deadline
 
 _lock = threading.Lock()
@@ -254,7 +254,7 @@ class ChannelProcess:
                 return
 
     def _end(self) -> None:
-        self._client.say_last_words(CLOSED)
+        self._client.tell_exit_reason(CLOSED)
         self._client.close(linger=_LINGER_SECONDS)
         ray = ray_api()
         # Killed, as by its owner: an exit by itself would be reported to the user as a failure.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias, cast
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import reaper
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
@@ -58,12 +58,12 @@ class Pending:
         slots, op_id = operation.slots, operation.op_id
         if slots is None or operation.settled:
             return
-        board = self._endpoint.waits
-        board.check()
+        waits = self._endpoint.waits
+        waits.check()
         # With tracing on, it waits as everything does.
-        seconds = self._endpoint.settings.spin if spans.recorder is None else 0.0
+        seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
         if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
-            board.operations.passed(operation.kind)
+            waits.operations.passed(operation.kind)
             self._unpack(stream, operation)
             return
         slots.request_wakeup(op_id)

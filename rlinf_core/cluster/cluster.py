@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlinf_core import env_vars, spans
+from rlinf_core import env_vars, tracing
 from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine, job
@@ -123,7 +123,7 @@ class Cluster:
         self._check_open()
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
-        (spans.start if trace else spans.stop)()
+        (tracing.start if trace else tracing.stop)()
         self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
         enter_session(self.session)
 

@@ -1,7 +1,7 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
-A Ray that we start is private: its own folder, its own token, loopback only. What of it outlives a driver, however that
-ends, its guardian ends and removes (`manager/sweep.py`); what a guardian that was killed too leaves, the next start.
+A Ray that we start is private: its own folder, its own token, loopback only. Its guardian (`manager/orphan_reaper.py`)
+ends and removes what outlives the driver; what a guardian that was killed too leaves, the next start removes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.manager.folders import new_folder
-from rlinf_core.manager.sweep import MARK, guard
+from rlinf_core.manager.orphan_reaper import MARK, guard
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -13,8 +13,8 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure
 from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.control_rpc import expect
 from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobPicture
-from rlinf_core.manager.post import expect
 from rlinf_core.suggest import did_you_mean, quoted
 
 _SECONDS = 10.0

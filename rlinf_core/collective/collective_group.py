@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
@@ -195,9 +195,9 @@ class CollectiveGroup:
         work: Work[object] = Work(kind, stream.peer, seconds, self._endpoint.waits, detached=async_op)
         if not async_op:
             self._endpoint.send(stream, message, work)
-            if spans.recorder is not None:
+            if tracing.recorder is not None:
                 # Nothing waits for such a handle, so it is never settled.
-                spans.recorder.add(spans.TRANSFER, work.title, work.since, time.monotonic())
+                tracing.recorder.add(tracing.TRANSFER, work.title, work.since, time.monotonic())
             return None
         self._endpoint.send_async(stream, message, work)
         return cast("Work[None]", work)

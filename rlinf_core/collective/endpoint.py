@@ -41,7 +41,7 @@ from rlinf_core.errors import (
     MismatchError,
     RuntimeFailure,
 )
-from rlinf_core.operation_board import InflightOps
+from rlinf_core.inflight_ops import InflightOps
 from rlinf_core.waiting import OperationKind
 
 _log = logging.getLogger(__name__)

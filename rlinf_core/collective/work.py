@@ -11,9 +11,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from numbers import Real
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from rlinf_core import env_vars, spans
+from rlinf_core import env_vars, tracing
 from rlinf_core.errors import CommunicationTimeoutError
-from rlinf_core.operation_board import InflightOps, current_task_key
+from rlinf_core.inflight_ops import InflightOps, current_task_key
 from rlinf_core.waiting import Operation, OperationKind, checked_seconds
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class WaitTable:
         serial = work.serial
         if serial is not None:
             self.operations.attach(serial, task_key, bounded=bounded)
-            if spans.recorder is not None:
+            if tracing.recorder is not None:
                 self._traced[serial] = (time.monotonic(), task_key)
         else:
             serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
@@ -110,9 +110,9 @@ class WaitTable:
     def leave(self, work: Work[object], serial: int) -> None:
         """End what `enter` began."""
         self._waiting.pop(serial, None)
-        if spans.recorder is not None and serial in self._traced:
+        if tracing.recorder is not None and serial in self._traced:
             since, task_key = self._traced.pop(serial)
-            spans.recorder.add(spans.WAIT, work.title, since, time.monotonic(), task_key)
+            tracing.recorder.add(tracing.WAIT, work.title, since, time.monotonic(), task_key)
         if work.serial is None or work.settled:
             self.operations.end(serial)
         else:
@@ -333,8 +333,8 @@ class Work(Generic[T]):
             callbacks, self._callbacks = self._callbacks, None
         if self.poller is not None:
             self.poller.wake()
-        if spans.recorder is not None:
-            spans.recorder.add(spans.TRANSFER, self.title, self.since, time.monotonic())
+        if tracing.recorder is not None:
+            tracing.recorder.add(tracing.TRANSFER, self.title, self.since, time.monotonic())
         if self.serial is not None and self._waits is not None:
             self._waits.operations.end(self.serial)
         for callback in callbacks or ():

@@ -31,14 +31,14 @@ from rlinf_core.errors import (
     RuntimeFailure,
     WorkerDiedError,
 )
-from rlinf_core.manager import evidence
+from rlinf_core.inflight_ops import InflightOps
 from rlinf_core.manager import messages as m
+from rlinf_core.manager import postmortem
+from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.long_waits import LongWaits
-from rlinf_core.manager.post import ControlRpc, expect
 from rlinf_core.manager.stacks import describe_stacks
-from rlinf_core.manager.wakers import ChannelView
+from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.manager.watch import is_long_wait
-from rlinf_core.operation_board import InflightOps
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 _log = logging.getLogger("rlinf.job")
@@ -46,7 +46,7 @@ _REPORT_EVERY = 1.0
 # How long the failure of an operation may be held up to learn why its peer died.
 _CAUSE_SECONDS = 1.0
 _PICTURE_SECONDS = 1.5
-# The serial of an operation that has left the board already; no other one has it.
+# The serial of an operation that has ended already; no other one has it.
 _EXPIRED = -2
 
 
@@ -56,7 +56,7 @@ class ManagerClient(Resolver):
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
         endpoint: through which it talks.
-        board: what it is in.
+        operations: those that it is in.
         info: where the manager is.
         in_flight: tells the workers that have not answered a call of this process.
         channels: tells the channels that live in this process.
@@ -86,7 +86,7 @@ class ManagerClient(Resolver):
         """
         self.me = me
         self.info = info
-        self.board = InflightOps(has_main=has_main)
+        self.operations = InflightOps(has_main=has_main)
         self.in_flight: Callable[[], Sequence[str]] = tuple
         self.channels: Callable[[], Mapping[str, ChannelView]] = dict
         self.on_cancel: Callable[[tuple[str, ...] | None], object] = self._cancel_all
@@ -105,7 +105,7 @@ class ManagerClient(Resolver):
             ip=ip,
             settings=settings,
             directory=_own(session.folder),
-            operations=self.board,
+            operations=self.operations,
             fallback=fallback,
             explain=self._explain,
         )
@@ -113,21 +113,21 @@ class ManagerClient(Resolver):
         manager = WorkerAddress(m.MANAGER)
         self._stream = self.endpoint.stream(me, manager, StaticResolver({manager: info}))
         self.endpoint.on_peer_lost(self._peer_lost)
-        self._post = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
+        self._control = ControlRpc(self.endpoint, self._handle, self._report_long_waits, self._free_for, self._at_once)
 
     # What it says
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
         """Say that this process is there."""
-        log = evidence.own_log()
-        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, evidence.memory_kills())
-        self._post.send(self._stream, hello)
+        log = postmortem.own_log()
+        hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, postmortem.memory_kills())
+        self._control.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:
         """Tell the manager something that it does not answer."""
-        self._post.send(self._stream, message)
+        self._control.send(self._stream, message)
 
-    def say_last_words(self, cause: str) -> None:
+    def tell_exit_reason(self, cause: str) -> None:
         """Tell why this process is about to end by its own will."""
         with suppress(RuntimeFailure):
             self.request(m.ExitReason(cause), _CAUSE_SECONDS)
@@ -149,7 +149,7 @@ class ManagerClient(Resolver):
         work: Work[object] = Work(kind, target, timeout, self.endpoint.waits)
         self._requests[serial] = work
         try:
-            self._post.send(self._stream, m.ManagerRequest(serial, body))
+            self._control.send(self._stream, m.ManagerRequest(serial, body))
             return work.wait()
         except CommunicationTimeoutError:
             self.tell(m.Forget(serial))
@@ -207,7 +207,9 @@ class ManagerClient(Resolver):
     def _handle(self, stream: PeerStream | None, message: object) -> None:
         if isinstance(message, m.Question):
             stacks = describe_stacks() if message.stacks else ""
-            answer = m.Answer(message.round, self.board.publication(), tuple(self.in_flight()), self.channels(), stacks)
+            answer = m.Answer(
+                message.round, self.operations.publication(), tuple(self.in_flight()), self.channels(), stacks
+            )
             self.tell(answer)
         elif isinstance(message, m.Died):
             self.endpoint.fail(self._death(message), WorkerAddress.from_name(message.address))
@@ -218,7 +220,7 @@ class ManagerClient(Resolver):
         elif isinstance(message, m.NotYetNotice):
             self._warn(message)
         elif isinstance(message, m.PostmortemQuestion):
-            cause = evidence.describe_end(message.hello.log, message.hello.memory_kills)
+            cause = postmortem.describe_end(message.hello.log, message.hello.memory_kills)
             self.tell(m.Postmortem(message.name, cause))
 
     def _warn(self, notice: m.NotYetNotice) -> None:
@@ -238,7 +240,7 @@ class ManagerClient(Resolver):
         return self._failures.pop(serial, None)
 
     def _fail_stuck(self, stuck: m.Stuck) -> None:
-        current = {one.operation.serial for one in self.board.publication().operations}
+        current = {one.operation.serial for one in self.operations.publication().operations}
         for serial in stuck.serials:
             error = DeadlockError(stuck.members, stuck.picture, where=self._name)
             if not self.endpoint.waits.fail(serial, error) and serial in current:
@@ -252,7 +254,7 @@ class ManagerClient(Resolver):
         if now < self._next_report or self._closed:
             return
         self._next_report = now + _REPORT_EVERY
-        publication = self.board.publication()
+        publication = self.operations.publication()
         if any(is_long_wait(one, is_worker=bool(self.me.ranks)) for one in publication.operations):
             self.tell(m.WaitReport(publication))
         for operation in self._long_waits.due(publication):
@@ -272,16 +274,16 @@ class ManagerClient(Resolver):
 
     def picture_of(self, serial: int) -> str | None:
         """Return whom an operation of this process waits for, in words, where that can be found out in a moment."""
-        return self._ask_for_picture(serial, self.board.publication())
+        return self._ask_for_picture(serial, self.operations.publication())
 
     def _picture(self, work: Work[object]) -> str | None:
         """Return whom an operation waits for that has reached its deadline; blocks for a moment."""
         if work.target == m.MANAGER:
             return None
-        # It may have left the board already: it is shown as it was.
+        # It may have ended already: it is shown as it was.
         operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
         shown = PublishedOperation(operation, time.monotonic() - work.since)
-        now = self.board.publication()
+        now = self.operations.publication()
         return self._ask_for_picture(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
 
     def _ask_for_picture(self, serial: int, publication: Publication) -> str | None:
@@ -366,7 +368,7 @@ class ManagerClient(Resolver):
                 return
             self._closed = True
             self._news.notify_all()
-        self._post.stop()
+        self._control.stop()
         self.endpoint.close(linger=linger)
 
 

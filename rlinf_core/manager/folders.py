@@ -9,7 +9,7 @@ from pathlib import Path
 from rlinf_core.bootstrap.node_facts import private_base
 from rlinf_core.bootstrap.node_processes import alive, identity
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager.sweep import sweep
+from rlinf_core.manager.orphan_reaper import reap
 
 _OWNER_FILE = "owner"
 # A TMPDIR that leaves room for Ray's sockets; in the place of a longer one it is /tmp.
@@ -21,7 +21,7 @@ def new_folder() -> Path:
     base = base_folder()
     for folder in base.iterdir():
         if (folder / _OWNER_FILE).exists() and not is_owned(folder):
-            sweep(folder)
+            reap(folder)
     folder = Path(tempfile.mkdtemp(prefix="", dir=base))
     # In one step: another process that starts now must not take it for left behind.
     part = folder / f"{_OWNER_FILE}.part"

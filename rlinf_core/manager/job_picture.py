@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.manager.messages import Answer, Hello, WorkerView
-from rlinf_core.manager.registry import WorkerRecord
 from rlinf_core.manager.wait_graph import Process, Wait
 from rlinf_core.manager.watch import Round
+from rlinf_core.manager.worker_registry import WorkerRecord
 from rlinf_core.waiting import OperationKind
 
 
@@ -66,8 +66,8 @@ def _awaited(wait: Wait) -> tuple[str, ...]:
     if wait.operation.kind is OperationKind.IDLE:
         return ()
     if wait.role:
-        return (f"channel {wait.operation.target}", *wait.wakers)
-    return wait.wakers
+        return (f"channel {wait.operation.target}", *wait.waits_for)
+    return wait.waits_for
 
 
 def _view(

@@ -18,21 +18,21 @@ from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.peer_stream import PeerStream
 from rlinf_core.errors import RLinfError, UnknownGroupError
 from rlinf_core.failures import PackedError
-from rlinf_core.manager import evidence
 from rlinf_core.manager import messages as m
+from rlinf_core.manager import postmortem
+from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.job_picture import views
 from rlinf_core.manager.ownership import Ownership, Resource, ResourceKind
-from rlinf_core.manager.post import ControlRpc, expect
-from rlinf_core.manager.registry import Life, NotYet, WorkerRecord, WorkerRegistry
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
+from rlinf_core.manager.worker_registry import Life, NotYet, WorkerRecord, WorkerRegistry
 
 _log = logging.getLogger(__name__)
 # Seconds between looks at the clock, while something is due soon, and while nothing is.
 _SLICE = 0.05
 _IDLE = 3600.0
 # How long another process of a dead one's node may take to tell what is left of it.
-_AUTOPSY_SECONDS = 0.5
+_POSTMORTEM_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Peer:
     name: str
     stream: PeerStream
     hello: m.Hello
-    last_words: str | None = None
+    exit_reason: str | None = None
     # Whom it has looked for, and who has looked for it.
     acquaintances: set[str] = field(default_factory=set[str])
 
@@ -61,7 +61,7 @@ class _Pending:
 class _Death:
     """A process that is gone, while the cause is being found out."""
 
-    party: Peer
+    peer: Peer
     until: float
 
 
@@ -78,7 +78,7 @@ class Manager:
         self._info = endpoint.info
         self._registry: WorkerRegistry[EndpointInfo] = WorkerRegistry()
         self._ownership = Ownership(m.DRIVER)
-        self._parties: dict[str, Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch()
@@ -92,10 +92,10 @@ class Manager:
             m.Dismiss: self._dismiss,
             m.ManagerRequest: self._request,
             m.Answer: self._answer,
-            m.Postmortem: self._autopsy,
+            m.Postmortem: self._take_postmortem,
         }
-        self._post = ControlRpc(endpoint, self._handle, self._tick, self._free_for)
-        endpoint.on_peer_lost(lambda peer, reason: self._post.put(_Lost(peer, reason)))
+        self._control = ControlRpc(endpoint, self._handle, self._tick, self._free_for)
+        endpoint.on_peer_lost(lambda peer, reason: self._control.put(_Lost(peer, reason)))
 
     def _free_for(self) -> float:
         return _SLICE if self._deaths or self._watch.busy else _IDLE
@@ -107,9 +107,9 @@ class Manager:
             self._handlers[type(message)](stream, message)
 
     def _send(self, name: str, message: object) -> None:
-        party = self._parties.get(name)
-        if party is not None:
-            self._post.send(party.stream, message)
+        peer = self._peers.get(name)
+        if peer is not None:
+            self._control.send(peer.stream, message)
 
     # Who is there
 
@@ -118,13 +118,13 @@ class Manager:
         address = WorkerAddress.from_name(stream.peer)
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a straggler of a life that is over
-        self._parties[stream.peer] = Peer(stream.peer, stream, hello)
+        self._peers[stream.peer] = Peer(stream.peer, stream, hello)
         self._retry_pending()
 
-    def _last_words(self, stream: PeerStream, message: m.ExitReason) -> None:
-        party = self._parties.get(stream.peer)
-        if party is not None:
-            party.last_words = message.cause
+    def _take_exit_reason(self, stream: PeerStream, message: m.ExitReason) -> None:
+        peer = self._peers.get(stream.peer)
+        if peer is not None:
+            peer.exit_reason = message.cause
 
     def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
@@ -140,10 +140,10 @@ class Manager:
 
     def _end_group(self, name: str) -> None:
         for address in self._registry.close_group(name):
-            party = self._parties.pop(str(address), None)
+            peer = self._peers.pop(str(address), None)
             self._deaths.pop(str(address), None)
-            if party is not None:
-                self._tell(party, "its group was shut down")
+            if peer is not None:
+                self._tell(peer, "its group was shut down")
         self._ownership.release(Resource(ResourceKind.GROUP, name))
 
     def _declare(self, stream: PeerStream, message: object) -> None:
@@ -168,7 +168,7 @@ class Manager:
                 life = m.GroupLife(workers[0].incarnation, nodes, self._registry.is_channel(body.name))
                 self._reply(stream, request.serial, life)
             elif isinstance(body, m.ExitReason):
-                self._reply(stream, request.serial, self._last_words(stream, body))
+                self._reply(stream, request.serial, self._take_exit_reason(stream, body))
             elif isinstance(body, m.Explain):
                 self._explain(stream, request.serial, body)
             elif isinstance(body, m.Inspect):
@@ -177,10 +177,10 @@ class Manager:
             self._refuse(stream, request.serial, error)
 
     def _reply(self, stream: PeerStream, serial: int, value: object) -> None:
-        self._post.send(stream, m.Reply(serial, value))
+        self._control.send(stream, m.Reply(serial, value))
 
     def _refuse(self, stream: PeerStream, serial: int, error: Exception) -> None:
-        self._post.send(stream, m.Reply(serial, error=PackedError.of(error)))
+        self._control.send(stream, m.Reply(serial, error=PackedError.of(error)))
 
     def _try_pending(self, pending: _Pending, *, first: bool = False) -> None:
         try:
@@ -191,7 +191,7 @@ class Manager:
         if isinstance(found, NotYet):
             self._pending.append(pending)
             if first:
-                self._post.send(pending.stream, m.NotYetNotice(pending.serial, found.message, found.help))
+                self._control.send(pending.stream, m.NotYetNotice(pending.serial, found.message, found.help))
             return
         self._reply(pending.stream, pending.serial, found)
 
@@ -219,9 +219,9 @@ class Manager:
 
     def _acquaint(self, one: str, other: str) -> None:
         for here, there in ((one, other), (other, one)):
-            party = self._parties.get(here)
-            if party is not None:
-                party.acquaintances.add(there)
+            peer = self._peers.get(here)
+            if peer is not None:
+                peer.acquaintances.add(there)
 
     # Calls that were given up
 
@@ -232,60 +232,60 @@ class Manager:
     def _dismiss(self, stream: PeerStream, message: object) -> None:
         dismissed = expect(message, m.Dismiss)
         for name in dismissed.workers:
-            party = self._parties.get(name)
-            if party is not None and party.hello.incarnation == dismissed.incarnation:
-                self._post.send(party.stream, m.Cancelled(None))
+            peer = self._peers.get(name)
+            if peer is not None and peer.hello.incarnation == dismissed.incarnation:
+                self._control.send(peer.stream, m.Cancelled(None))
 
     # Who died
 
     def _lost(self, lost: _Lost) -> None:
         self._pending = [one for one in self._pending if one.stream.peer != lost.peer]
-        party = self._parties.pop(lost.peer, None)
+        peer = self._peers.pop(lost.peer, None)
         self._watch.left(lost.peer)
-        if party is None:
+        if peer is None:
             return
         address = WorkerAddress.from_name(lost.peer)
         if not address.ranks:
             return
-        if not self._registry.died(address, party.hello.incarnation, time.monotonic(), node=party.hello.node):
+        if not self._registry.died(address, peer.hello.incarnation, time.monotonic(), node=peer.hello.node):
             return
         for resource in self._ownership.gone(lost.peer):
             if resource.kind is ResourceKind.GROUP:
                 self._end_group(resource.name)
-        self._find_cause(party, lost.reason)
+        self._find_cause(peer, lost.reason)
 
-    def _find_cause(self, party: Peer, reason: str) -> None:
-        hello = party.hello
+    def _find_cause(self, peer: Peer, reason: str) -> None:
+        hello = peer.hello
         if reason.startswith(NO_ANSWER):
-            self._conclude(party, reason, vanished=True)
+            self._conclude(peer, reason, vanished=True)
             return
-        if party.last_words is not None:
-            self._conclude(party, party.last_words)
+        if peer.exit_reason is not None:
+            self._conclude(peer, peer.exit_reason)
             return
         if _same_place(hello.info, self._info):
-            self._conclude(party, evidence.describe_end(hello.log, hello.memory_kills))
+            self._conclude(peer, postmortem.describe_end(hello.log, hello.memory_kills))
             return
-        self._deaths[party.name] = _Death(party, time.monotonic() + _AUTOPSY_SECONDS)
-        neighbour = next((one for one in self._parties.values() if _same_place(one.hello.info, hello.info)), None)
+        self._deaths[peer.name] = _Death(peer, time.monotonic() + _POSTMORTEM_SECONDS)
+        neighbour = next((one for one in self._peers.values() if _same_place(one.hello.info, hello.info)), None)
         if neighbour is not None:
-            self._post.send(neighbour.stream, m.PostmortemQuestion(party.name, hello))
+            self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
-    def _autopsy(self, stream: PeerStream, message: object) -> None:
-        autopsy = expect(message, m.Postmortem)
-        death = self._deaths.pop(autopsy.name, None)
+    def _take_postmortem(self, stream: PeerStream, message: object) -> None:
+        found = expect(message, m.Postmortem)
+        death = self._deaths.pop(found.name, None)
         if death is not None:
-            self._conclude(death.party, autopsy.cause)
+            self._conclude(death.peer, found.cause)
 
-    def _conclude(self, party: Peer, cause: str | None, *, vanished: bool = False) -> None:
-        self._registry.died(WorkerAddress.from_name(party.name), party.hello.incarnation, time.monotonic(), cause=cause)
-        self._tell(party, cause, vanished=vanished)
+    def _conclude(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+        self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, time.monotonic(), cause=cause)
+        self._tell(peer, cause, vanished=vanished)
         # Who looks for it now hears that it is dead.
         self._retry_pending()
 
-    def _tell(self, party: Peer, cause: str | None, *, vanished: bool = False) -> None:
-        hello = party.hello
-        died = m.Died(party.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
-        for name in {*party.acquaintances, m.DRIVER}:
+    def _tell(self, peer: Peer, cause: str | None, *, vanished: bool = False) -> None:
+        hello = peer.hello
+        died = m.Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished)
+        for name in {*peer.acquaintances, m.DRIVER}:
             self._send(name, died)
 
     # Who waits for whom
@@ -295,7 +295,7 @@ class Manager:
         for name, death in list(self._deaths.items()):
             if now >= death.until:
                 del self._deaths[name]
-                self._conclude(death.party, None)
+                self._conclude(death.peer, None)
         self._watch.unknown = frozenset(one.name for one in self._pending if self._is_unknown(one))
         for deadlock in self._watch.tick(now, self._ask, self._dead):
             if self._refuse_unknown(deadlock):
@@ -327,7 +327,7 @@ class Manager:
         self._watch.answered(stream.peer, expect(message, m.Answer))
 
     def _ask(self, round_: Round) -> Iterable[str]:
-        names = [name for name in self._parties if not _only_looks(name)]
+        names = [name for name in self._peers if not _only_looks(name)]
         for name in names:
             self._send(name, m.Question(round_.serial, round_.stacks))
         return names
@@ -347,8 +347,8 @@ class Manager:
 
     def _inspect(self, stream: PeerStream, serial: int, body: m.Inspect) -> None:
         def answer(round_: Round) -> None:
-            parties = {name: party.hello for name, party in self._parties.items() if not _only_looks(name)}
-            shown = views(round_, parties, self._workers(), self._dead())
+            peers = {name: peer.hello for name, peer in self._peers.items() if not _only_looks(name)}
+            shown = views(round_, peers, self._workers(), self._dead())
             self._reply(stream, serial, m.JobPicture(self._job, tuple(shown)))
 
         self._watch.begin(time.monotonic(), self._ask, answer, stacks=body.stacks)

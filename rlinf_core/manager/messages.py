@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.failures import PackedError
-from rlinf_core.manager.wakers import ChannelView
+from rlinf_core.manager.wait_edges import ChannelView
 from rlinf_core.waiting import Publication
 
 # The endpoint's service for these messages; far from the small numbers, which channels use.

@@ -1,8 +1,8 @@
 """The graph of who waits for whom, and who therefore waits for ever.
 
-The nodes are operations that wait, and the code of processes. An operation can end when one of its wakers can act (or
-when all of them can, for a call on a whole group); code can act when it runs, or when one of the operations that it
-waits in can end. What can act or end is found from the running code outwards; what is left over is stuck, and
+The nodes are operations that wait, and the code of processes. An operation can end when one of those it waits for can
+act (or when all of them can, for a call on a whole group); code can act when it runs, or when one of the operations
+that it waits in can end. What can act or end is found from the running code outwards; what is left over is stuck, and
 the knots in it, the parts that wait for nobody outside themselves, are the deadlocks.
 
 Whatever is unknown counts as able to act, so that a healthy job is never called dead.
@@ -34,20 +34,20 @@ class Wait:
     Attributes:
         operation: the operation.
         age: seconds that it has lasted.
-        wakers: the processes whose code could end it.
+        waits_for: the processes whose code could end it.
         every: whether all of them have to, as for a call on a whole group; otherwise any one will do.
-        anyone: whether processes beyond `wakers` could end it too, as on a channel that anybody may connect to.
+        anyone: whether processes beyond `waits_for` could end it too, as on a channel that anybody may connect to.
             Anyone may call a method of a process that is idle.
         wakes: for a detached operation, the processes whose operations it may end when it ends itself.
         failing: whether an error is on its way to it, or a deadline that its process set itself. The death of all
-            wakers (of one, where `every`) is one anyway.
-        role: what its wakers are to it, as in `producer`; empty for a peer.
+            of these (of one, where `every`) is one anyway.
+        role: what these are to it, as in `producer`; empty for a peer.
         state: what it finds, as in `empty`.
     """
 
     operation: Operation
     age: float
-    wakers: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
     every: bool = False
     anyone: bool = False
     wakes: frozenset[str] = frozenset()
@@ -110,24 +110,24 @@ class WaitGraph:
             for wait in process.waits
         }
         self._detached = [(node, wait) for node, wait in self._waits.items() if wait.operation.detached]
-        self._edges: dict[Node, list[Node]] = {node: self._wakers(node, wait) for node, wait in self._waits.items()}
+        self._edges: dict[Node, list[Node]] = {node: self._edges_of(node, wait) for node, wait in self._waits.items()}
         for process in self._processes.values():
             if process.died is None:
                 own = [(process.name, wait.operation.serial) for wait in process.waits if not wait.operation.detached]
                 self._edges[process.name, _CODE] = own
         self._stuck = self._find_stuck(frozenset(moving))
 
-    def _wakers(self, node: Node, wait: Wait) -> list[Node]:
+    def _edges_of(self, node: Node, wait: Wait) -> list[Node]:
         """Return the nodes that could end an operation."""
         # Where anyone may end it, the one node for all code stands for those that are known.
-        wakers = [(name, _CODE) for name in wait.wakers if not _anyone(wait) or name not in self._processes]
+        edges = [(name, _CODE) for name in wait.waits_for if not _anyone(wait) or name not in self._processes]
         if not wait.every:
-            wakers += [
+            edges += [
                 other
                 for other, detached in self._detached
-                if node[0] in detached.wakes and (wait.anyone or other[0] in wait.wakers)
+                if node[0] in detached.wakes and (wait.anyone or other[0] in wait.waits_for)
             ]
-        return wakers
+        return edges
 
     def _free(self, moving: frozenset[str]) -> Iterator[Node]:
         """Return the nodes that can act or end without anyone's help."""
@@ -137,21 +137,21 @@ class WaitGraph:
             ):
                 yield (process.name, _CODE)
         for node, wait in self._waits.items():
-            if node[0] in moving or self._fails(wait) or (wait.every and not wait.wakers):
+            if node[0] in moving or self._fails(wait) or (wait.every and not wait.waits_for):
                 yield node
             # Nobody knows what a process does that nobody knows.
-            yield from (waker for waker in self._edges[node] if waker[0] not in self._processes)
+            yield from (edge for edge in self._edges[node] if edge[0] not in self._processes)
 
     def _fails(self, wait: Wait) -> bool:
         """Return whether an operation is about to end with an error."""
-        dead = sum(name in self._dead for name in wait.wakers) if self._dead else 0
-        return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.wakers) and not _anyone(wait))))
+        dead = sum(name in self._dead for name in wait.waits_for) if self._dead else 0
+        return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.waits_for) and not _anyone(wait))))
 
     def _find_stuck(self, moving: frozenset[str]) -> frozenset[Node]:
         waited_by: dict[Node, list[Node]] = {}
-        for node, wakers in self._edges.items():
-            for waker in wakers:
-                waited_by.setdefault(waker, []).append(node)
+        for node, edges in self._edges.items():
+            for edge in edges:
+                waited_by.setdefault(edge, []).append(node)
         waited_by[_ANYONE] = [node for node, wait in self._waits.items() if _anyone(wait) and not wait.every]
         missing = {node: len(self._edges[node]) for node, wait in self._waits.items() if wait.every}
         able: set[Node] = set()
@@ -231,11 +231,11 @@ class WaitGraph:
             if node in self._waits:
                 wait = self._waits[node]
                 sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}")
-                if wait.role and not wait.wakers:
+                if wait.role and not wait.waits_for:
                     sentences.append(f"it has no {wait.role}")
-                only = "only " if len(wait.wakers) == 1 else ""
+                only = "only " if len(wait.waits_for) == 1 else ""
                 towards = f"its {only}{wait.role} " if wait.role else ""
-                for name in wait.wakers:
+                for name in wait.waits_for:
                     follow((name, _CODE), towards)
             elif process is None:
                 sentences.append(f"{role}{node[0]} is not known")
@@ -273,7 +273,8 @@ class DeadlockDetector:
                 process.running,
                 process.died is None,
                 tuple(
-                    (wait.operation.serial, wait.operation.detached, wait.wakers, wait.state) for wait in process.waits
+                    (wait.operation.serial, wait.operation.detached, wait.waits_for, wait.state)
+                    for wait in process.waits
                 ),
             )
             before = self._seen.get(process.name)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlinf_core.manager.messages import Answer
+from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
-from rlinf_core.manager.wakers import ChannelView, JobView
 from rlinf_core.waiting import OperationKind, PublishedOperation
 
 # Between two looks, while anybody waits; a little more than the patience of the detector, so that two looks suffice.

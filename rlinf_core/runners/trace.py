@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event, Listener
-from rlinf_core.spans import Taken, TraceSpan
+from rlinf_core.tracing import Taken, TraceSpan
 
 DRIVER: Final = "driver"
 # About 300 MB; a viewer takes no more.
@@ -88,7 +88,7 @@ class TraceWriter:
             groups: the groups that run now.
             last: waits up to five seconds for each.
         """
-        self.add(DRIVER, spans.take())
+        self.add(DRIVER, tracing.take())
         for group in groups:
             name = group.worker_group_name
             if name in self._pending and (last or self._pending[name].done()):
@@ -133,7 +133,7 @@ class TraceWriter:
         """End the file. Safe to call twice."""
         if self._file.closed:
             return
-        self.add(DRIVER, spans.take())
+        self.add(DRIVER, tracing.take())
         end = {"name": "dropped", "ph": "M", "pid": 0, "args": {"events": self.dropped}}
         # The last one has no comma behind it.
         self._file.write(json.dumps(end) + "\n]\n")
@@ -156,7 +156,7 @@ class TraceWriter:
             yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
         start, microseconds = span.began * 1e6, span.seconds * 1e6
         event = {"name": span.name, "cat": span.kind, "pid": number}
-        if span.kind == spans.TRANSFER:
+        if span.kind == tracing.TRANSFER:
             # These overlap, so they are on rows of their own.
             self._transfers += 1
             yield {**event, "ph": "b", "id": self._transfers, "tid": 0, "ts": start}

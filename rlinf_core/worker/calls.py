@@ -19,7 +19,7 @@ class Call:
     Attributes:
         serial: the id that Ray gave it.
         task_key: what it holds up: the number of its thread, or its task.
-        operation: the serial of the method on the board.
+        operation: the serial of the method among the operations in flight.
         given_up: what its operations raise, since whoever made it gave it up.
     """
 

@@ -17,9 +17,9 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError, followed
+from rlinf_core.inflight_ops import InflightOps, current_task_key
 from rlinf_core.manager.client import ManagerClient, current_client
 from rlinf_core.manager.messages import Cancel
-from rlinf_core.operation_board import InflightOps, current_task_key
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
 from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered
 from rlinf_core.worker.death import describe_death
@@ -101,11 +101,13 @@ class WorkerGroupHandle(Generic[T]):
             if client is None:
                 self._wait(Deadline.after(seconds), None, 0)
             else:
-                serial = client.board.begin(self._kind, self._title, peers=self._names, bounded=timeout is not None)
+                serial = client.operations.begin(
+                    self._kind, self._title, peers=self._names, bounded=timeout is not None
+                )
                 try:
                     self._wait(Deadline.after(seconds), client, serial)
                 finally:
-                    client.board.end(serial)
+                    client.operations.end(serial)
         return self._answer()
 
     def _connected(self) -> ManagerClient | None:
@@ -149,13 +151,13 @@ class WorkerGroupHandle(Generic[T]):
         """As `wait` with the default timeout, for asyncio."""
         if not self._settled:
             client = self._connected()
-            board = client.board if client else InflightOps()
-            serial = board.begin(self._kind, self._title, peers=self._names, task_key=current_task_key())
+            operations = client.operations if client else InflightOps()
+            serial = operations.begin(self._kind, self._title, peers=self._names, task_key=current_task_key())
             answers = _together(self._references)
             try:
                 await self._async_wait(answers, client, serial)
             finally:
-                board.end(serial)
+                operations.end(serial)
                 answers.cancel()
         return self._answer()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.cluster.job import advertised
 from rlinf_core.cluster.probe import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
@@ -100,7 +100,7 @@ class WorkerProcess:
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)
         if context.session.trace:
-            spans.start()
+            tracing.start()
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()
@@ -167,7 +167,7 @@ class WorkerProcess:
             client.endpoint.take_mismatches()
         self._calls[call.serial] = call
         token = enter_call(call)
-        call.operation = client.board.begin(OperationKind.METHOD, method)
+        call.operation = client.operations.begin(OperationKind.METHOD, method)
         failure: str | None = "SystemExit"
         try:
             if self._dismissed is not None:
@@ -184,8 +184,8 @@ class WorkerProcess:
             raise failed from None
         finally:
             if method != "__init__":
-                client.board.returned(method, failure)
-            client.board.end(call.operation)
+                client.operations.returned(method, failure)
+            client.operations.end(call.operation)
             leave_call(token)
             del self._calls[call.serial]
 
@@ -199,10 +199,10 @@ class WorkerProcess:
 
         async def run() -> Any:
             call.task_key = asyncio.current_task()
-            with client.board.during(OperationKind.METHOD, method, task_key=call.task_key):
+            with client.operations.during(OperationKind.METHOD, method, task_key=call.task_key):
                 return await result
 
-        client.board.end(call.operation)
+        client.operations.end(call.operation)
         return run_on_loop(run())
 
     def _give_up(self, calls: tuple[str, ...] | None) -> None:
@@ -225,9 +225,9 @@ class WorkerProcess:
         """Return the worker's `WorkerInfo`."""
         return self._worker.worker_info
 
-    def take_spans(self) -> spans.Taken:
+    def take_spans(self) -> tracing.Taken:
         """Return what this process recorded since it was asked last, where the run is traced."""
-        return spans.take()
+        return tracing.take()
 
     def close(self) -> None:
         """Let the worker give back what it holds, before the process ends."""
@@ -241,7 +241,7 @@ class WorkerProcess:
         if isinstance(error, SystemExit):
             # A worker that calls sys.exit() wants its process gone.
             if self._client is not None:
-                self._client.say_last_words(f"it called `sys.exit({error.code!r})`")
+                self._client.tell_exit_reason(f"it called `sys.exit({error.code!r})`")
             raise error
         where = str(self._context.address) if self._context else None
         return RemoteFailure(PackedError.of(error, where))

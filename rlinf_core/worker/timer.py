@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from rlinf_core import spans
+from rlinf_core import tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,8 +74,8 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
     ) -> None:
         ended = time.perf_counter()
         _add(self.tag, ended - self._began)
-        if spans.recorder is not None:
-            spans.recorder.add(spans.TIMER, self.tag, self._began, ended)
+        if tracing.recorder is not None:
+            tracing.recorder.add(tracing.TIMER, self.tag, self._began, ended)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, timed."""

@@ -22,8 +22,8 @@ from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.strategy import PlacementStrategy, topology_of
-from rlinf_core.spans import Taken
 from rlinf_core.suggest import did_you_mean
+from rlinf_core.tracing import Taken
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable

@@ -74,7 +74,7 @@ class _AllBut(Sequence[int]):
         return block * self._step + offset + 1
 
 
-class Rows:
+class FileProblems:
     """Problems that a file lists.
 
     Args:
@@ -160,7 +160,7 @@ def _shown(value: Any, longest: int = 60) -> str:
     return f"`{text if len(text) <= longest else text[: longest - 3] + '...'}`"
 
 
-def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Rows:
+def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> FileProblems:
     """Return the problems of a `.jsonl` or `.parquet` file, as a data set of this name, by default the file's.
 
     Raises:
@@ -177,7 +177,7 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Ro
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not rows:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    return Rows(
+    return FileProblems(
         name or file.stem, rows, prompt_key, answer_key, where or [f"{path}, row {i}" for i in range(len(rows))]
     )
 
@@ -200,7 +200,7 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    Rows(file.stem, [row for _, row in pairs], prompt_key, answer_key, [f"{path}:{line}" for line, _ in pairs])
+    FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [f"{path}:{line}" for line, _ in pairs])
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from recipes.language.data.sources import ReasoningGym
-from recipes.language.rewards.functions import RewardFunction, load_function
+from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.scoring import Item
 from rlinf_core import RLinfError
@@ -48,11 +48,11 @@ def serve(kind: str, limit: float, settings: dict[str, Any]) -> None:
     except RLinfError as error:
         write({"fault": error.message})
         return
-    concurrent = isinstance(rule, RewardFunction) and rule.is_async
+    concurrent = isinstance(rule, RewardAdapter) and rule.is_async
     write({"ready": True, "concurrent": concurrent})
     for line in sys.stdin.buffer:
         items = [Item(**each) for each in json.loads(line)]
-        if isinstance(rule, RewardFunction) and rule.is_async:
+        if isinstance(rule, RewardAdapter) and rule.is_async:
             asyncio.run(_score_together(rule, items, limit, tell))
         else:
             for number, item in enumerate(items):
@@ -79,7 +79,7 @@ def _score(rule: Rule, item: Item, limit: float) -> dict[str, Any]:
     return {"verdict": verdict}
 
 
-async def _score_together(function: RewardFunction, items: Sequence[Item], limit: float, tell: Tell) -> None:
+async def _score_together(function: RewardAdapter, items: Sequence[Item], limit: float, tell: Tell) -> None:
     """Score answers at the same time: an asynchronous function waits for others, such as a judge behind a network."""
 
     async def one(number: int, item: Item) -> None:
@@ -109,7 +109,7 @@ def _rule(kind: str, settings: dict[str, Any]) -> Rule:
     if kind in RULES:
         prepare_math()
         return lambda item: RULES[kind](item.text, item.answer)
-    return RewardFunction(load_function(kind))
+    return RewardAdapter(load_function(kind))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rlinf_core import ConfigError
 _OTHER_ARGUMENTS: Final = {"solution_str": "text", "ground_truth": "answer", "extra_info": "row"}
 
 
-class RewardFunction:
+class RewardAdapter:
     """A reward function, called with those of `prompt`, `text`, `answer`, `tokens` and `row` that it names.
 
     A function that names none of them is called with `text` and `answer`.

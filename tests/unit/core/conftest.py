@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core import operation_board, waiting
+from rlinf_core import inflight_ops, waiting
 from tests.clock import Clock
 
 
@@ -10,6 +10,6 @@ from tests.clock import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of waits."""
     clock = Clock()
-    for module in (waiting, operation_board):
+    for module in (waiting, inflight_ops):
         monkeypatch.setattr(module, "time", clock)
     return clock

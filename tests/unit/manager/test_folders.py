@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager import folders, sweep
+from rlinf_core.manager import folders, orphan_reaper
 
 
 @pytest.fixture(autouse=True)
@@ -74,12 +74,12 @@ def test_a_sweep_ends_the_engines_processes_and_no_others() -> None:
 
     def start(where: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [name, "-c", sleep], executable=sys.executable, env={**os.environ, sweep.MARK: str(where)}
+            [name, "-c", sleep], executable=sys.executable, env={**os.environ, orphan_reaper.MARK: str(where)}
         )
 
     ours, users, others = start(folder, "ray::WorkerProcess"), start(folder, "tensorboard"), start(other, "ray::Worker")
     try:
-        sweep.sweep(folder)
+        orphan_reaper.reap(folder)
         assert ours.wait(timeout=10) == -9
         assert not folder.exists()
         assert users.poll() is None
@@ -103,8 +103,8 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
         [
             sys.executable,
             "-c",
-            "import os, subprocess, sys, time\nfrom rlinf_core.manager import folders, sweep\n"
-            "folder = folders.new_folder(); os.environ[sweep.MARK] = str(folder); sweep.guard(folder)\n"
+            "import os, subprocess, sys, time\nfrom rlinf_core.manager import folders, orphan_reaper\n"
+            "folder = folders.new_folder(); os.environ[orphan_reaper.MARK] = str(folder); orphan_reaper.guard(folder)\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
             "print(folder, flush=True); time.sleep(600)",
         ],
@@ -114,19 +114,19 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
     )
     assert driver.stdout is not None
     folder = Path(driver.stdout.readline().strip())
-    assert len(sweep.processes_of(folder)) == 1
+    assert len(orphan_reaper.processes_of(folder)) == 1
     driver.kill()
     driver.communicate()
     deadline = time.monotonic() + 60
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not folder.exists()
-    assert sweep.processes_of(folder) == []
+    assert orphan_reaper.processes_of(folder) == []
 
 
 def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Path) -> None:
     folder = folders.new_folder()
-    environment = {name: value for name, value in os.environ.items() if name != sweep.MARK}
+    environment = {name: value for name, value in os.environ.items() if name != orphan_reaper.MARK}
     command = ["ray::Agent", "-c", "import time; time.sleep(600)"]
     with (folder / "agent.log").open("w") as log, (tmp_path / "other.log").open("w") as other:
         ours, foreign = (
@@ -134,8 +134,8 @@ def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Pat
             for file in (log, other)
         )
     try:
-        assert sweep.processes_of(folder) == [ours.pid]
-        sweep.sweep(folder)
+        assert orphan_reaper.processes_of(folder) == [ours.pid]
+        orphan_reaper.reap(folder)
         assert ours.wait(timeout=30) < 0
         assert foreign.poll() is None
     finally:

@@ -105,7 +105,7 @@ def test_a_name_that_nobody_can_launch_any_more_is_refused_before_its_time(join:
     # The driver runs, and could launch it.
     looking.join(4)
     assert looking.is_alive()
-    with driver.board.during(OperationKind.CALL, "actor.run()", peers=("actor:0",)):
+    with driver.operations.during(OperationKind.CALL, "actor.run()", peers=("actor:0",)):
         looking.join(60)
     (error,) = errors
     assert "did you mean `actor`" in str(error)
@@ -125,7 +125,7 @@ def test_a_death_is_told_with_its_cause(join: Join) -> None:
     driver = join("driver")
     worker = join("actor:0", driver.open_group("actor", 1, 5))
     driver.lookup(WorkerAddress("actor", 0), 5)
-    worker.say_last_words("it called `sys.exit(4)`")
+    worker.tell_exit_reason("it called `sys.exit(4)`")
     die(worker)
     assert driver.cause_of_death("actor:0", 1) == "it called `sys.exit(4)`"
     with pytest.raises(WorkerDiedError, match=r"sys\.exit\(4\)"):
@@ -165,7 +165,7 @@ def test_the_picture_of_a_job(join: Join) -> None:
     driver.lookup(WorkerAddress("actor", 1), 5)
     die(gone)
     assert driver.cause_of_death("actor:1", incarnation) is None
-    serial = worker.board.begin(OperationKind.RECV, "actor:1", task_key="a task")
+    serial = worker.operations.begin(OperationKind.RECV, "actor:1", task_key="a task")
     visitor = join("inspect-1")
     picture = visitor.request(Inspect(), 5)
     assert isinstance(picture, JobPicture)
@@ -176,7 +176,7 @@ def test_the_picture_of_a_job(join: Join) -> None:
     assert views["actor:0"].waits_for == ("actor:1",)
     assert views["actor:1"].state == "dead"
     assert views["actor:2"].state == "launching"
-    worker.board.end(serial)
+    worker.operations.end(serial)
 
 
 def test_who_is_dismissed_is_told(join: Join) -> None:
@@ -212,7 +212,7 @@ def test_the_news_of_a_death_is_not_taken_for_the_next_one(join: Join) -> None:
     for incarnation, cause in ((1, "it called `sys.exit(4)`"), (2, "it called `sys.exit(5)`")):
         assert driver.open_group("actor", 1, 5) == incarnation
         worker = join("actor:0", incarnation)
-        worker.say_last_words(cause)
+        worker.tell_exit_reason(cause)
         die(worker)
         assert driver.cause_of_death("actor:0", incarnation) == cause
 

@@ -188,7 +188,7 @@ def test_a_possible_waker_that_runs_undoes_a_knot(programs: dict[str, list[Step]
                 for wait in process.waits
                 if wait.operation.serial == serial
             ]
-            for waker in wait.wakers:
+            for waker in wait.waits_for:
                 awake = [Process(one.name, one.waits, running=one.running or one.name == waker) for one in processes]
                 assert (name, serial) not in WaitGraph(awake).stuck
 

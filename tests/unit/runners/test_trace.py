@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.errors import RunError, WorkerDiedError
 from rlinf_core.runners import events
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.spans import Taken, TraceSpan
+from rlinf_core.tracing import Taken, TraceSpan
 
 
 class Group:
@@ -35,7 +35,7 @@ class Group:
         assert timeout is not None
         if self.dead:
             raise WorkerDiedError(f"{self.worker_group_name}:0")
-        return [Taken([TraceSpan(spans.METHOD, f"answer {self.asked}", 1.0, 0.5, 7)], 1)]
+        return [Taken([TraceSpan(tracing.METHOD, f"answer {self.asked}", 1.0, 0.5, 7)], 1)]
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -53,14 +53,14 @@ def test_spans_become_events(tmp_path: Path) -> None:
             "actor:0",
             Taken(
                 [
-                    TraceSpan(spans.TIMER, "inner", 100.5, 0.25, 11),
-                    TraceSpan(spans.METHOD, "run_training", 100.0, 1.0, 11),
-                    TraceSpan(spans.TRANSFER, "send to env:0", 100.0, 0.5, 12),
+                    TraceSpan(tracing.TIMER, "inner", 100.5, 0.25, 11),
+                    TraceSpan(tracing.METHOD, "run_training", 100.0, 1.0, 11),
+                    TraceSpan(tracing.TRANSFER, "send to env:0", 100.0, 0.5, 12),
                 ],
                 0,
             ),
         )
-        writer.add("env:0", Taken([TraceSpan(spans.WAIT, "recv from actor:0", 100.0, 0.5, 11)], 2))
+        writer.add("env:0", Taken([TraceSpan(tracing.WAIT, "recv from actor:0", 100.0, 0.5, 11)], 2))
     found = written(path)
     complete = {event["name"]: event for event in found if event["ph"] == "X"}
     assert complete["inner"]["ts"] == 100.5e6
@@ -104,7 +104,7 @@ def test_phases_are_on_the_drivers_row(tmp_path: Path) -> None:
 def test_it_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with TraceWriter(path, most=10) as writer:
-        writer.add("env:0", Taken([TraceSpan(spans.TIMER, "t", 0.0, 1.0, 1)] * 50, 0))
+        writer.add("env:0", Taken([TraceSpan(tracing.TIMER, "t", 0.0, 1.0, 1)] * 50, 0))
     assert len(written(path)) == 11
     assert written(path)[-1]["args"]["events"] == 43
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_core import operation_board
+from rlinf_core import inflight_ops
+from rlinf_core.inflight_ops import InflightOps
+from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Process, WaitGraph
-from rlinf_core.manager.wakers import ChannelView, JobView
-from rlinf_core.operation_board import InflightOps
 from rlinf_core.waiting import OperationKind
 from tests.clock import Clock
 
@@ -66,7 +66,7 @@ def test_a_worker_between_methods_is_idle() -> None:
 
 
 def test_a_running_worker_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation_board, "time", Clock())
+    monkeypatch.setattr(inflight_ops, "time", Clock())
     process = JobView().process("env:0", in_method().publication())
     assert process.running
     assert process.doing.startswith("runs `train` for 0.0 s")
@@ -108,13 +108,13 @@ def test_a_picture_says_what_an_operation_finds(kind: OperationKind, depth: int,
     [wait] = job.process("a:0", in_method((kind, "x")).publication()).waits
     assert wait.state == state
     assert wait.role == ("consumer" if kind is K.PUT else "producer")
-    assert wait.wakers == (("c:0",) if kind is K.PUT else ("p:0",))
+    assert wait.waits_for == (("c:0",) if kind is K.PUT else ("p:0",))
 
 
 def test_a_picture_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 0.0, 0.0, 12.0, 100.0, 100.0, 100.0, 114.0])
     next_tick: Callable[[], float] = lambda: next(ticks)  # noqa: E731
-    monkeypatch.setattr("rlinf_core.operation_board.time.monotonic", next_tick)
+    monkeypatch.setattr("rlinf_core.inflight_ops.time.monotonic", next_tick)
     job = JobView({"action": ChannelView(producers=("rollout:1",))}, dead=frozenset({"actor:0"}))
     env = job.process("env:3", in_method((K.GET, "action")).publication())
     rollout = job.process("rollout:1", in_method((K.RECV, "actor:0")).publication())

@@ -9,7 +9,7 @@ from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
 from typing import TypeAlias, cast
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
 # For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and go on.
@@ -102,8 +102,8 @@ class InflightOps:
     def end(self, serial: int) -> None:
         """Publish that an operation is over, however it ended; a second time does nothing."""
         entry = self._current.pop(serial, None)
-        if spans.recorder is not None and entry is not None and not entry[4]:
-            _record(spans.recorder, entry)
+        if tracing.recorder is not None and entry is not None and not entry[4]:
+            _record(tracing.recorder, entry)
         if self._attached:
             self._attached.pop(serial, None)
         self._changes += 1
@@ -191,14 +191,14 @@ class InflightOps:
         return task_keys | {main} if self._has_main else task_keys
 
 
-def _record(recorder: spans.SpanRecorder, entry: _Entry) -> None:
+def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
     """Keep an operation that is over, for the trace."""
     kind, target, key, since, _, _, task_key, _ = entry
     ended = time.monotonic()
     if kind is OperationKind.METHOD:
-        recorder.add(spans.METHOD, target, since, ended, task_key)
+        recorder.add(tracing.METHOD, target, since, ended, task_key)
     else:
-        recorder.add(spans.WAIT, Operation(kind, target, key, since, 0).title, since, ended, task_key)
+        recorder.add(tracing.WAIT, Operation(kind, target, key, since, 0).title, since, ended, task_key)
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:

@@ -9,25 +9,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_core import spans
+from rlinf_core import tracing
 from rlinf_core.collective.work import WaitTable, Work
-from rlinf_core.spans import SpanRecorder
+from rlinf_core.tracing import SpanRecorder
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.timer import timer
 
 
 @pytest.fixture
 def traced() -> Iterator[None]:
-    spans.start()
+    tracing.start()
     yield
-    spans.stop()
+    tracing.stop()
 
 
 def test_nothing_is_recorded_unless_traced() -> None:
-    spans.stop()
+    tracing.stop()
     with timer("work"):
         pass
-    assert spans.take() == ([], 0)
+    assert tracing.take() == ([], 0)
 
 
 @pytest.mark.usefixtures("traced")
@@ -35,7 +35,7 @@ def test_a_timer_is_a_span() -> None:
     before = time.time()
     with timer("outer"), timer("inner"):
         pass
-    taken = spans.take()
+    taken = tracing.take()
     inner, outer = taken.spans
     assert [(span.kind, span.name) for span in taken.spans] == [("timer", "inner"), ("timer", "outer")]
     assert inner.task_key == outer.task_key == threading.get_ident()
@@ -44,7 +44,7 @@ def test_a_timer_is_a_span() -> None:
     assert inner.began + inner.seconds <= outer.began + outer.seconds + 1e-6
     # The clock of the host may be set meanwhile, hence the second.
     assert before - 1 <= outer.began <= time.time() + 1
-    assert spans.take() == ([], 0)
+    assert tracing.take() == ([], 0)
 
 
 @pytest.mark.usefixtures("traced")
@@ -56,7 +56,7 @@ def test_waits_and_transfers_are_spans() -> None:
     serial = board.operations.begin(OperationKind.METHOD, "generate")
     assert (work.wait(), sender.wait()) == (1, 2)
     board.operations.end(serial)
-    found = {(span.kind, span.name) for span in spans.take().spans}
+    found = {(span.kind, span.name) for span in tracing.take().spans}
     assert {
         ("wait", "recv from actor:0"),
         ("transfer", "recv from actor:0"),
@@ -70,7 +70,7 @@ def test_a_wait_for_what_goes_on_in_the_background_is_a_span() -> None:
     work: Work[int] = Work(OperationKind.SEND, "actor:0", 30.0, WaitTable(), detached=True)
     threading.Timer(0.05, lambda: work.finish(1)).start()
     work.wait()
-    waits = [span for span in spans.take().spans if span.kind == spans.WAIT]
+    waits = [span for span in tracing.take().spans if span.kind == tracing.WAIT]
     assert [span.name for span in waits] == ["send to actor:0"]
     assert waits[0].task_key == threading.get_ident()
 
@@ -85,16 +85,16 @@ def test_tasks_of_one_thread_are_told_apart() -> None:
         await asyncio.gather(timed("a"), timed("b"))
 
     asyncio.run(both())
-    task_keys = {span.name: span.task_key for span in spans.take().spans}
+    task_keys = {span.name: span.task_key for span in tracing.take().spans}
     assert task_keys["a"] != task_keys["b"]
 
 
 def test_memory_is_bounded() -> None:
     recorder = SpanRecorder(limit=3)
     for number in range(5):
-        recorder.add(spans.TIMER, str(number), 0.0, 1.0)
+        recorder.add(tracing.TIMER, str(number), 0.0, 1.0)
     taken = recorder.take()
     assert [span.name for span in taken.spans] == ["0", "1", "2"]
     assert taken.dropped == 2
-    recorder.add(spans.TIMER, "later", 0.0, 1.0)
+    recorder.add(tracing.TIMER, "later", 0.0, 1.0)
     assert recorder.take().dropped == 0

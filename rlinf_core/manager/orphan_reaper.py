@@ -1,6 +1,6 @@
 """Ending what is left of the embedded Ray of a driver that is gone.
 
-    python -I -S sweep.py FOLDER    waits until its standard input ends, then sweeps
+    python -I -S orphan_reaper.py FOLDER    waits until its standard input ends, then reaps
 
 Ray's own processes don't always end with their driver: its agents try to tell a head that is gone. So each embedded Ray
 has a guardian, which is this file run as a program. It is no child of Ray, and what it waits for is a pipe whose other
@@ -21,14 +21,14 @@ from pathlib import Path
 MARK = "RLINF_DRIVER_FOLDER"
 # What the names of those processes hold; what users' code starts by itself is not ours to end.
 _ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
-_SWEEPS = 25
-_SWEEP_PAUSE = 0.2
+_ROUNDS = 25
+_PAUSE = 0.2
 
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:
     """Start the guardian of a folder of this process.
 
-    It sweeps when this process ends or closes the `stdin` of what is returned.
+    It reaps when this process ends or closes the `stdin` of what is returned.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(folder)],
@@ -40,9 +40,9 @@ def guard(folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def sweep(folder: Path) -> None:
+def reap(folder: Path) -> None:
     """End what is left of the embedded Ray of a driver that is gone, and remove the driver's folder."""
-    for _ in range(_SWEEPS):
+    for _ in range(_ROUNDS):
         left = processes_of(folder)
         for pid in left:
             try:
@@ -52,7 +52,7 @@ def sweep(folder: Path) -> None:
         if not left:
             break
         # Some start others until they end themselves.
-        time.sleep(_SWEEP_PAUSE)
+        time.sleep(_PAUSE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -90,4 +90,4 @@ def _target(link: Path) -> str:
 
 if __name__ == "__main__":
     sys.stdin.buffer.read()
-    sweep(Path(sys.argv[1]))
+    reap(Path(sys.argv[1]))

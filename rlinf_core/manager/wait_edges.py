@@ -65,7 +65,7 @@ class JobView:
         )
         held_up = any(not wait.operation.detached for wait in waits)
         if not publication.running and not held_up:
-            # No operation of a board has this serial.
+            # No operation has this serial.
             idle = Operation(OperationKind.IDLE, publication.last_call, None, since=0, serial=-1)
             waits = (*waits, Wait(idle, publication.quiet, anyone=True))
         doing = methods[-1].operation.waits(methods[-1].age) if methods else "runs"

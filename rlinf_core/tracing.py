@@ -1,8 +1,8 @@
 """Spans of what this process does, recorded while its run is traced.
 
-    spans.start()
+    tracing.start()
     ...
-    taken = spans.take()
+    taken = tracing.take()
 
 Whoever has something to record looks whether there is a `recorder`; where nothing is traced that is all it costs.
 """
