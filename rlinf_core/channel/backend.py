@@ -19,7 +19,7 @@ from rlinf_core.collective.work import WaitTable
 from rlinf_core.waiting import OperationKind
 
 
-class Backend(ABC):
+class ChannelBackend(ABC):
     """The queues of one channel.
 
     Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
@@ -61,7 +61,7 @@ class Backend(ABC):
         """Close the channel."""
 
 
-class LocalBackend(Backend):
+class LocalBackend(ChannelBackend):
     """The queues of a local channel, for the threads and tasks of one process."""
 
     def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:

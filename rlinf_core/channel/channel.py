@@ -16,7 +16,7 @@ from rlinf_core.channel.arguments import (
     checked_weight,
     key_of,
 )
-from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.backend import ChannelBackend
 from rlinf_core.channel.handle import GetHandle
 from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Query
@@ -49,7 +49,7 @@ class Channel:
         name: of the channel; its process has the address `name:0`.
     """
 
-    def __init__(self, name: str, backend: Backend | None = None) -> None:
+    def __init__(self, name: str, backend: ChannelBackend | None = None) -> None:
         """Not for users: see `create` and `connect`. Without a backend it is found when it is first used."""
         self.name = name
         self._found = backend
@@ -288,7 +288,7 @@ class Channel:
         self._backend.close(checked_timeout(timeout))
 
     @property
-    def _backend(self) -> Backend:
+    def _backend(self) -> ChannelBackend:
         if self._found is None:
             from rlinf_core.channel import launch
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
-from rlinf_core.channel.backend import Backend
+from rlinf_core.channel.backend import ChannelBackend
 from rlinf_core.channel.handle import PutOperation, reaper
 from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
 from rlinf_core.channel.operation import ChannelOperation, ResultKind
@@ -30,7 +30,7 @@ from rlinf_core.waiting import OperationKind
 _ANNOUNCED = 4 << 20
 
 
-class ChannelClient(Backend):
+class ChannelClient(ChannelBackend):
     """The client of one channel, in one process.
 
     Attributes:

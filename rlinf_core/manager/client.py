@@ -207,7 +207,7 @@ class ManagerClient(Resolver):
     def _handle(self, stream: PeerStream | None, message: object) -> None:
         if isinstance(message, m.Question):
             stacks = describe_stacks() if message.stacks else ""
-            answer = m.Answer(
+            answer = m.ProcessAnswer(
                 message.round, self.operations.publication(), tuple(self.in_flight()), self.channels(), stacks
             )
             self.tell(answer)

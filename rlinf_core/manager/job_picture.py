@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.manager.messages import Answer, Hello, WorkerView
+from rlinf_core.manager.messages import Hello, ProcessAnswer, WorkerView
 from rlinf_core.manager.wait_graph import Process, Wait
 from rlinf_core.manager.watch import Round
 from rlinf_core.manager.worker_registry import WorkerRecord
@@ -47,7 +47,7 @@ def _absent(name: str, record: WorkerRecord[EndpointInfo] | None, died: float | 
     return WorkerView(name, node, None, None, "", "dead", doing, died)
 
 
-def _answered(name: str, hello: Hello, process: Process, answer: Answer) -> WorkerView:
+def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) -> WorkerView:
     attached = [wait for wait in process.waits if not wait.operation.detached]
     if attached:
         # The innermost one is what the process is in now.

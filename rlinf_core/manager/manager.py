@@ -91,7 +91,7 @@ class Manager:
             m.Cancel: self._cancel,
             m.Dismiss: self._dismiss,
             m.ManagerRequest: self._request,
-            m.Answer: self._answer,
+            m.ProcessAnswer: self._answer,
             m.Postmortem: self._take_postmortem,
         }
         self._control = ControlRpc(endpoint, self._handle, self._tick, self._free_for)
@@ -324,7 +324,7 @@ class Manager:
         self._watch.alarm()
 
     def _answer(self, stream: PeerStream, message: object) -> None:
-        self._watch.answered(stream.peer, expect(message, m.Answer))
+        self._watch.answered(stream.peer, expect(message, m.ProcessAnswer))
 
     def _ask(self, round_: Round) -> Iterable[str]:
         names = [name for name in self._peers if not _only_looks(name)]
@@ -340,7 +340,7 @@ class Manager:
 
     def _explain(self, stream: PeerStream, serial: int, body: m.Explain) -> None:
         def answer(round_: Round) -> None:
-            round_.answers[stream.peer] = m.Answer(round_.serial, body.publication)
+            round_.answers[stream.peer] = m.ProcessAnswer(round_.serial, body.publication)
             self._reply(stream, serial, round_.graph(self._dead()).explain(stream.peer, body.serial))
 
         self._watch.begin(time.monotonic(), self._ask, answer)

@@ -1,6 +1,6 @@
 """The messages between the manager and the processes of a job.
 
-A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by an `Answer`; everything else wants no
+A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by an `ProcessAnswer`; everything else wants no
 answer. All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
 """
 
@@ -181,7 +181,7 @@ class ManagerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProcessAnswer:
     """The answer of a process to a `Question`.
 
     Attributes:
@@ -319,6 +319,6 @@ class JobPicture:
 
 
 ToManager: TypeAlias = (
-    Hello | CloseGroup | Declare | Forget | WaitReport | Cancel | Dismiss | ManagerRequest | Answer | Postmortem
+    Hello | CloseGroup | Declare | Forget | WaitReport | Cancel | Dismiss | ManagerRequest | ProcessAnswer | Postmortem
 )
 ToProcess: TypeAlias = Reply | NotYetNotice | Question | PostmortemQuestion | Died | Stuck | Cancelled

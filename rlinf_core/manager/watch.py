@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rlinf_core.manager.messages import Answer
+from rlinf_core.manager.messages import ProcessAnswer
 from rlinf_core.manager.wait_edges import ChannelView, JobView
 from rlinf_core.manager.wait_graph import Deadlock, DeadlockDetector, Process, WaitGraph
 from rlinf_core.waiting import OperationKind, PublishedOperation
@@ -39,7 +39,7 @@ class Round:
     until: float
     done: Callable[[Round], None]
     asked: set[str] = field(default_factory=set[str])
-    answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
+    answers: dict[str, ProcessAnswer] = field(default_factory=dict[str, ProcessAnswer])
 
     @property
     def complete(self) -> bool:
@@ -110,7 +110,7 @@ class Watch:
         self._rounds[started.serial] = started
         started.asked.update(ask(started))
 
-    def answered(self, name: str, answer: Answer) -> None:
+    def answered(self, name: str, answer: ProcessAnswer) -> None:
         """Take the answer of a process."""
         asked = self._rounds.get(answer.round)
         if asked is not None:
@@ -142,7 +142,7 @@ class Watch:
         self._found += self._detector.look(answers.processes(dead, self.unknown), time.monotonic())
 
 
-def _waits(named: tuple[str, Answer]) -> bool:
+def _waits(named: tuple[str, ProcessAnswer]) -> bool:
     name, answer = named
     return any(is_long_wait(one, is_worker=":" in name) for one in answer.publication.operations)
 

@@ -13,7 +13,7 @@ from rlinf_core.failures import PackedError, WorkerGroupError, followed, set_cau
 
 
 @dataclass(slots=True)
-class Call:
+class MethodCall:
     """A call of a method that goes on in this process.
 
     Attributes:
@@ -29,10 +29,10 @@ class Call:
     given_up: Exception | None = None
 
 
-_current: ContextVar[Call | None] = ContextVar("rlinf_call", default=None)
+_current: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=None)
 
 
-def enter_call(call: Call) -> Any:
+def enter_call(call: MethodCall) -> Any:
     """Code of this context runs for `call`; returns what `leave_call` takes."""
     return _current.set(call)
 

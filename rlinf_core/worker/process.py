@@ -30,7 +30,7 @@ from rlinf_core.import_path import add_user_folders
 from rlinf_core.manager.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import (
-    Call,
+    MethodCall,
     RemoteFailure,
     Timed,
     check_call,
@@ -68,7 +68,7 @@ class WorkerProcess:
         self._worker: Any = None
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, MethodCall] = {}
         # Why no further call is begun, once the group is being shut down.
         self._dismissed: Exception | None = None
 
@@ -140,7 +140,7 @@ class WorkerProcess:
         # Not an argument: one costs Ray more than all that is done here.
         method: str = self._ray.get_task_name()
 
-        def run(call: Call) -> Any:
+        def run(call: MethodCall) -> Any:
             result = getattr(self._worker, method)(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = self._await(method, result, call)
@@ -156,12 +156,12 @@ class WorkerProcess:
             result = self._published(method, run)
         return Timed(result, durations) if durations else result
 
-    def _published(self, method: str, run: Callable[[Call], T]) -> T:
+    def _published(self, method: str, run: Callable[[MethodCall], T]) -> T:
         """Return what `run` returns; publishes meanwhile that a method runs, and packs what it raises."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
-        call = Call(self._ray.get_task_id(), threading.get_ident())
+        call = MethodCall(self._ray.get_task_id(), threading.get_ident())
         if not self._calls:
             # Mismatches that were reported between two calls are not the next one's: they are in the log.
             client.endpoint.take_mismatches()
@@ -189,7 +189,7 @@ class WorkerProcess:
             leave_call(token)
             del self._calls[call.serial]
 
-    def _await(self, method: str, result: Awaitable[Any], call: Call) -> Any:
+    def _await(self, method: str, result: Awaitable[Any], call: MethodCall) -> Any:
         """Return the result of an asynchronous method, which runs as a task: from now on that is what may be held
         up.
         """
