@@ -1,7 +1,7 @@
 """The messages between the manager and the processes of a job.
 
-A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by an `ProcessAnswer`; everything else wants no
-answer. All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
+A `ManagerRequest` is answered by a `Reply` of the same serial, a `Question` by a `ProcessAnswer`; everything else wants
+no answer. All of it travels between authenticated endpoints of one rlinf, so plain pickled values will do.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Generation(Protocol):
     def seconds(self) -> float: ...
 
 
-class AnswerGroup(Protocol):
+class GenerationGroup(Protocol):
     """Calls on the workers that answer prompts. A worker class has these methods without the handles."""
 
     def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
@@ -86,7 +86,7 @@ class PromptService(ABC):
 class Turns(PromptService):
     """All prompts that were asked are answered and scored by one call on each group, together."""
 
-    def __init__(self, rollout: AnswerGroup, reward: RewardGroup) -> None:
+    def __init__(self, rollout: GenerationGroup, reward: RewardGroup) -> None:
         self._rollout = rollout
         self._reward = reward
         self._asked: list[Prompt] = []
@@ -132,7 +132,12 @@ class Stream(PromptService):
     """
 
     def __init__(
-        self, rollout: AnswerGroup, reward: RewardGroup, workers: Mapping[str, int], orders: Channel, reports: Channel
+        self,
+        rollout: GenerationGroup,
+        reward: RewardGroup,
+        workers: Mapping[str, int],
+        orders: Channel,
+        reports: Channel,
     ) -> None:
         self._workers = workers
         self._orders = orders

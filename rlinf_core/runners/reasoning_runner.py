@@ -14,7 +14,7 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.evaluation import evaluation_metrics
-from rlinf_core.runners.generation import AnswerGroup, PromptService, RewardGroup, Stream, Turns, wait_for
+from rlinf_core.runners.generation import GenerationGroup, PromptService, RewardGroup, Stream, Turns, wait_for
 from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, staleness
 from rlinf_core.runners.record import RunRecord
@@ -31,7 +31,7 @@ LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()
 
 
-class ActorGroup(Protocol):
+class LanguageActorGroup(Protocol):
     """Calls on the workers that train, all ranks at once. A worker class has these methods without the handles."""
 
     def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
@@ -58,8 +58,8 @@ class ReasoningRunner(RolloutRunner):
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that train, with the methods of `ActorGroup`.
-        rollout: the workers that answer, with those of `AnswerGroup`.
+        actor: the workers that train, with the methods of `LanguageActorGroup`.
+        rollout: the workers that answer, with those of `GenerationGroup`.
         reward: the workers that score, with those of `RewardGroup`.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
             workers and the names of the channels to the reward workers and to the actors.
@@ -76,8 +76,8 @@ class ReasoningRunner(RolloutRunner):
         record: RunRecord | None = None,
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "reward": reward}, record)
-        self.actor = cast("ActorGroup", actor)
-        self.rollout = cast("AnswerGroup", rollout)
+        self.actor = cast("LanguageActorGroup", actor)
+        self.rollout = cast("GenerationGroup", rollout)
         self.reward = cast("RewardGroup", reward)
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
