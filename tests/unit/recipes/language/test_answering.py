@@ -85,8 +85,8 @@ class SteppingEngine(Engine):
 class Encoder:
     """Prompts are numbers; 0 is too long."""
 
-    def encode(self, prompt: str) -> tuple[int, ...] | None:
-        return (int(prompt),) if int(prompt) else None
+    def encode(self, problem: Problem) -> tuple[int, ...] | None:
+        return (int(problem.prompt),) if int(problem.prompt) else None
 
     def text(self, tokens: tuple[int, ...]) -> str:
         return "x" * len(tokens)
