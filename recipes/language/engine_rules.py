@@ -6,7 +6,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from recipes.language.config import LanguageConfig
-from recipes.language.engines.backends import BACKENDS
+from recipes.language.engines.backends import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame, is_changed
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.requirements import install_command, missing_modules
@@ -41,6 +41,14 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
             f"engine `{backend.name}` cannot go on with unfinished answers under new weights",
             "write `runner.partial_rollout: false`, which ends them under the old ones first",
         )
+    for key in rollout.engine_options:
+        if key in RESERVED_OPTIONS.get(backend.name, ()):
+            report(
+                ("rollout", "engine_options", key),
+                "conflicting-settings",
+                f"`{key}` is given to {backend.name} by the recipe",
+                "remove it; `actor.model.precision` and `rollout.tensor_parallel_size` are keys of their own",
+            )
     _check_logprobs(config, report)
     if backend.name == "server":
         _check_server(config, world_sizes.get("rollout") or 1, report)

@@ -27,6 +27,13 @@ class Backend:
     keeps_partial: bool = True
 
 
+# Arguments of other engines that this project gives by itself: with other values tokens or log-probabilities are wrong.
+RESERVED_OPTIONS: Final = {
+    "vllm": frozenset(
+        ("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode", "tensor_parallel_size")
+    ),
+    "sglang": frozenset(("model_path", "dtype", "skip_tokenizer_init", "tp_size")),
+}
 _GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
 BACKENDS: Final = {
     "torch": Backend(name="torch"),
@@ -45,3 +52,8 @@ def missing_package(module: str, why: str) -> ConfigError:
         help=f"{install_command(module)}, or give the node group of `rollout` an interpreter that has it:"
         " `env_configs: [{node_ranks: ..., python_interpreter_path: ...}]`",
     )
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of what an exception says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

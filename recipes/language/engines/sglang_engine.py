@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.language.engines.backends import missing_package
+from recipes.language.engines.backends import last_line, missing_package
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import checked_sequence
 from recipes.language.engines.model_folder import ModelFolder
@@ -90,9 +90,7 @@ class SglangEngine(Engine):
         try:
             self._engine: Any = sglang.Engine(**{**arguments, **(options or {})})
         except (ValueError, RuntimeError, OSError, TypeError) as error:
-            raise ConfigError(
-                f"SGLang cannot load the model in `{folder}`", why=str(error).strip().splitlines()[-1]
-            ) from error
+            raise ConfigError(f"SGLang cannot load the model in `{folder}`", why=last_line(error)) from error
         self._seeded = bool((options or {}).get("enable_deterministic_inference"))
         self._paused = self._asleep = False
         self._version = self._generated = self._prefilled = self._prompted = self._reserved = 0

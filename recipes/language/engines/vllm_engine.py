@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recipes.language.engines.backends import last_line, missing_package
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import Answer, RequestQueue
@@ -118,9 +119,7 @@ class VllmEngine(Engine):
         try:
             self._llm: Any = vllm.LLM(str(folder), **{**arguments, **(options or {})})
         except (ValueError, RuntimeError, OSError, TypeError) as error:
-            raise ConfigError(
-                f"vLLM cannot load the model in `{folder}`", why=str(error).strip().splitlines()[-1]
-            ) from error
+            raise ConfigError(f"vLLM cannot load the model in `{folder}`", why=last_line(error)) from error
         self._vllm = vllm
         self._paused = self._asleep = False
         self._version = self._generated = self._prefilled = self._prompted = 0
@@ -316,7 +315,5 @@ def _vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
-        from recipes.language.engines.backends import missing_package
-
         raise missing_package("vllm", str(error)) from None
     return vllm

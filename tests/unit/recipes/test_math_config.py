@@ -328,6 +328,11 @@ def test_the_package_of_an_engine_is_looked_for_where_rollout_runs(findings: Any
     [
         ("rollout:\n  backend: vllm\n  sampling_params: {temperature: 0.7, top_k: 20}\n", "conflicting-settings", "20"),
         ("rollout:\n  tensor_parallel_size: 2\n", "conflicting-settings", "2"),
+        (
+            "rollout:\n  backend: vllm\n  engine_options: {logprobs_mode: raw_logits}\n",
+            "conflicting-settings",
+            "raw_logits",
+        ),
         ("rollout:\n  backend: server\n", "conflicting-settings", "server"),
         (SERVER + "  server: {url: 'http://127.0.0.1:8000'}\n", "conflicting-settings", "server"),
         (SERVER + URL + "  sampling_params: {temperature: 0.7}\n", "conflicting-settings", "0.7"),
