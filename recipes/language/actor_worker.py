@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from recipes.language.advantages import token_advantages
+from recipes.language.algorithm_config import LANGUAGE_LOSSES
 from recipes.language.batch import RolloutBatch
 from recipes.language.buffered import load_buffered, save_buffered
 from recipes.language.config import LanguageConfig
+from recipes.language.exchange import EvaluationClient
 from recipes.language.export import export
 from recipes.language.layout import LanguageLayout
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
-from recipes.language.models import make_model, make_tokenizer, with_lora
+from recipes.language.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.models import make_tokenizer
 from recipes.language.policy import LanguagePolicy
-from recipes.language.warm_start import right_answers, warm_start
+from recipes.language.warm_start import initial_policy
 from recipes.language.weights import WeightUpdate
-from recipes.training.precision import DTYPES
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
 from recipes.training.weight_sync import WeightSender, receivers_of
-from rlinf_core import AdvantageSettings, LossSettings, RLinfError, Worker
+from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
+from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-# Largest difference of log-probabilities of one token that rounding explains, by the type of the weights.
-_GAP_LIMITS: Final = {"fp32": 1e-2, "bf16": 1.0, "fp16": 0.5}
 
 
 class LanguageActor(Worker):
@@ -48,32 +45,23 @@ class LanguageActor(Worker):
         """Load or build the model, and make the optimizer; every rank begins with the same weights."""
         config = self._config.actor
         torch.set_num_threads(config.threads)
-        torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         self._layout = layout
         self._tokenizer = make_tokenizer(config)
-        model = make_model(config, self._tokenizer, DTYPES[config.model.precision])
-        lora = config.model.adapter()
-        self._lora = lora is not None
-        reference = None
-        if self._config.algorithm.kl_beta and not self._lora:
-            reference = copy.deepcopy(model)
-        whole = with_lora(model, lora) if lora is not None else model
-        if config.fsdp_config.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        policy = LanguagePolicy(cast("PreTrainedModel", whole), value_head=False).to(self.torch_device)
-        self._warm_start(policy)
-        if reference is not None:
-            reference.load_state_dict(model.state_dict())
-            self._reference = LanguagePolicy(reference).to(self.torch_device).requires_grad_(False)
-        blocks = cast("list[Any]", list(cast("Any", policy.causal.get_decoder()).layers))
-        self._state = state = TrainingState(
+        self._lora = config.model.adapter() is not None
+        policy = initial_policy(
+            self._config,
+            self._tokenizer,
+            self.torch_device,
+            gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
+        )
+        self._state = TrainingState(
             policy,
             config.optim,
             config.fsdp_config,
             rank=self._rank,
             world_size=self._world_size,
             device=self.torch_device,
-            blocks=blocks,
+            blocks=policy.blocks,
             is_sent=self._is_sent,
         )
         self._sender = WeightSender(
@@ -83,33 +71,37 @@ class LanguageActor(Worker):
             receivers_of(self._rank, layout.actors, layout.rollouts),
             in_background=False,
         )
-        algorithm, sampling = self._config.algorithm, self._config.rollout.sampling_params
-        self._learner = LanguageLearner(
+        self._learner = self._make_learner(policy)
+        self._channel = self.connect_channel(layout.scored)
+        # The groups that evaluate what comes, where there are any.
+        self._critic = self._reference = None
+        if layout.critics:
+            self._critic = EvaluationClient(self, self._config.critic.group_name, layout.critics)
+        if layout.references:
+            self._reference = EvaluationClient(self, self._config.reference.group_name, layout.references)
+
+    def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
+        config, algorithm = self._config.actor, self._config.algorithm
+        loss = get_policy_loss(algorithm.loss_type)
+        options = checked_options(loss, algorithm.options, "algorithm.options")
+        return LanguageLearner(
             policy,
-            state.strategy,
-            state.optimizer,
-            get_policy_loss(algorithm.loss_type),
-            LossSettings.of(algorithm),
+            self._state.strategy,
+            self._state.optimizer,
+            loss,
+            replace(LossSettings.of(algorithm), options=options),
             LearnerSettings(
                 minibatches=self._config.minibatches,
                 epochs=algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
                 share_prompts=config.share_prompts,
-                temperature=sampling.temperature,
+                temperature=self._config.rollout.sampling_params.temperature,
                 clip_grad=config.optim.clip_grad,
                 skip_nonfinite=self._config.runner.on_nonfinite == "skip",
+                leave_out=algorithm.loss_type in LANGUAGE_LOSSES,
             ),
             self.torch_device,
         )
-        self._channel = self.connect_channel(layout.scored)
-
-    def _warm_start(self, policy: LanguagePolicy) -> None:
-        """Show a model that was built on the spot some right answers. Every rank does the same."""
-        config = self._config
-        start = config.actor.warm_start
-        if not start.steps or config.actor.model.model_path is not None:
-            return
-        warm_start(policy, right_answers(config, self._tokenizer), config.data.rollout_batch_size, start.lr)
 
     # Weights
 
@@ -140,70 +132,83 @@ class LanguageActor(Worker):
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""
         batch, algorithm = self._batch, self._config.algorithm
+        for group in (self._critic, self._reference):
+            if group is not None:
+                group.send(batch)
         metrics: dict[str, float] = {}
-        old = batch.logprobs
-        if algorithm.recompute_logprobs or self._config.rollout.check_logprobs != "off":
-            found = self._learner.evaluate(batch).logprobs
-            metrics |= self._gap(found, batch)
-            if algorithm.recompute_logprobs:
-                old = found
-        settings = AdvantageSettings.of(algorithm, self._state.strategy.reduce_sum)
-        advantages, _ = token_advantages(batch, get_advantage(algorithm.adv_type), settings)
+        same = batch.versions == self._state.version
+        if algorithm.recompute_logprobs:
+            old, behaviour = self._learner.evaluate(batch), batch.logprobs
+            metrics |= self._check_logprobs((old - behaviour)[same], step)
+        else:
+            old, behaviour = batch.logprobs, None
+        reference = self._reference_logprobs() if algorithm.kl_beta else None
+        kl = None
+        if reference is not None and algorithm.kl_in_reward:
+            kl = kl_estimate(old, reference, algorithm.kl_penalty)
+            metrics["train/kl_in_reward"] = float(kl[batch.trained].mean()) if bool(batch.trained.any()) else 0.0
+        values = None if self._critic is None else self._critic.recv_tokens()
+        advantage = get_advantage(algorithm.adv_type)
+        settings = replace(
+            AdvantageSettings.of(algorithm, self._state.strategy.reduce_sum),
+            options=checked_options(advantage, algorithm.options, "algorithm.options"),
+        )
+        advantages, returns = token_advantages(batch, advantage, settings, values=values, kl=kl)
+        if self._critic is not None:
+            self._critic.send_tokens(_learned_values(returns, algorithm.adv_type))
         self._targets = TokenTargets(
             advantages=advantages,
             old_logprobs=old,
-            ref_logprobs=self._reference_logprobs(batch) if algorithm.kl_beta else None,
-            behaviour_logprobs=batch.logprobs if algorithm.recompute_logprobs else None,
+            ref_logprobs=None if algorithm.kl_in_reward else reference,
+            behaviour_logprobs=behaviour,
+            comparable=None if algorithm.recompute_logprobs else same,
         )
         return metrics
 
-    def _gap(self, found: Tensor, batch: RolloutBatch) -> dict[str, float]:
-        """Return how much engine and trainer differ in the log-probabilities of tokens of the present weights."""
-        same = batch.versions == self._state.version
-        difference = (found - batch.logprobs)[same]
-        if not len(difference):
+    def _check_logprobs(self, differences: Tensor, step: int) -> dict[str, float]:
+        """Return how much engine and trainer differ; warn, or end the run, where they are not the same model.
+
+        Args:
+            differences: float [m], log-probabilities of the trainer less those of the engine, by equal weights.
+            step: the training step.
+
+        Raises:
+            RLinfError: they differ by too much, under `rollout.check_logprobs: strict`.
+        """
+        gap, check = logprob_gap(differences, self._state.strategy), self._config.rollout.check_logprobs
+        if gap is None:
             return {}
-        size = difference.abs()
-        self._judge_gap(float(size.max()))
-        return {
-            "train/logprob_gap/mean": float(size.mean()),
-            "train/logprob_gap/max": float(size.max()),
-            "train/logprob_gap/k3": float((difference.expm1() - difference).mean()),
-        }
+        limit = GAP_LIMITS[self._config.actor.model.precision]
+        if check != "off" and not gap.largest <= limit:
+            error = gap.error(limit, step)
+            if check == "strict":
+                raise error
+            if self._rank == 0:
+                self.log_warning("%s", error)
+        return gap.metrics()
 
-    def _judge_gap(self, largest: float) -> None:
-        """Warn, or end the run, when engine and trainer are not the same model."""
-        check = self._config.rollout.check_logprobs
-        limit = _GAP_LIMITS[self._config.actor.model.precision]
-        if check == "off" or largest <= limit:
-            return
-        what = f"log-probabilities of engine and trainer differ by up to {largest:.3g}, more than {limit:g}"
-        if check == "strict":
-            raise RLinfError(
-                what,
-                why="`rollout.check_logprobs: strict` ends the run then",
-                help="model, precision and chat template of actor and rollout must be the same",
-            )
-        self.log_warning("%s", what)
-
-    def _reference_logprobs(self, batch: RolloutBatch) -> Tensor:
-        if self._lora:
-            with cast("Any", self._state.policy.model).disable_adapter():
-                return self._learner.evaluate(batch).logprobs
-        return self._learner.evaluate(batch, self._reference).logprobs
+    def _reference_logprobs(self) -> Tensor:
+        if self._reference is not None:
+            return self._reference.recv_tokens()
+        with cast("Any", self._state.policy.model).disable_adapter():
+            return self._learner.evaluate(self._batch)
 
     def run_training(self, step: int) -> dict[str, float]:
         """Learn from the batch, and return figures by their full names."""
-        config = self._config.actor
-        last = self._config.runner.max_steps
+        config, last = self._config.actor, self._config.runner.max_steps
         rate = self._state.apply_settings(step, last if last > 0 else None)
-        figures = self._learner.train(self._batch, self._targets, seed_of(config.seed, Purpose.BATCHES, step), step)
+        seed = seed_of(config.seed, Purpose.BATCHES, step)
+        figures = self._learner.train(self._batch, self._targets, seed, step)
+        tokens = float(self._batch.lengths.sum())
+        gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
         self._state.version += 1
         del self._batch, self._targets
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         return {
             **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            **gap,
+            "train/actor/tokens": tokens,
             "train/actor/lr": rate,
         }
 
@@ -234,3 +239,17 @@ class LanguageActor(Worker):
         whole = {name: self._state.strategy.whole(value) for name, value in state.items()}
         if self._rank == 0:
             export(whole, self._config.actor, self._tokenizer, Path(folder))
+
+
+def _learned_values(returns: Tensor | None, name: str) -> Tensor:
+    """Return what values learn.
+
+    Raises:
+        ConfigError: the advantage of the user's own gives nothing for values to learn.
+    """
+    if returns is None:
+        raise ConfigError(
+            f"`algorithm.adv_type: {name}` gives no returns, and the group `critic` learns those",
+            help="return `Advantages(advantages, returns)`, or take `critic` out of `cluster.component_placement`",
+        )
+    return returns

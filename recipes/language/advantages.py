@@ -23,7 +23,8 @@ def token_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the advantage of each answer token, and what values learn.
 
-    An answer is a trajectory whose steps are its tokens; its reward comes with the last one.
+    An answer is a trajectory whose steps are its tokens; its reward comes with the last one that is learned from, and
+    those that are not, which the policy did not draw, do not count.
 
     Args:
         batch: whole groups, their members next to each other.
@@ -38,14 +39,16 @@ def token_advantages(
     lengths = batch.answer_lengths
     if not len(batch):
         return torch.empty(0), None
-    inside = torch.arange(int(lengths.max()))[:, None] < lengths[None]
+    steps = torch.arange(int(lengths.max()))[:, None]
+    inside = steps < lengths[None]
 
     def by_time(tokens: Tensor) -> Tensor:
         """Lay values of tokens, [A], as [T, n]."""
         laid = torch.zeros(inside.T.shape, dtype=tokens.dtype).masked_scatter(inside.T, tokens)
         return laid.T.contiguous()
 
-    last = torch.arange(int(lengths.max()))[:, None] == lengths[None] - 1
+    counts = by_time(batch.trained)
+    last = steps == torch.where(counts, steps, -1).amax(dim=0)
     rewards = torch.where(last, batch.rewards[None], 0.0)
     laid_values = None
     if values is not None:
@@ -55,7 +58,7 @@ def token_advantages(
             rewards=rewards,
             dones=last | ~inside,
             values=laid_values,
-            mask=inside,
+            mask=counts,
             kl=None if kl is None else by_time(kl),
         ),
         settings,

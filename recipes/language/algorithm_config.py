@@ -26,7 +26,7 @@ from rlinf_core.scalars import Bool, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 KNOWN_ADVANTAGES: Final = (*ADVANTAGES, "turn_gae")
-_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
+LANGUAGE_LOSSES: Final = (*LOSSES, "gspo", "decoupled_actor")
 
 
 class LanguageAlgorithmConfig(AlgorithmConfig):
@@ -59,7 +59,7 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         description="How advantages are computed: grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, or, with"
         " a group `critic`, gae or turn_gae; or `package.module:name`.",
     )
-    loss_type: Annotated[Text, KnownOrOwn("loss_type", _LOSSES, OTHER_LOSSES)] = Field(
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", LANGUAGE_LOSSES, OTHER_LOSSES)] = Field(
         default="actor",
         description="actor: clipped ratios of tokens; gspo: of sequences; decoupled_actor: weighted by the distance"
         " from the policy that drew the tokens; or `package.module:name`.",
@@ -109,3 +109,8 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     def needs_values(self) -> bool:
         """Whether the advantages are known to need a group `critic`."""
         return self.adv_type in VALUE_ADVANTAGES
+
+    @property
+    def wants_values(self) -> bool:
+        """Whether the advantages may use values: those of the user's own, too."""
+        return self.needs_values or self.adv_type not in KNOWN_ADVANTAGES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from recipes.language.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, is_changed
@@ -57,7 +56,7 @@ def _check_groups(config: LanguageConfig, report: Report) -> None:
             " place",
             "add `critic: 0` to `cluster.component_placement`, or write `adv_type: grpo`",
         )
-    if "critic" in placed and algorithm.adv_type in KNOWN_ADVANTAGES and not algorithm.needs_values:
+    if "critic" in placed and not algorithm.wants_values:
         report(
             (*places, "critic"),
             "unused-component",

@@ -14,6 +14,7 @@ class LanguageLayout(NamedTuple):
             never stops one key for all of them. The runner's prompts go through it then, too.
         scored: channel from reward to actor workers; the key is a group's slot. Reports for the runner go through it
             where generation never stops.
+        critics, references: processes of the groups that evaluate what the actors got; 0: there is no such group.
     """
 
     actors: int
@@ -21,6 +22,8 @@ class LanguageLayout(NamedTuple):
     rewards: int
     answers: str
     scored: str
+    critics: int = 0
+    references: int = 0
 
 
 class SampleRecord(NamedTuple):

@@ -1,22 +1,27 @@
-"""Policy updates from answers, in packed micro-batches; the same on every rank, whatever share it has."""
+"""Updates of policies and values from answers, in packed micro-batches; the same on every rank, whatever its share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from recipes.language.batch import RolloutBatch, answer_sums, balanced, token_budget_parts, whole_groups
-from recipes.language.packing import PackedRow, pack, packed_tokens
+from recipes.language.batch import RolloutBatch, answer_sums, balanced, whole_groups
+from recipes.language.micro_batches import STAND_IN, MicroBatches
+from recipes.language.packing import PackedRow
 from recipes.language.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.losses.value_loss import value_loss
 
 LossFunction = Callable[[LossInputs, LossSettings], Loss]
+# A value of each answer token, float32 [A], by name.
+Targets = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,7 @@ class LearnerSettings:
         temperature: that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
         skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
+        leave_out: whether the loss has no gradient where advantages are 0, so that such answers need no pass.
     """
 
     minibatches: int = 1
@@ -40,6 +46,7 @@ class LearnerSettings:
     temperature: float = 1.0
     clip_grad: float = 1.0
     skip_nonfinite: bool = False
+    leave_out: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,30 +58,28 @@ class TokenTargets:
         old_logprobs: of the policy that ratios are taken against.
         ref_logprobs: of the reference model; None: no divergence in the loss.
         behaviour_logprobs: of the policy that drew the tokens, where that is another one; None else.
-        returns, old_values: what values learn, and the values when the answers were judged; None without a critic.
+        comparable: bool [A], which tokens were drawn by the weights that the policy has before the update; those get
+            into `LanguageLearner.differences`. None: not asked for.
     """
 
     advantages: Tensor
     old_logprobs: Tensor
     ref_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
-    returns: Tensor | None = None
-    old_values: Tensor | None = None
+    comparable: Tensor | None = None
 
     def named(self) -> dict[str, Tensor]:
         """Return those that are there, by name."""
-        names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "returns", "old_values")
+        names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-class LanguageLearner:
+class AnswerLearner(ABC):
     """Takes optimizer steps on answers.
 
     Args:
-        policy: the model.
-        strategy: how its weights are held by the ranks that share every batch.
+        strategy: the model, as it is spread over the ranks that share every batch.
         optimizer: of its weights.
-        loss: by `algorithm.loss_type`.
         loss_settings: of the loss.
         settings: how batches are gone over.
         device: where the model is.
@@ -82,50 +87,27 @@ class LanguageLearner:
 
     def __init__(
         self,
-        policy: LanguagePolicy,
         strategy: ParallelStrategy,
         optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
         loss_settings: LossSettings,
         settings: LearnerSettings,
         device: torch.device,
     ) -> None:
-        self.policy = policy
         self._strategy = strategy
         self._updater = Updater(
             strategy, optimizer, clip_grad=settings.clip_grad, skip_nonfinite=settings.skip_nonfinite
         )
-        self._loss = loss
         self._loss_settings = loss_settings
         self._settings = settings
         self._device = device
+        # Optimizer steps of the present training step.
+        self._updates = 0
+        self._micro = MicroBatches(
+            strategy, device, max_tokens=settings.max_tokens, share_prompts=settings.share_prompts
+        )
 
-    @torch.no_grad()
-    def evaluate(self, batch: RolloutBatch, policy: LanguagePolicy | None = None) -> AnswerEval:
-        """Return what a policy thinks of a batch's answer tokens now, on the CPU. All ranks call it together.
-
-        Args:
-            batch: this rank's answers.
-            policy: another one than that which learns, such as a reference; it is held whole by every rank.
-        """
-        parts = self._parts(batch, list(range(len(batch))))
-        found = [(rows, self._forward(batch, rows, policy, entropy=False)) for rows in parts]
-        order = [row for rows, _ in found for row in rows]
-        if not order:
-            nothing = torch.empty(0)
-            return AnswerEval(nothing, None, None)
-        back = torch.tensor(order).argsort()
-        lengths = batch.answer_lengths[torch.tensor(order)]
-
-        def restored(pieces: Sequence[Tensor]) -> Tensor:
-            split = torch.cat([piece.cpu() for piece in pieces]).split(lengths.tolist())
-            return torch.cat([split[index] for index in back.tolist()])
-
-        values = [each.values for _, each in found if each.values is not None]
-        return AnswerEval(restored([each.logprobs for _, each in found]), None, restored(values) if values else None)
-
-    def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
-        """Learn from a batch, and return figures of all micro-batches.
+    def _learn(self, batch: RolloutBatch, targets: Targets, seed: int, step: int) -> Figures:
+        """Take the optimizer steps of a training step, and return figures of all micro-batches.
 
         Args:
             batch: this rank's answers; whole groups.
@@ -137,11 +119,33 @@ class LanguageLearner:
             NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
         """
         figures = Figures()
+        self._updates = 0
         for epoch in range(self._settings.epochs):
             for rows in self._minibatches(batch, seed + epoch):
-                self._update(batch, targets, rows, step, figures)
+                moved = self._with_gradient(batch, targets, rows)
+                parts = self._micro.divide(batch, moved)
+                totals = {name: total / len(parts) for name, total in self._totals(batch, rows, moved).items()}
+
+                def part_loss(part: list[int], totals: Mapping[str, Tensor] = totals) -> Loss:
+                    lengths = batch.answer_lengths[torch.tensor(part)] if part else STAND_IN.answer_lengths
+                    row = self._micro.pack(batch, part)
+                    return self._loss_of(row, lengths, self._padded_targets(batch, targets, part), totals)
+
+                self._updater.update(parts, part_loss, step, figures)
+                self._updates += 1
         self._updater.check_weights(f"step {step}")
         return figures
+
+    @abstractmethod
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """Return the loss of a micro-batch.
+
+        Args:
+            row: its answers.
+            lengths: int64 [n], tokens of each.
+            targets: [n, longest answer], zero behind the end of each answer, with a bool `mask` of what is trained.
+            totals: see `LossInputs`.
+        """
 
     def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
         """Yield the answers of each optimizer step: whole groups, alike in tokens."""
@@ -155,109 +159,143 @@ class LanguageLearner:
         for part in balanced(weights, count):
             yield [row for index in part for row in groups[order[index]]]
 
-    def _parts(self, batch: RolloutBatch, rows: list[int]) -> list[list[int]]:
-        """Return answers in micro-batches of similar length; as many on every rank, some of them empty."""
-        limit, share = self._settings.max_tokens, self._settings.share_prompts
-        lengths = batch.lengths.tolist()
-        chosen = set(rows)
-        units: list[list[int]] = []
-        for group in whole_groups(batch):
-            mine = [row for row in group if row in chosen]
-            if not mine:
-                continue
-            if share and packed_tokens(batch, mine, share_prompts=True) <= limit:
-                units.append(mine)
-            else:
-                units += [[row] for row in mine]
-        costs = [packed_tokens(batch, unit, share_prompts=share) for unit in units]
-        if not share:
-            costs = [sum(lengths[row] for row in unit) for unit in units]
-        parts = [[row for index in part for row in units[index]] for part in token_budget_parts(costs, limit)]
-        wanted = self._strategy.reduce_max(len(parts))
-        return parts + [[] for _ in range(wanted - len(parts))]
+    def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
+        """Return the answers whose loss depends on the weights; the others need no pass."""
+        return rows
 
-    def _with_gradient(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int]) -> list[int]:
-        """Return the answers whose loss depends on the weights, one at least; the others need no pass.
-
-        Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a group in which all or
-        none are right. A NaN stays, to be found.
-        """
-        if targets.ref_logprobs is not None or targets.returns is not None or self._loss_settings.entropy_bonus:
-            return rows
-        moved = answer_sums(targets.advantages.abs(), batch.answer_lengths)
-        return [row for row in rows if moved[row] != 0] or rows[:1]
-
-    def _update(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int], step: int, figures: Figures) -> None:
-        """Take one optimizer step."""
-        parts = self._parts(batch, self._with_gradient(batch, targets, rows))
-        totals = {name: total / len(parts) for name, total in self._totals(batch, rows).items()}
-        self._updater.update(parts, lambda part: self._judge(batch, targets, part, totals), step, figures)
-
-    def _totals(self, batch: RolloutBatch, rows: list[int]) -> dict[str, Tensor]:
-        """Return what losses are divided by, over all ranks, by rank on average."""
+    def _totals(self, batch: RolloutBatch, rows: list[int], moved: list[int]) -> dict[str, Tensor]:
+        """Return the denominators of losses, and of metrics of what is `moved`, over all ranks, by rank on average."""
         how = self._loss_settings.loss_agg_func
-        mask = _padded(batch.trained, batch.answer_lengths)[torch.tensor(rows, dtype=torch.int64)]
-        if rows:
-            found = torch.stack([denominator(mask, mask.shape, how), denominator(mask, mask.shape, "token-mean")])
-        else:
-            found = torch.zeros(2)
-        summed = self._strategy.reduce_sum(found.to(self._device)).clamp(min=1) / self._strategy.world_size
-        return {"total": summed[0], "entropy_total": summed[0], "value_total": summed[1]}
+        mask = padded(batch.trained, batch.answer_lengths)
+        found: list[Tensor] = []
+        for kind, counted in ((how, rows), (how, moved), ("token-mean", moved)):
+            part = mask[torch.tensor(counted, dtype=torch.int64)]
+            found.append(denominator(part, part.shape, kind, least=0) if counted else torch.zeros(()))
+        summed = self._strategy.reduce_sum(torch.stack(found).to(self._device)).clamp(min=1)
+        names = ("total", "entropy_total", "token_total")
+        return dict(zip(names, (summed / self._strategy.world_size).unbind(), strict=True))
 
-    def _judge(self, batch: RolloutBatch, targets: TokenTargets, rows: list[int], totals: Mapping[str, Tensor]) -> Loss:
-        entropy = bool(self._loss_settings.entropy_bonus)
-        judged = self._forward(batch, rows, None, entropy=entropy)
+    def _padded_targets(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> dict[str, Tensor]:
+        named = {**targets, "mask": batch.trained}
         if not rows:
-            return Loss(judged.logprobs.sum() * 0, {})
-        chosen = torch.tensor(rows)
-        lengths = batch.answer_lengths
-        mine = lengths[chosen]
-        given = {
-            name: _padded(value, lengths)[chosen][:, : int(mine.max())].to(self._device)
-            for name, value in {**targets.named(), "mask": batch.trained}.items()
-        }
-        critic = judged.values is not None and "returns" in given
+            return {name: torch.zeros(1, 1, dtype=value.dtype, device=self._device) for name, value in named.items()}
+        chosen, lengths = torch.tensor(rows), batch.answer_lengths
+        longest = int(lengths[chosen].max())
+        return {name: padded(value, lengths)[chosen][:, :longest].to(self._device) for name, value in named.items()}
+
+
+class LanguageLearner(AnswerLearner):
+    """Improves a policy.
+
+    Args:
+        policy: the model.
+        loss: by `algorithm.loss_type`.
+        strategy, optimizer, loss_settings, settings, device: see `AnswerLearner`.
+
+    Attributes:
+        differences: float32 [m], log-probabilities by the weights before the last `train` less `old_logprobs`, of
+            those tokens of the first optimizer step that are `comparable`.
+    """
+
+    def __init__(
+        self,
+        policy: LanguagePolicy,
+        strategy: ParallelStrategy,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        loss_settings: LossSettings,
+        settings: LearnerSettings,
+        device: torch.device,
+    ) -> None:
+        super().__init__(strategy, optimizer, loss_settings, settings, device)
+        self.policy = policy
+        self.differences = torch.empty(0)
+        self._loss = loss
+
+    def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
+        """Learn from a batch, and return figures of all micro-batches. All ranks call it together.
+
+        Args:
+            batch: this rank's answers; whole groups.
+            targets: of their tokens.
+            seed: of the order of groups; the same on every rank.
+            step: the training step, for messages.
+
+        Raises:
+            NonFiniteError: a loss, a gradient or a weight is not finite, and such updates are not skipped.
+        """
+        self.differences = torch.empty(0)
+        return self._learn(batch, targets.named(), seed, step)
+
+    def evaluate(self, batch: RolloutBatch) -> Tensor:
+        """Return the log-probabilities of a batch's answer tokens, float32 [A], on the CPU. All ranks call it."""
+        temperature = self._settings.temperature
+
+        def logprobs(row: PackedRow) -> Tensor:
+            found: AnswerEval = self._strategy.module(row, temperature)
+            return found.logprobs
+
+        return self._micro.evaluate(batch, logprobs)
+
+    def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
+        """See `AnswerLearner`. Under a policy loss alone, answers with advantages of 0 add nothing, such as those of a
+        group in which all or none are right.
+        """
+        if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
+            return rows
+        moved = answer_sums(targets["advantages"].abs(), batch.answer_lengths)
+        return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
+
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """See `AnswerLearner`."""
+        evaluated: AnswerEval = self._strategy.module(row, self._settings.temperature, entropy=True)
+        entropy = evaluated.entropy
+        if entropy is not None and not self._loss_settings.entropy_bonus:
+            entropy = entropy.detach()  # a metric only
+        logprobs = padded(evaluated.logprobs, lengths)
+        given = dict(targets)
+        comparable = given.pop("comparable", None)
+        if comparable is not None and self._updates == 0:
+            found = (logprobs.detach() - given["old_logprobs"])[comparable].cpu()
+            self.differences = torch.cat((self.differences, found))
         return self._loss(
             LossInputs(
-                logprobs=_padded(judged.logprobs, mine),
-                entropy=None if judged.entropy is None else _padded(judged.entropy, mine),
-                values=_padded(judged.values, mine) if critic and judged.values is not None else None,
-                value_mask=given["mask"] if critic else None,
+                logprobs=logprobs,
+                entropy=None if entropy is None else padded(entropy, lengths),
                 **given,
                 **totals,
             ),
             self._loss_settings,
         )
 
-    def _forward(
-        self, batch: RolloutBatch, rows: list[int], policy: LanguagePolicy | None, *, entropy: bool
-    ) -> AnswerEval:
-        """Return what the policy thinks of some answers; of a stand-in where there are none, for the other ranks."""
-        row: PackedRow = _row(batch, rows, self._settings.share_prompts, self._device)
-        module: nn.Module = policy or self._strategy.module
-        return module(row, self._settings.temperature, entropy=entropy)
+
+class ValueLearner(AnswerLearner):
+    """Learns the values of the states before answer tokens."""
+
+    def evaluate(self, batch: RolloutBatch) -> Tensor:
+        """Return the value before each answer token of a batch, float32 [A], on the CPU. All ranks call it."""
+        return self._micro.evaluate(batch, self._strategy.module)
+
+    def train(self, batch: RolloutBatch, returns: Tensor, old_values: Tensor, seed: int, step: int = 0) -> Figures:
+        """Learn from a batch, as `LanguageLearner.train` does.
+
+        Args:
+            batch: this rank's answers; whole groups.
+            returns: float32 [A], what values learn.
+            old_values: float32 [A], the values before.
+            seed: of the order of groups; the same on every rank.
+            step: the training step, for messages.
+        """
+        return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)
+
+    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        """See `AnswerLearner`."""
+        values = padded(self._strategy.module(row), lengths)
+        old, returns = targets["old_values"], targets["returns"]
+        return value_loss(values, old, returns, self._loss_settings, targets["mask"], totals["token_total"])
 
 
-def _row(batch: RolloutBatch, rows: list[int], share: bool, device: torch.device) -> PackedRow:
-    if rows:
-        return pack(batch.select(torch.tensor(rows)), share_prompts=share, device=device)
-    one = torch.ones(1, dtype=torch.int64)
-    flag, number = torch.zeros(1, dtype=torch.bool), torch.zeros(1)
-    stand_in = RolloutBatch(
-        tokens=torch.zeros(2, dtype=torch.int64),
-        lengths=2 * one,
-        prompt_lengths=one,
-        trained=flag,
-        logprobs=number,
-        versions=one,
-        groups=one,
-        rewards=number,
-        finished=flag,
-    )
-    return pack(stand_in, share_prompts=False, device=device)
-
-
-def _padded(values: Tensor, lengths: Tensor) -> Tensor:
+def padded(values: Tensor, lengths: Tensor) -> Tensor:
     """Return values of tokens, [A], as [n, longest], zero behind the end of each answer; differentiable."""
     device = values.device
     longest = int(lengths.max()) if len(lengths) else 0

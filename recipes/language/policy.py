@@ -1,8 +1,9 @@
-"""A causal language model as a policy: log-probabilities of answers, without a tensor of tokens x vocabulary."""
+"""Causal language models as policies and as values, without a tensor of tokens x vocabulary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -22,49 +23,62 @@ _CHUNK_NUMBERS = 1 << 24
 
 
 class AnswerEval(NamedTuple):
-    """The values that a policy gives to answer tokens; all float32 [A].
+    """The log-probabilities that a policy gives to answer tokens; both float32 [A].
 
     Attributes:
         logprobs: log-probability of each token.
         entropy: of the distribution that each was drawn from; None when not asked for.
-        values: of the state before each token; None without a value head.
     """
 
     logprobs: Tensor
     entropy: Tensor | None
-    values: Tensor | None
 
 
-class LanguagePolicy(nn.Module):
-    """A causal language model, and a value head where asked for.
+class AnswerModel(nn.Module):
+    """A causal language model whose last hidden states before answer tokens are used.
 
     Args:
         model: of transformers, possibly within a LoRA wrapper of peft.
-        value_head: whether to add a linear value of the last hidden state, for PPO.
     """
 
-    def __init__(self, model: PreTrainedModel, *, value_head: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
         use_plans(causal)
-        config: Any = causal.config
-        changed = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
-        if changed:
-            raise ConfigError(
-                f"`{type(causal).__name__}` changes its logits by `{changed[0]}`, which training does not know",
-                help="use a model without it, such as one of the Llama or Qwen families",
-            )
         self._causal = [causal]  # in a list: it is part of `model` already
-        self.value_head = nn.Linear(config.get_text_config().hidden_size, 1) if value_head else None
-        if self.value_head is not None:
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
 
     @property
     def causal(self) -> PreTrainedModel:
         """The model of transformers, without a LoRA wrapper around it."""
         return self._causal[0]
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Parts whose shards are gathered one at a time, and that compute with weights of one type: the layers."""
+        return list(cast("Any", self.causal.get_decoder()).layers)
+
+    def states(self, row: PackedRow) -> Tensor:
+        """Return the hidden state from which each answer token is predicted, [A, W]."""
+        decoder = cast("Any", self.causal.get_decoder())
+        hidden: Tensor = decoder(
+            input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
+        ).last_hidden_state[0]
+        return hidden.index_select(0, row.predictors)
+
+
+class LanguagePolicy(AnswerModel):
+    """A causal language model as a policy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        config: Any = self.causal.config
+        changed = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
+        if changed:
+            raise ConfigError(
+                f"`{type(self.causal).__name__}` changes its logits by `{changed[0]}`, which training does not know",
+                help="use a model without it, such as one of the Llama or Qwen families",
+            )
 
     def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
         """Return the log-probabilities of a packed row's answers.
@@ -74,15 +88,52 @@ class LanguagePolicy(nn.Module):
             temperature: that they were sampled at; logits are divided by it.
             entropy: whether entropies are computed, with gradients.
         """
-        decoder = cast("Any", self.causal.get_decoder())
-        hidden: Tensor = decoder(
-            input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
-        ).last_hidden_state[0]
-        hidden = hidden.index_select(0, row.predictors)
         head = cast("nn.Linear", self.causal.get_output_embeddings())
-        logprobs, entropies = chunked_logprobs(hidden, head, row.targets, temperature, entropy=entropy)
-        values = None if self.value_head is None else self.value_head(hidden.float())[:, 0]
-        return AnswerEval(logprobs, entropies, values)
+        logprobs, entropies = chunked_logprobs(self.states(row), head, row.targets, temperature, entropy=entropy)
+        return AnswerEval(logprobs, entropies)
+
+
+class ValueModel(AnswerModel):
+    """A causal language model with a linear value of the last hidden state in the place of its logits. It begins as 0.
+
+    The value has float32 weights, and a learning rate of its own where `optim.value_lr` gives one.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        head, config = self.causal.get_output_embeddings(), cast("Any", self.causal.config)
+        if not getattr(config.get_text_config(), "tie_word_embeddings", False):
+            cast("nn.Module", head).requires_grad_(False)
+        self.value_head = nn.Linear(config.get_text_config().hidden_size, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """See `AnswerModel`; and the value."""
+        return [*super().blocks, self.value_head]
+
+    def forward(self, row: PackedRow) -> Tensor:
+        """Return the value before each answer token of a packed row, float32 [A]."""
+        return self.value_head(self.states(row).float())[:, 0]
+
+
+def checkpoint_layers(model: AnswerModel) -> None:
+    """Let layers compute their activations again in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the model's layers cannot.
+    """
+    for layer in cast("Any", model.causal.get_decoder()).layers:
+        if not hasattr(layer, "gradient_checkpointing"):
+            raise ConfigError(
+                f"the layers of `{type(model.causal).__name__}` cannot compute their activations again",
+                help="write `gradient_checkpointing: false`",
+            )
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        # Transformers asks the layer alone; what is in it stays in evaluation mode.
+        layer.training = True
 
 
 def chunked_logprobs(

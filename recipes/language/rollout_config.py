@@ -116,9 +116,9 @@ class LanguageRolloutConfig(RolloutConfig):
         default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weight_updates."
     )
     check_logprobs: Literal["off", "warn", "strict"] = Field(
-        default="off",
-        description="Compare the log-probabilities of engine and trainer in every step: off, warn, or strict, which"
-        " ends the run.",
+        default="warn",
+        description="What follows when engine and trainer differ in the log-probabilities of tokens by more than"
+        " rounding explains: off, warn, or strict, which ends the run.",
     )
     sampling_params: LanguageSamplingParams = Field(
         default_factory=LanguageSamplingParams,

@@ -85,7 +85,7 @@ class LanguageRolloutWorker(Worker):
         """Load the weights that the actor sends, and return their version.
 
         Raises:
-            MismatchError: what the engine holds then is not what was sent.
+            RLinfError: what the engine holds then is not what was sent.
         """
         self._answering.load(self._receive().wait())
         return self._answering.version

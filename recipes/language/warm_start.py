@@ -1,4 +1,4 @@
-"""Supervised steps for a model that was built on the spot."""
+"""Models as training begins with them: loaded or built, with adapters, and shown right answers where built."""
 
 from __future__ import annotations
 
@@ -8,19 +8,59 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import torch
 
 from recipes.language.batch import RolloutBatch
-from recipes.language.config import LanguageConfig
+from recipes.language.config import LanguageConfig, LanguageModelConfig
 from recipes.language.data.load import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
+from recipes.language.models import make_model, with_lora
 from recipes.language.packing import pack
-from recipes.language.policy import LanguagePolicy
+from recipes.language.policy import LanguagePolicy, checkpoint_layers
 from recipes.language.sequences import Sequence as Answer
+from recipes.training.precision import DTYPES
+from recipes.training.seeding import Purpose, seed_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Tokens of a prompt and of its right answer.
 Example: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def initial_policy(
+    config: LanguageConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    model: LanguageModelConfig | None = None,
+    *,
+    gradient_checkpointing: bool = False,
+) -> LanguagePolicy:
+    """Return the model that training begins with; every process that builds it gets equal weights.
+
+    It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
+
+    Args:
+        config: the whole file.
+        tokenizer: of the actor.
+        device: where the model is to be.
+        model: another section than `actor.model`; None: that.
+        gradient_checkpointing: whether layers compute their activations again in the backward pass.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or does not fit.
+    """
+    torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
+    chosen = model or config.actor.model
+    actor = config.actor.model_copy(update={"model": chosen})
+    plain = make_model(actor, tokenizer, DTYPES[chosen.precision])
+    lora = chosen.adapter()
+    policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
+    policy.eval()
+    start = actor.warm_start
+    if start.steps and chosen.model_path is None:
+        warm_start(policy, right_answers(config, tokenizer), config.data.rollout_batch_size, start.lr)
+    if gradient_checkpointing:
+        checkpoint_layers(policy)
+    return policy
 
 
 def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
@@ -40,7 +80,9 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
 
 def warm_start(policy: LanguagePolicy, examples: Sequence[Example], batch_size: int, lr: float) -> None:
     """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples: prompt and answer tokens."""
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [each for each in policy.parameters() if each.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
+    )
     device = next(policy.parameters()).device
     for start in range(0, len(examples) - batch_size + 1, batch_size):
         pieces = [

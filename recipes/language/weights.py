@@ -10,7 +10,7 @@ from torch import Tensor
 from recipes.language.engines.base import Engine
 from recipes.language.fingerprint import fingerprint
 from recipes.training.weights import FlatWeights
-from rlinf_core import MismatchError
+from rlinf_core import RLinfError
 
 
 class Place(NamedTuple):
@@ -58,11 +58,11 @@ class WeightUpdate(NamedTuple):
         """Load the weights into an engine.
 
         Raises:
-            MismatchError: the engine's fingerprint is another one.
+            RLinfError: the engine's fingerprint is another one.
         """
         found = engine.load_weights(self.tensors(), self.version, adapter_only=self.adapter_only)
         if found != self.fingerprint:
-            raise MismatchError(
+            raise RLinfError(
                 f"the engine's weights of version {self.version} are not the actor's",
                 why=f"their fingerprint is {found}, that of the actor's {self.fingerprint}",
                 help="model and precision of actor and rollout must be the same",

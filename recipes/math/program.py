@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.language.actor_worker import LanguageActor
+from recipes.language.critic_worker import LanguageCritic
 from recipes.language.layout import LanguageLayout
 from recipes.language.model_rules import require_model
+from recipes.language.reference_worker import LanguageReference
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.math.config import MathConfig
+from recipes.math.config import OPTIONAL_COMPONENTS, MathConfig
 from rlinf_core import (
     Cluster,
     HybridComponentPlacement,
@@ -45,6 +47,7 @@ def train(config: MathConfig, record: RunRecord) -> None:
     record.tell(Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         sections = {"actor": config.actor, "rollout": config.rollout, "reward": config.reward}
+        sections |= {name: getattr(config, name) for name in optional_components(config)}
         record.watch(cluster, {section.group_name: name for name, section in sections.items()})
         launch(config, cluster, record).run()
 
@@ -61,9 +64,23 @@ def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> Reasoning
     actor = LanguageActor.create_group(config).launch(cluster, placement_strategy=next_group("actor"))
     rollout = LanguageRolloutWorker.create_group(config).launch(cluster, placement_strategy=next_group("rollout"))
     reward = RewardWorker.create_group(config).launch(cluster, placement_strategy=next_group("reward"))
-    runner = ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record)
+    critic = reference = None
+    placed = optional_components(config)
+    if "critic" in placed:
+        critic = LanguageCritic.create_group(config).launch(cluster, placement_strategy=next_group("critic"))
+    if "reference" in placed:
+        reference = LanguageReference.create_group(config).launch(cluster, placement_strategy=next_group("reference"))
+    runner = ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, critic=critic, reference=reference)
     runner.init_workers()
     return runner
+
+
+def optional_components(config: MathConfig) -> list[str]:
+    """Return those of critic and reference that have a place, and something to do."""
+    placed, algorithm = config.cluster.component_placement, config.algorithm
+    # An advantage of the user's own may want values: a place for the critic says so.
+    asked = {"critic": algorithm.wants_values, "reference": algorithm.kl_beta > 0}
+    return [name for name in OPTIONAL_COMPONENTS if name in placed and asked[name]]
 
 
 def facts(config: MathConfig) -> dict[str, str | int | float | bool | None]:

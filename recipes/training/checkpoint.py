@@ -20,11 +20,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from rlinf_core import CheckpointError
 
-FOLDER: Final = "actor"
+ACTOR: Final = "actor"
 
 
-def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int) -> None:
-    """Write `folder/actor`; all ranks call it.
+def save(
+    folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, version: int, component: str = ACTOR
+) -> None:
+    """Write `folder/actor`, or the folder of another component; all ranks of it call it.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -35,13 +37,13 @@ def save(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, vers
     ):
         state_dict_saver.save(
             {"model": model, "optimizer": state, "version": version},
-            checkpoint_id=folder / FOLDER,
+            checkpoint_id=folder / component,
             no_dist=not dist.is_initialized(),
         )
 
 
-def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Read `folder/actor` in place; all ranks call it.
+def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, component: str = ACTOR) -> int:
+    """Read `folder/actor`, or the folder of another component, in place; all ranks of it call it.
 
     Returns:
         The version of the weights.
@@ -54,7 +56,7 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer) -> i
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
     sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
     with _explained("the weights of the checkpoint cannot be read", folder, sizes):
-        state_dict_loader.load(stored, checkpoint_id=folder / FOLDER, no_dist=not dist.is_initialized())
+        state_dict_loader.load(stored, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
     set_state_dict(
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
-from recipes.training.checkpoint import load, save
+from recipes.training.checkpoint import ACTOR, load, save
 from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.training.sharding import Sharded, parallelize
 from recipes.training.weights import FlatWeights
@@ -28,6 +28,7 @@ class TrainingState:
         device: where is computed.
         blocks: parts of the policy whose shards are gathered one at a time.
         is_sent: selects by their names the weights that `whole_weights` returns; None: all.
+        component: names the folder in a checkpoint.
 
     Attributes:
         policy: see above.
@@ -47,10 +48,12 @@ class TrainingState:
         device: torch.device,
         blocks: Sequence[nn.Module] = (),
         is_sent: Callable[[str], bool] | None = None,
+        component: str = ACTOR,
     ) -> None:
         self.policy = policy
         self.version = 0
         self._optim = optim
+        self._component = component
         self._weights = FlatWeights.adopt(policy, is_sent)
         self.strategy = parallelize(policy, rank, world_size, fsdp, device, blocks)
         self.optimizer = make_optimizer(policy, optim)
@@ -82,7 +85,7 @@ class TrainingState:
 
         Random numbers are a function of the step: there is no more to write.
         """
-        save(Path(folder), self.policy, self.optimizer, self.version)
+        save(Path(folder), self.policy, self.optimizer, self.version, self._component)
 
     def load(self, folder: str) -> None:
         """Read what `save` wrote, by any number of ranks.
@@ -90,4 +93,4 @@ class TrainingState:
         Raises:
             CheckpointError: it cannot be read, or is of another model.
         """
-        self.version = load(Path(folder), self.policy, self.optimizer)
+        self.version = load(Path(folder), self.policy, self.optimizer, self._component)

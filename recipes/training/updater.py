@@ -34,12 +34,13 @@ class Figures:
     skipped: int = 0
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every metric over the micro-batches that have it."""
+        """Return the mean of every metric over the micro-batches that have it; of those named `_max`, the largest."""
         names = list(dict.fromkeys(name for part in self.parts for name in part))
         if not names:
             return {}
-        columns = [torch.stack([part[name].float() for part in self.parts if name in part]) for name in names]
-        return dict(zip(names, floats(torch.stack([column.mean() for column in columns])), strict=True))
+        columns = {name: torch.stack([part[name].float() for part in self.parts if name in part]) for name in names}
+        found = [each.amax() if name.endswith("_max") else each.mean() for name, each in columns.items()]
+        return dict(zip(names, floats(torch.stack(found)), strict=True))
 
     def metrics(self, *, counts_skipped: bool) -> dict[str, float]:
         """Return the means by their full names, with the number of skipped updates where it is asked for."""

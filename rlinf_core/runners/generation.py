@@ -225,11 +225,19 @@ class Stream(PromptService):
             time.sleep(_LONGEST_NAP)
 
 
-def wait_for(handle: WorkerGroupHandle[Any], meanwhile: Callable[[], object]) -> list[Any]:
-    """Return the results of a call, doing something else again and again until they are there."""
+def wait_for(handles: Sequence[WorkerGroupHandle[Any]], meanwhile: Callable[[], object]) -> list[list[Any]]:
+    """Return the results of calls, doing something else again and again until they are there.
+
+    The first of them that fails ends the wait: another may be waiting for its workers.
+    """
     nap = _SHORTEST_NAP
-    while not handle.done():
+    found: dict[int, list[Any]] = {}
+    while True:
+        for number, handle in enumerate(handles):
+            if number not in found and handle.done():
+                found[number] = handle.wait()
+        if len(found) == len(handles):
+            return [found[number] for number in range(len(handles))]
         meanwhile()
         time.sleep(nap)
         nap = min(_LONGEST_NAP, 2 * nap)
-    return handle.wait()

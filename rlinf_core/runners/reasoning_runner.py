@@ -46,6 +46,23 @@ class LanguageActorGroup(Protocol):
     def save_model(self, folder: str, /) -> WorkerGroupHandle[None]: ...
 
 
+class CriticGroup(Protocol):
+    """Calls on the workers that estimate values. They exchange tokens with the actors by themselves."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def evaluate(self, step: int, /) -> WorkerGroupHandle[None]: ...
+    def run_training(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
+    def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
+    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
+
+
+class ReferenceGroup(Protocol):
+    """Calls on the workers that hold the reference model."""
+
+    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
+    def evaluate(self, step: int, /) -> WorkerGroupHandle[None]: ...
+
+
 class ReasoningRunner(RolloutRunner):
     """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
 
@@ -62,8 +79,11 @@ class ReasoningRunner(RolloutRunner):
         rollout: the workers that answer, with those of `GenerationGroup`.
         reward: the workers that score, with those of `RewardGroup`.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
-            workers and the names of the channels to the reward workers and to the actors.
+            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
+            reference workers.
         record: see `Runner`.
+        critic: the workers that estimate values, with the methods of `CriticGroup`; None: nobody does.
+        reference: the workers that hold the reference model, with those of `ReferenceGroup`; None: there is none.
     """
 
     def __init__(
@@ -72,13 +92,19 @@ class ReasoningRunner(RolloutRunner):
         actor: WorkerGroup[Any],
         rollout: WorkerGroup[Any],
         reward: WorkerGroup[Any],
-        layout: Callable[[int, int, int, str, str], Any],
+        layout: Callable[[int, int, int, str, str, int, int], Any],
         record: RunRecord | None = None,
+        *,
+        critic: WorkerGroup[Any] | None = None,
+        reference: WorkerGroup[Any] | None = None,
     ) -> None:
-        super().__init__(cfg, {"actor": actor, "rollout": rollout, "reward": reward}, record)
+        groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
+        super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
         self.actor = cast("LanguageActorGroup", actor)
         self.rollout = cast("GenerationGroup", rollout)
         self.reward = cast("RewardGroup", reward)
+        self._critics = [] if critic is None else [cast("CriticGroup", critic)]
+        self._references = [] if reference is None else [cast("ReferenceGroup", reference)]
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
         self._layout = layout
@@ -114,8 +140,10 @@ class ReasoningRunner(RolloutRunner):
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
         self._channels = [Channel.create(answers), Channel.create(scored)]
         sizes = self.world_sizes
-        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored)
-        wait_together(self.actor.init_worker(layout), self.rollout.init_worker(layout), self.reward.init_worker(layout))
+        further = (sizes.get("critic", 0), sizes.get("reference", 0))
+        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
+        groups = (self.actor, self.rollout, self.reward, *self._critics, *self._references)
+        wait_together(*(group.init_worker(layout) for group in groups))
         self._problems, self._val_problems = self.rollout.problem_counts().wait()[0]
         self._service: PromptService = Turns(self.rollout, self.reward)
         if self.config.max_staleness and not self.config.only_eval:
@@ -128,10 +156,17 @@ class ReasoningRunner(RolloutRunner):
         self.update_rollout_weights(step)
         metrics = self.generate_rollouts(step)
         with self.phase(step, events.ADVANTAGES):
-            metrics |= _means(self._while_generating(step, self.actor.compute_advantages_and_returns(step)))
+            computed, *_ = self._while_generating(
+                step,
+                self.actor.compute_advantages_and_returns(step),
+                *(group.evaluate(step) for group in (*self._critics, *self._references)),
+            )
+            metrics |= _means(computed)
         began = time.perf_counter()
         with self.phase(step, events.ACTOR_TRAINING):
-            metrics |= _means(self._while_generating(step, self.actor.run_training(step)))
+            learning = (self.actor, *self._critics)
+            for figures in self._while_generating(step, *(group.run_training(step) for group in learning)):
+                metrics |= _means(figures)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         self.weight_version += 1
         if step == self.last_step:
@@ -195,17 +230,17 @@ class ReasoningRunner(RolloutRunner):
             if samples:
                 self._samples.setdefault(report.step, []).extend(samples)
 
-    def _while_generating(self, step: int, handle: WorkerGroupHandle[Any]) -> list[Any]:
-        """Return what a call on the actors returns; meanwhile prompts of later steps are answered, where that is on."""
+    def _while_generating(self, step: int, *handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
+        """Return what calls return; meanwhile prompts of later steps are answered, where that is on."""
         if not self.runs_ahead:
-            return handle.wait()
+            return wait_together(*handles)
         later = self.steps_ahead(step)[1:]
 
         def serve() -> None:
             self._arrived(self._service.poll())
             self._service.ask(self._plan.due(later, self.weight_version + 1))
 
-        return wait_for(handle, serve)
+        return wait_for(handles, serve)
 
     def _groups_shown(self, step: int) -> int:
         """Return how many groups of a step are kept for people to read."""
@@ -252,7 +287,7 @@ class ReasoningRunner(RolloutRunner):
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer, which problems were taken, and the groups that wait to be learned from."""
-        self.actor.save_checkpoint(str(folder)).wait()
+        wait_together(*(group.save_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         slots = self._plan.buffered
         if slots:
             self.actor.save_buffered(str(folder), slots).wait()
@@ -260,7 +295,8 @@ class ReasoningRunner(RolloutRunner):
 
     def read_checkpoint(self, folder: Path) -> None:
         """Read what `write_checkpoint` wrote. Prompts that were being answered are answered again, and counted."""
-        self.weight_version = self.actor.load_checkpoint(str(folder)).wait()[0]
+        versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
+        self.weight_version = versions[0]
         try:
             restored = self._plan.restore(
                 json.loads((folder / _DATA_FILE).read_text()), self.record.step, self.weight_version
@@ -343,6 +379,7 @@ def _why_nothing(groups: Sequence[GroupReport]) -> str:
 
 
 def _means(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return figures of ranks as their mean over those that have them."""
+    """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
     names = dict.fromkeys(name for each in by_rank for name in each)
-    return {name: mean([each[name] for each in by_rank if name in each]) for name in names}
+    found = {name: [each[name] for each in by_rank if name in each] for name in names}
+    return {name: max(values) if name.endswith("_max") else mean(values) for name, values in found.items()}

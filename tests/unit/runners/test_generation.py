@@ -143,5 +143,17 @@ def test_something_else_is_done_until_a_call_returns() -> None:
         if len(seen) == 3:
             go_on.set()
 
-    assert wait_for(cast("Any", Call(go_on.wait)), meanwhile) == [None]
+    both = [Call(go_on.wait), Call(lambda: None)]
+    assert wait_for(cast("Any", both), meanwhile) == [[None], [None]]
     assert len(seen) >= 3
+
+
+def test_the_first_call_that_fails_ends_the_wait_for_all() -> None:
+    never = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("this one is bad")
+
+    with pytest.raises(ValueError, match="this one is bad"):
+        wait_for(cast("Any", [Call(never.wait), Call(fail)]), lambda: None)
+    never.set()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,14 +12,16 @@ pytest.importorskip("transformers")
 import torch
 
 from recipes.language.advantages import token_advantages
+from recipes.language.batch import RolloutBatch
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.policy import LanguagePolicy
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
-from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
+from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
 from rlinf_core.algorithms.losses.inputs import LossSettings
 from rlinf_core.algorithms.losses.policy_loss import actor
-from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
+from rlinf_core.algorithms.registry import get_policy_loss
+from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
 
 def learner(model: Any, settings: LearnerSettings, how: Any = "token-mean", lr: float = 0.0) -> LanguageLearner:
@@ -60,9 +64,9 @@ def test_answers_without_advantage_are_left_out_of_the_passes_and_not_of_the_mea
             monkeypatch.setattr(LanguageLearner, "_with_gradient", lambda _, batch, targets, rows: rows)
         model = tiny_model()
         made = learner(model, LearnerSettings(clip_grad=0.0), how)
-        with patch.object(made, "_judge", wraps=made._judge) as judged:
+        with patch.object(made._micro, "pack", wraps=made._micro.pack) as packed:
             made.train(batch, targets, 0)
-        assert sorted(row for call in judged.call_args_list for row in call.args[2]) == [*range(6 * leaves_out, 12)]
+        assert sorted(row for call in packed.call_args_list for row in call.args[1]) == [*range(6 * leaves_out, 12)]
         gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
 
     for mine, theirs in zip(*gradients, strict=True):
@@ -97,9 +101,9 @@ def test_judging_a_batch_gives_each_answer_its_own_log_probabilities() -> None:
 
     found = learner(tiny_model(), LearnerSettings(max_tokens=20)).evaluate(batch)
 
-    torch.testing.assert_close(found.logprobs, plain_logprobs(tiny_model(), batch).detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, plain_logprobs(tiny_model(), batch).detach(), atol=1e-5, rtol=0)
     nothing = batch.select(torch.empty(0, dtype=torch.int64))
-    assert len(learner(tiny_model(), LearnerSettings()).evaluate(nothing).logprobs) == 0
+    assert len(learner(tiny_model(), LearnerSettings()).evaluate(nothing)) == 0
 
 
 def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
@@ -110,7 +114,7 @@ def test_a_rank_without_answers_moves_nothing_and_says_nothing() -> None:
     targets = TokenTargets(advantages=torch.empty(0), old_logprobs=torch.empty(0))
     figures = learner(model, LearnerSettings(), lr=1.0).train(nothing, targets, 0).means()
 
-    assert set(figures) <= {"actor/grad_norm"}
+    assert figures["actor/policy_loss"] == figures["actor/grad_norm"] == 0
     for mine, theirs in zip(model.parameters(), before, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -139,3 +143,51 @@ def test_advantages_of_answers_are_those_of_their_groups() -> None:
     expected = (scores - scores.mean(1, keepdim=True)) / (scores.std(1, keepdim=True) + 1e-6)
     assert returns is None
     torch.testing.assert_close(advantages, expected.reshape(-1).repeat_interleave(batch.answer_lengths))
+
+
+def test_tokens_that_the_policy_did_not_draw_are_passed_over() -> None:
+    """An answer with the words of a tool in its middle and at its end is trained like one without them."""
+    whole = RolloutBatch.of(answers(random.Random(0), (5, 6), [7, 7]), 0, [1.0, 0.0])
+    drawn = torch.tensor([1, 1, 0, 0, 1, 1, 0]).bool()
+    whole = replace(whole, trained=drawn.repeat(2))
+    without = RolloutBatch.of(answers(random.Random(0), (5, 6), [4, 4]), 0, [1.0, 0.0])
+    values = torch.linspace(0, 1, 14)
+    settings = AdvantageSettings(group_size=2, gamma=0.9, gae_lambda=0.8, normalize_advantages=False)
+    found, returns = token_advantages(whole, gae, settings, values=values)
+    expected, wanted = token_advantages(without, gae, settings, values=values[whole.trained])
+    assert returns is not None
+    assert wanted is not None
+    torch.testing.assert_close(found[whole.trained], expected)
+    torch.testing.assert_close(returns[whole.trained], wanted)
+    assert not found[~whole.trained].any()
+    # Two turns: the first one's value is that of its first token, and it leads to the second's.
+    found, returns = token_advantages(whole, turn_gae, settings, values=values)
+    second = 1.0 - values[4]
+    assert returns is not None
+    torch.testing.assert_close(found[4:6], torch.full((2,), float(second)))
+    torch.testing.assert_close(found[:2], torch.full((2,), float(0.9 * values[4] - values[0] + 0.72 * second)))
+    torch.testing.assert_close(returns[4:6], torch.ones(2))
+
+
+def test_losses_by_name_train_on_what_the_actor_gives_them() -> None:
+    batch = random_batch(6, groups=4, size=3)
+    drawn = batch.logprobs - 0.1 * torch.rand(len(batch.logprobs), generator=torch.Generator().manual_seed(0))
+    targets = replace(targets_of(batch), behaviour_logprobs=drawn, ref_logprobs=batch.logprobs - 0.05)
+    for name in ("actor", "decoupled_actor", "gspo"):
+        model = tiny_model()
+        policy = LanguagePolicy(model)
+        settings = LossSettings(kl_beta=0.1, kl_penalty="k2", entropy_bonus=0.01, tis_cap=1.5)
+        made = LanguageLearner(
+            policy,
+            SingleProcess(policy, 1),
+            torch.optim.SGD(policy.parameters(), lr=0.1),
+            get_policy_loss(name),
+            settings,
+            LearnerSettings(max_tokens=60),
+            torch.device("cpu"),
+        )
+        figures = made.train(batch, targets, 0).means()
+        assert figures["actor/kl_ref"] > 0
+        assert figures["actor/entropy"] > 0
+        assert 1 <= figures["actor/behaviour_weight"] <= 1.2
+        assert figures["actor/ratio_max"] >= figures["actor/ratio"]

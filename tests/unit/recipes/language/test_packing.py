@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
 from recipes.language.packing import pack
-from recipes.language.policy import LanguagePolicy, chunked_logprobs
+from recipes.language.policy import LanguagePolicy, ValueModel, checkpoint_layers, chunked_logprobs
 from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
 
 
@@ -60,6 +64,103 @@ def test_log_probabilities_in_chunks_equal_those_of_one_piece(monkeypatch: pytes
         torch.testing.assert_close(chunked, whole)
     logits = head(torch.randn(17, 8, generator=torch.Generator().manual_seed(1))) / 0.7
     torch.testing.assert_close(run(1 << 20)[1], torch.distributions.Categorical(logits=logits).entropy())
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers of any tensor that has the vocabulary as a dimension; the output matrix itself aside."""
+
+    def __init__(self, vocabulary: int, head: int) -> None:
+        super().__init__()
+        self.vocabulary, self.head, self.numbers = vocabulary, head, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, torch.Tensor) and self.vocabulary in each.shape and each.numel() != self.head:
+                self.numbers = max(self.numbers, each.numel())
+        return found
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_no_tensor_of_tokens_by_vocabulary_is_ever_whole(monkeypatch: pytest.MonkeyPatch, entropy: bool) -> None:
+    tokens, width, vocabulary, limit = 120, 8, 1000, 10 * 1000
+    monkeypatch.setattr("recipes.language.policy._CHUNK_NUMBERS", limit)
+    head = torch.nn.Linear(width, vocabulary, bias=False)
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with Largest(vocabulary, vocabulary * width) as seen:
+        logprobs, entropies = chunked_logprobs(hidden, head, targets, entropy=entropy)
+        (logprobs.sum() + (0 if entropies is None else entropies.sum())).backward()
+    assert 0 < seen.numbers <= limit
+    assert head.weight.grad is not None
+
+
+def test_what_is_kept_for_the_backward_pass_does_not_grow_with_tokens_by_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vocabulary = 1000
+    monkeypatch.setattr("recipes.language.policy._CHUNK_NUMBERS", 10 * vocabulary)
+    head, kept = torch.nn.Linear(8, vocabulary, bias=False), list[torch.Tensor]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    hidden = torch.randn(120, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        chunked_logprobs(hidden, head, torch.randint(0, vocabulary, (120,)))
+    assert sum(each.numel() for each in kept if vocabulary in each.shape[-1:]) == 0
+
+
+def test_layers_compute_again_in_the_backward_pass_and_drop_nothing() -> None:
+    gradients: list[list[torch.Tensor]] = []
+    calls: list[int] = []
+    for again in (False, True):
+        policy = LanguagePolicy(tiny_model(layers=3))
+        checkpoint_layers(policy) if again else None
+        count = 0
+
+        def counted(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        for block in policy.blocks:
+            cast("Any", block).mlp.register_forward_pre_hook(counted)
+        assert not cast("Any", policy.blocks[0]).mlp.training
+        policy(pack(random_batch(7))).logprobs.sum().backward()
+        gradients.append([each.grad.clone() for each in policy.parameters() if each.grad is not None])
+        calls.append(count)
+    assert calls == [3, 6]
+    for plain, computed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, computed)
+
+
+def test_values_begin_at_nothing_and_learn_without_the_output_matrix() -> None:
+    model = ValueModel(tiny_model())
+    batch = random_batch(8)
+    assert torch.equal(model(pack(batch)), torch.zeros(len(batch.trained)))
+    torch.nn.init.normal_(model.value_head.weight)
+    values = model(pack(batch))
+    values.square().sum().backward()
+    assert model.causal.get_output_embeddings().weight.grad is None
+    # The value before an answer's token does not know that token.
+    start = int(batch.answer_lengths[0]) - 1
+    changed = batch.tokens.clone()
+    changed[int(batch.lengths[0]) - 1] = (changed[int(batch.lengths[0]) - 1] + 1) % 40
+    torch.testing.assert_close(model(pack(replace(batch, tokens=changed)))[: start + 1], values[: start + 1])
+
+
+def test_half_the_bits_give_nearly_the_same() -> None:
+    batch = random_batch(9)
+    expected = LanguagePolicy(tiny_model())(pack(batch)).logprobs
+    policy = LanguagePolicy(tiny_model().to(torch.bfloat16))
+    found = policy(pack(batch)).logprobs
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+    found.sum().backward()
+    assert all(bool(each.grad.isfinite().all()) for each in policy.parameters() if each.grad is not None)
+    values = ValueModel(tiny_model().to(torch.bfloat16))(pack(batch))
+    assert values.dtype == torch.float32
 
 
 def test_a_temperature_divides_the_logits() -> None:

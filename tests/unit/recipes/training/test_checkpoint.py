@@ -33,7 +33,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.FOLDER).write_text("in the way")
+    (tmp_path / checkpoint.ACTOR).write_text("in the way")
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
         checkpoint.save(tmp_path, *trained(3), version=1)
     assert "File exists" in str(caught.value)

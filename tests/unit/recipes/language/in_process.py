@@ -1,0 +1,165 @@
+"""The workers of a job of recipe math as objects of this process: no Ray, one rank of each, queues for the network."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from recipes.language.actor_worker import LanguageActor
+from recipes.language.batch import RolloutBatch
+from recipes.language.critic_worker import LanguageCritic
+from recipes.language.data.load import load_problems
+from recipes.language.data.problems import training_order
+from recipes.language.data.prompts import PromptEncoder
+from recipes.language.engines.registry import make_engine
+from recipes.language.layout import LanguageLayout
+from recipes.language.models import make_tokenizer, stop_token_ids
+from recipes.language.reference_worker import LanguageReference
+from recipes.language.sequences import Request, SamplingParams
+from recipes.math.config import MathConfig
+from recipes.math.program import optional_components
+from rlinf_core.job.load import load_job
+
+SECONDS = 60
+Wires = defaultdict[Any, "queue.Queue[Any]"]
+
+
+class Local:
+    """Stands before a worker class: one process, whose messages go through queues."""
+
+    def __init__(self, config: MathConfig, group: str, wires: Wires) -> None:
+        super().__init__(config)  # pyright: ignore[reportCallIssue]
+        placement = SimpleNamespace(rank=0, world_size=1, accelerator_type=None)
+        self._rlinf_bound: Any = SimpleNamespace(placement=placement, group_name=group)
+        self.group, self.wires = group, wires
+        self.warnings: list[str] = []
+
+    def send(self, value: Any, group: str, rank: int) -> None:
+        self.wires[self.group, group].put(value)
+
+    def recv(self, group: str, rank: int) -> Any:
+        return self.wires[group, self.group].get(timeout=SECONDS)
+
+    def broadcast(self, value: Any, groups: Any, source: Any, async_op: bool = False) -> Any:
+        self.wires["weights"].put(value)
+        return SimpleNamespace(wait=lambda: None)
+
+    def connect_channel(self, name: str) -> Any:
+        return SimpleNamespace(get=lambda key: self.wires[name, key].get(timeout=SECONDS))
+
+    def log_warning(self, message: str, *args: object) -> None:
+        self.warnings.append(message % args)
+
+
+class LocalActor(Local, LanguageActor):
+    """See `LanguageActor`."""
+
+
+class LocalCritic(Local, LanguageCritic):
+    """See `LanguageCritic`."""
+
+
+class LocalReference(Local, LanguageReference):
+    """See `LanguageReference`."""
+
+
+class LocalJob:
+    """A job whose steps are taken in this process.
+
+    Attributes:
+        rewards: mean reward of each step.
+        metrics: of the last step.
+    """
+
+    def __init__(self, name: str, *overrides: str) -> None:
+        job = load_job(name, overrides, environ={})
+        job.raise_if_bad()
+        self.config = config = cast("MathConfig", job.config)
+        self.wires: Wires = defaultdict(queue.Queue)
+        self.actor = LocalActor(config, config.actor.group_name, self.wires)
+        placed = optional_components(config)
+        self.critic = LocalCritic(config, config.critic.group_name, self.wires) if "critic" in placed else None
+        self.reference = (
+            LocalReference(config, config.reference.group_name, self.wires) if "reference" in placed else None
+        )
+        layout = LanguageLayout(1, 1, 1, "answers", "scored", int("critic" in placed), int("reference" in placed))
+        for each in (self.actor, self.critic, self.reference):
+            if each is not None:
+                each.init_worker(layout)
+        tokenizer = make_tokenizer(config.actor)
+        self.stops = stop_token_ids(tokenizer, config.actor.model.model_path)
+        self.engine = make_engine(config, tokenizer, self.stops, torch.device("cpu"))
+        self.encoder = PromptEncoder(tokenizer, max_prompt_length=config.data.max_prompt_length)
+        self.problems = load_problems(config.data, evaluation=False)
+        self.rewards: list[float] = []
+        self.metrics: dict[str, float] = {}
+
+    def step(self, step: int, change: Callable[[RolloutBatch], RolloutBatch] = lambda batch: batch) -> RolloutBatch:
+        """Take a training step, and return its batch; `change` is made to it before it is learned from."""
+        self.actor.sync_model_to_rollout()
+        self.wires["weights"].get().apply(self.engine)
+        batch = change(self._answers(step))
+        self.rewards.append(batch.rewards.mean().item())
+        self.wires["scored", "0"].put(batch)
+        self.actor.recv_rollout_batch(step, ((0,),))
+        calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
+        calls += [lambda each=each: each.evaluate(step) for each in (self.critic, self.reference) if each is not None]
+        learning = [each for each in (self.actor, self.critic) if each is not None]
+        with ThreadPoolExecutor(len(calls)) as pool:
+            found = [each.result() for each in [pool.submit(call) for call in calls]]
+            self.metrics = dict(found[0])
+            for each in [pool.submit(worker.run_training, step) for worker in learning]:
+                self.metrics |= each.result()
+        return batch
+
+    def _answers(self, step: int) -> RolloutBatch:
+        """Answer and score the prompts of a step."""
+        config = self.config
+        count, size = config.data.rollout_batch_size, config.algorithm.group_size
+        order = training_order(len(self.problems), (step - 1) * count, count, seed=config.data.seed, shuffle=True)
+        params = SamplingParams(max_new_tokens=8, seed=step, temperature=1.0)
+        for slot, index in enumerate(order):
+            prompt = self.encoder.encode(self.problems[index]) or ()
+            request = Request(request_id=str(slot), prompt=prompt, params=params, group_size=size)
+            self.engine.submit(request)
+        groups: dict[int, list[Any]] = defaultdict(list)
+        for answer in self.engine.results():
+            groups[int(answer.request_id)].append(answer)
+        pieces: list[RolloutBatch] = []
+        for slot, index in enumerate(order):
+            answers = sorted(groups[slot], key=lambda each: each.sample)
+            right = self.problems[index].answer
+            texts = [self.encoder.text(each.tokens[:-1]) for each in answers]
+            scores = [
+                float(text == right and each.finish_reason == "stop") for text, each in zip(texts, answers, strict=True)
+            ]
+            pieces.append(RolloutBatch.of(answers, slot, scores))
+        return RolloutBatch.joined(pieces)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        for each in (self.actor, self.critic):
+            if each is not None:
+                each.save_checkpoint(str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Read a checkpoint."""
+        for each in (self.actor, self.critic):
+            if each is not None:
+                each.load_checkpoint(str(folder))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return copies of all weights that are trained."""
+        found: dict[str, torch.Tensor] = {}
+        for name, each in (("actor", self.actor), ("critic", self.critic)):
+            if each is not None:
+                state: dict[str, torch.Tensor] = each._state.policy.state_dict()  # pyright: ignore[reportPrivateUsage]
+                found |= {f"{name}.{key}": value.clone() for key, value in state.items()}
+        return found

@@ -1,0 +1,177 @@
+"""Actor, critic and reference of a job, in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+import torch
+
+from recipes.language.batch import RolloutBatch
+from rlinf_core import RLinfError
+from tests.unit.recipes.language.in_process import LocalJob
+
+SMALL = ("data.rollout_batch_size=4", "algorithm.group_size=4", "actor.model.hidden_dim=32", "actor.model.num_layers=1")
+REFERENCE = "cluster.component_placement={'actor,rollout,reward,reference': {node_group: node, placement: 0}}"
+
+
+def job(name: str = "math_laptop", *overrides: str, warm_start: int = 2) -> LocalJob:
+    return LocalJob(name, *SMALL, f"actor.warm_start.steps={warm_start}", *overrides)
+
+
+def half_right(batch: RolloutBatch) -> RolloutBatch:
+    """Return a batch in which every other answer is right: so small a model knows nothing."""
+    return replace(batch, rewards=torch.arange(len(batch)).remainder(2).float())
+
+
+def test_ppo_trains_a_critic_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    ppo = "math_laptop_ppo"
+    straight = job(ppo)
+    before = straight.weights()
+    for step in (1, 2):
+        straight.step(step, half_right)
+    straight.save(tmp_path)
+    after = straight.weights()
+    assert {name.split(".")[0] for name, value in after.items() if not torch.equal(value, before[name])} == {
+        "actor",
+        "critic",
+    }
+    assert straight.metrics["train/critic/value_loss"] > 0
+    assert straight.metrics["train/critic/grad_norm"] > 0
+    assert "train/critic/explained_variance" in straight.metrics
+    straight.step(3, half_right)
+
+    resumed = job(ppo)
+    resumed.load(tmp_path)
+    resumed.step(3, half_right)
+
+    assert (tmp_path / "critic").is_dir()
+    expected = straight.weights()
+    for name, value in resumed.weights().items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_policy_begins_where_its_reference_is(lora: bool) -> None:
+    given = ["algorithm.kl_beta=0.5", REFERENCE]
+    given += ["actor.model.lora={rank: 2}", "actor.optim.lr=0.01"] if lora else []
+    made = job("math_laptop", *given)
+    made.step(1, half_right)
+    assert made.metrics["train/actor/kl_ref"] == pytest.approx(0, abs=1e-5)
+    made.step(2, half_right)
+    assert made.metrics["train/actor/kl_ref"] > 1e-5
+
+
+def test_the_actor_without_its_adapters_is_a_reference() -> None:
+    given = ("algorithm.kl_beta=0.5", "actor.model.lora={rank: 2}")
+    alone = job("math_laptop", *given, warm_start=0)
+    placed = job("math_laptop", *given, REFERENCE, warm_start=0)
+    assert alone.reference is None
+    for step in (1, 2, 3):
+        alone.step(step, half_right)
+        placed.step(step, half_right)
+        found, expected = (each.metrics["train/actor/kl_ref"] for each in (alone, placed))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert all(".lora_" in name for name, value in _changed(alone) if value)
+
+
+def _changed(made: LocalJob) -> list[tuple[str, bool]]:
+    fresh = job("math_laptop", "actor.model.lora={rank: 2}", warm_start=0).weights()
+    return [(name, not torch.equal(value, fresh[name])) for name, value in made.weights().items()]
+
+
+def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
+    given = ("algorithm.kl_beta=0.5", "algorithm.kl_in_reward=true", "algorithm.adv_type=reinforce_pp")
+    made = job("math_laptop", *given, REFERENCE)
+    for step in (1, 2, 3):
+        made.step(step, half_right)
+    assert made.metrics["train/kl_in_reward"] > 0
+    assert "train/actor/kl_ref" not in made.metrics
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("algorithm.adv_type=dr_grpo", "algorithm.loss_agg_func=seq-mean-token-sum"),
+        ("algorithm.adv_type=rloo", "algorithm.entropy_bonus=0.01"),
+        ("algorithm.loss_type=gspo", "algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.n_minibatches=2"),
+        ("algorithm.loss_type=decoupled_actor", "algorithm.recompute_logprobs=true"),
+        ("algorithm.tis_cap=2", "algorithm.recompute_logprobs=true", "algorithm.update_epoch=2"),
+    ],
+)
+def test_algorithms_by_name(given: tuple[str, ...]) -> None:
+    made = job("math_laptop", *given)
+    made.step(1, half_right)
+    assert made.metrics["train/actor/grad_norm"] > 0
+    assert made.metrics["train/logprob_gap/max"] < 1e-4
+    if "algorithm.recompute_logprobs=true" in given:
+        assert made.metrics["train/actor/behaviour_weight"] == pytest.approx(1, abs=1e-4)
+
+
+def _another_engine(batch: RolloutBatch) -> RolloutBatch:
+    """Return a batch as if an engine of other weights had drawn it."""
+    return replace(half_right(batch), logprobs=batch.logprobs - 0.3)
+
+
+def _older_weights(batch: RolloutBatch) -> RolloutBatch:
+    return replace(_another_engine(batch), versions=batch.versions - 1)
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_another_model_in_the_engine_is_told_or_ends_the_run(recompute: str) -> None:
+    given = (f"algorithm.recompute_logprobs={recompute}",)
+    for check, warned in (("off", 0), ("warn", 1)):
+        made = job("math_laptop", *given, f"rollout.check_logprobs={check}")
+        made.step(1, _another_engine)
+        assert made.metrics["train/logprob_gap/mean"] == pytest.approx(0.3, abs=1e-4)
+        assert len(made.actor.warnings) == warned
+        made.step(2, _older_weights)
+        assert "train/logprob_gap/mean" not in made.metrics
+        assert len(made.actor.warnings) == warned
+    strict = job("math_laptop", *given, "rollout.check_logprobs=strict")
+    strict.step(1, half_right)
+    with pytest.raises(RLinfError, match=r"differ by up to 0\.3, more than 0\.01"):
+        strict.step(2, _another_engine)
+
+
+def test_memory_is_bought_with_time_and_gives_the_same() -> None:
+    given: dict[str, tuple[str, ...]] = {
+        "plain": (),
+        "again": ("actor.fsdp_config={gradient_checkpointing: true}",),
+        "small": ("actor.max_tokens_per_micro_batch=40",),
+        "apart": ("actor.share_prompts=false",),
+    }
+    weights: dict[str, Any] = {}
+    for name, each in given.items():
+        made = job("math_laptop", *each)
+        made.step(1, half_right)
+        weights[name] = made.weights()
+    for name in ("again", "small", "apart"):
+        for key, value in weights[name].items():
+            torch.testing.assert_close(value, weights["plain"][key], atol=2e-4, rtol=1e-4)
+
+
+def test_half_the_bits_train() -> None:
+    made = job("math_laptop", "actor.model.precision=bf16", "actor.optim.lr=0.01")
+    before = made.weights()
+    made.step(1, half_right)
+    after = made.weights()
+    assert any(not torch.equal(value, before[name]) for name, value in after.items())
+    assert all(bool(value.isfinite().all()) for value in after.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(2))
+def test_the_shipped_ppo_learns_sums(seed: int) -> None:
+    made = LocalJob("math_laptop_ppo", f"actor.seed={seed}")
+    for step in range(1, 121):
+        made.step(step)
+    first, last = sum(made.rewards[:5]) / 5, sum(made.rewards[-5:]) / 5
+    assert last > 0.75
+    assert last - first > 0.3
