@@ -20,11 +20,14 @@ from recipes.language.layout import LanguageLayout
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
 from rlinf_core.channel.channel import Channel
+from rlinf_core.errors import WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.events import Event, StepFinished
+from rlinf_core.runners.events import Event, PhaseStarted, StepFinished
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 from rlinf_core.runners.reasoning_runner import ReasoningRunner
 from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import with_recovery
 from rlinf_core.runners.run_folder import RunFolder
 
 SMALL = (
@@ -42,14 +45,23 @@ SMALL = (
 
 
 class Handle:
-    """The results of a call, one of each thread."""
+    """The results of a call, one of each thread; where a worker of the group dies meanwhile, its death."""
 
-    def __init__(self, futures: list[Future[Any]]) -> None:
+    def __init__(self, group: Group, method: str, futures: list[Future[Any]]) -> None:
+        self._group = group
+        self._method = method
         self._futures = futures
 
     @property
     def failed(self) -> bool:
-        return any(each.done() and each.exception() for each in self._futures)
+        return bool(self._failures())
+
+    def _failures(self) -> dict[int, Exception]:
+        found = {rank: each.exception() for rank, each in enumerate(self._futures) if each.done()}
+        failures = {rank: error for rank, error in found.items() if isinstance(error, Exception)}
+        if self._group.is_dead and not all(each.done() for each in self._futures):
+            failures[0] = WorkerDiedError(f"{self._group.worker_group_name}:0")
+        return failures
 
     def done(self) -> bool:
         return self.failed or all(each.done() for each in self._futures)
@@ -57,9 +69,9 @@ class Handle:
     def wait(self, timeout: float | None = None) -> list[Any]:
         while not self.done():
             threading.Event().wait(0.001)
-        for each in self._futures:
-            if each.done():
-                each.result()
+        failures = self._failures()
+        if failures:
+            raise WorkerGroupError(self._group.worker_group_name, self._method, failures, len(self._futures))
         return [each.result() for each in self._futures]
 
 
@@ -128,13 +140,21 @@ class Group:
             in_thread(kind, section.group_name, hub, rank, world_size)(config) for rank in range(world_size)
         ]
         self._threads = [ThreadPoolExecutor(1) for _ in self.workers]
+        self.is_dead = False
 
     def __getattr__(self, method: str) -> Callable[..., Handle]:
         def call(*args: Any) -> Handle:
             each = zip(self._threads, self.workers, strict=True)
-            return Handle([thread.submit(getattr(worker, method), *args) for thread, worker in each])
+            futures: list[Future[Any]] = [Future() for _ in self.workers]
+            if not self.is_dead:
+                futures = [thread.submit(getattr(worker, method), *args) for thread, worker in each]
+            return Handle(self, method, futures)
 
         return call
+
+    def die(self) -> None:
+        """Have every call fail that is not answered, and every further one."""
+        self.is_dead = True
 
     def shutdown(self) -> None:
         for thread in self._threads:
@@ -167,7 +187,10 @@ LocalTrain = Callable[..., LocalRun]
 
 @contextmanager
 def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
-    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1)`."""
+    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1, death=None)`.
+
+    A death is a component, a step and a phase: a worker of that component dies when the phase begins, once.
+    """
     hubs: list[Hub] = []
     create = Channel.create
 
@@ -188,23 +211,41 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         monkeypatch.setattr(f"rlinf_core.runners.{module}.wait_together", together)
     made: list[ReasoningRunner] = []
 
-    def train(*overrides: str, rollouts: int = 1, rewards: int = 1) -> LocalRun:
+    def train(
+        *overrides: str, rollouts: int = 1, rewards: int = 1, death: tuple[str, int, str] | None = None
+    ) -> LocalRun:
         job = load_job("math_laptop", (*SMALL, f"runner.logger.log_path={folder}", *overrides), environ={})
         job.raise_if_bad()
         config: Any = job.config
-        hubs.append(Hub())
         kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
         sizes = {"actor": 1, "rollout": rollouts, "reward": rewards}
-        groups: Any = [
-            Group(kind, getattr(config, name), config, hubs[-1], sizes[name]) for name, kind in kinds.items()
-        ]
         run_folder = RunFolder.create(config.runner, "math")
         events: list[Event] = []
-        with RunRecord(run_folder, MetricsWriter(run_folder.metrics_file), events.append) as record:
+        deaths = [] if death is None else [death]
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            if isinstance(event, PhaseStarted) and deaths and (event.step, event.phase) == deaths[0][1:]:
+                group: Any = made[-1].groups[deaths.pop()[0]]
+                group.die()
+
+        def attempt() -> ReasoningRunner:
+            hubs.append(Hub())
+            groups: Any = [
+                Group(kind, getattr(config, name), config, hubs[-1], sizes[name]) for name, kind in kinds.items()
+            ]
             runner = ReasoningRunner(config, *groups, LanguageLayout, record)
             made.append(runner)
-            runner.init_workers()
-            runner.run()
+            try:
+                runner.init_workers()
+                runner.run()
+            except BaseException:
+                runner.shutdown()
+                raise
+            return runner
+
+        with RunRecord(run_folder, MetricsWriter(run_folder.metrics_file), listen) as record:
+            runner = with_recovery(attempt, record, config.runner.max_restarts)
         run_folder.end("finished")
         return LocalRun(runner, run_folder, events)
 
