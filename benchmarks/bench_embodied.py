@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from benchmarks import single_process_ppo
 from benchmarks.meter import Meter
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.models.base import Inputs, PolicyOutput
 from recipes.embodied.models.mlp_policy import MlpPolicy
 from recipes.embodied.program import program

@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 import time
 
-from recipes.embodied.envs.base import EnvSettings, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.embodied.envs.types import EnvSettings
 
 TASKS = (
     ("gymnasium", "CartPole-v1"),

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
 from recipes.embodied.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
-from recipes.embodied.envs.base import EnvSettings, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories

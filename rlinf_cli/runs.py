@@ -54,7 +54,8 @@ def _age(folder: RunFolder) -> tuple[float, str]:
 def all_runs(log_path: Path) -> list[RunFolder]:
     """Return the run folders in `log_path`, by name."""
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import STATE, RunFolder
+    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.run_state import STATE
 
     found: list[RunFolder] = []
     for state in sorted(log_path.glob(f"*/{STATE}")):
@@ -87,7 +88,8 @@ def _asked(running: list[RunFolder]) -> RunFolder:
 
 def _named(run: str, log_path: Path) -> RunFolder:
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import STATE, RunFolder
+    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.runners.run_state import STATE
     from rlinf_core.suggest import did_you_mean
 
     for path in (Path(run), log_path / run):

@@ -166,7 +166,7 @@ class Training:
             ready: called as soon as signals end the run cleanly.
         """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
-        from rlinf_core.runners.run_folder import FINISHED
+        from rlinf_core.runners.run_state import FINISHED
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
@@ -248,7 +248,7 @@ class Training:
 
     def _finished(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import summary_text
-        from rlinf_core.runners.run_folder import FINISHED
+        from rlinf_core.runners.run_state import FINISHED
 
         log.info("finished after step %d", self._progress.step)
         if self._output is Output.TEXT:
@@ -257,7 +257,7 @@ class Training:
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
-        from rlinf_core.runners.run_folder import INTERRUPTED
+        from rlinf_core.runners.run_state import INTERRUPTED
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
@@ -273,7 +273,7 @@ class Training:
 
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure import failure_block, reason_of
-        from rlinf_core.runners.run_folder import FAILED
+        from rlinf_core.runners.run_state import FAILED
 
         reason = reason_of(error)
         self._end_as_can_be(FAILED, reason)
@@ -326,7 +326,7 @@ class Training:
 
     def _before_hard_end(self, code: ExitCode) -> None:
         """Write how the run ends, and tell it past the streams, which may be in use at this moment."""
-        from rlinf_core.runners.run_folder import INTERRUPTED
+        from rlinf_core.runners.run_state import INTERRUPTED
 
         if sys.stderr.isatty():
             # The live view hides the cursor.

@@ -11,7 +11,7 @@ import torch
 from recipes.embodied.batch import samples_of
 from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.config import EmbodiedConfig, group_size
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model

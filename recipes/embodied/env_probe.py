@@ -36,8 +36,8 @@ def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
 
 @lru_cache(maxsize=16)
 def _made(env_type: str, task: str, options: str) -> EnvFacts:
-    from recipes.embodied.envs.base import EnvSettings
     from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.envs.types import EnvSettings
     from rlinf_core import ConfigError
 
     try:

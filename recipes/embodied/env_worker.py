@@ -10,9 +10,10 @@ import numpy as np
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, Observation, StepResult, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.state import State, pack, unpack
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.episodes import EpisodeSums, Sums
 from recipes.embodied.layout import routes_of
 from recipes.embodied.routing import Routes

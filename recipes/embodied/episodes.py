@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from recipes.embodied.envs.base import FinishedEpisodes
+from recipes.embodied.envs.types import FinishedEpisodes
 
 # Name -> the sum over episodes, and how many there were.
 Sums: TypeAlias = dict[str, tuple[float, int]]

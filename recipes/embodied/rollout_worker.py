@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.layout import actors_of, routes_of, trajectory_key
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model

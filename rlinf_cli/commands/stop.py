@@ -50,7 +50,7 @@ def stop(
     from rlinf_cli.live.run_summary import shown
     from rlinf_cli.runs import find_run
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import outcome
+    from rlinf_core.runners.run_state import outcome
 
     folder = find_run(run, log_path)
     if not folder.state.alive:
@@ -78,7 +78,7 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
     """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
     from rlinf_cli.live.run_summary import shown
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import INTERRUPTED
+    from rlinf_core.runners.run_state import INTERRUPTED
 
     state = folder.state
     if not force:
@@ -113,7 +113,7 @@ def _ask(folder: RunFolder, timeout: float) -> None:
 def _kill(folder: RunFolder) -> None:
     """SIGKILL, and what the process cannot write any more is written for it."""
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_folder import INTERRUPTED, RUNNING
+    from rlinf_core.runners.run_state import INTERRUPTED, RUNNING
 
     _signal(folder, signal.SIGKILL)
     if not _gone(folder, _DEATH_SECONDS):

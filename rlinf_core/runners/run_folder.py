@@ -1,7 +1,7 @@
 """The folder of a run: its files and its state.
 
     runs/embodied-20260314-101502/
-      run.json        what runs or ran here, and how it ended
+      run.json        see `rlinf_core.runners.run_state`
       config.yaml     the resolved configuration, secrets masked
       metrics.jsonl   one JSON object for each step
       logs/COMPONENT/rank_N.log
@@ -19,84 +19,26 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.secrets import mask
-from rlinf_core.config.sections.runner import RESUME_NEWEST, RunnerConfig
-from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.errors import RunError
 from rlinf_core.manager.folders import identity
 from rlinf_core.runners import durable
-from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash, open_checkpoint
+from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
+from rlinf_core.runners.run_search import find_source, run_of, runs_in
+from rlinf_core.runners.run_state import FINISHED, RUNNING, SCHEMA, STATE, RunState, read_state
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
 
-SCHEMA: Final = "rlinf.run/1"
-STATE: Final = "run.json"
-AUTO: Final = RESUME_NEWEST
-
-RUNNING: Final = "running"
-FINISHED: Final = "finished"
-FAILED: Final = "failed"
-INTERRUPTED: Final = "interrupted"
-
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 # Fields of the state that belong to one attempt to run, and that a failed attempt to resume gives back.
 _OF_AN_ATTEMPT: Final = ("status", "step", "reason", "pid", "host", "start", "address", "ended", "resumed_from")
-# The process is gone and wrote no end.
-_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
-
-
-class RunState(NamedTuple):
-    """The state of a run, in `run.json`. Moments are seconds since 1970.
-
-    Attributes:
-        recipe: what is trained.
-        experiment: the name that `runner.resume_dir: auto` looks for.
-        status: running, finished, failed or interrupted.
-        step: the last step that is done.
-        reason: why it failed, in one line, else empty.
-        pid: of the process that drives it.
-        host: the name of that process's machine.
-        start: tells that process from a later one with its pid, as `rlinf_core.manager.folders.identity` does.
-        address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
-        created: when the folder was made.
-        updated: when this was written.
-        ended: when the run ended, or None.
-        resumed_from: the checkpoint that it continued from last, or None.
-        checkpoints: the folder of its checkpoints.
-        earlier: while the run is being resumed and has no workers yet, the fields of how it had ended before; else
-            None.
-    """
-
-    recipe: str
-    experiment: str
-    status: str = RUNNING
-    step: int = 0
-    reason: str = ""
-    pid: int = 0
-    host: str = ""
-    start: str = ""
-    address: str = ""
-    created: float = 0.0
-    updated: float = 0.0
-    ended: float | None = None
-    resumed_from: str | None = None
-    checkpoints: str = "checkpoints"
-    earlier: Mapping[str, Any] | None = None
-
-    @property
-    def here(self) -> bool:
-        """Whether the run was started on this machine, so that its process can be looked at."""
-        return self.host == socket.gethostname()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is going on: it says so, and where that can be seen its process is there."""
-        return self.status == RUNNING and (not self.here or identity(self.pid) == self.start)
 
 
 class RunFolder:
@@ -142,10 +84,11 @@ class RunFolder:
         """
         log_path = Path(runner.logger.log_path).absolute()
         experiment = runner.logger.experiment_name or recipe
-        source = _find_source(runner.resume_dir, log_path, experiment)
+        source = find_source(runner.resume_dir, log_path, experiment)
         if source is not None and facts is not None:
             source.check(facts)
-        home = None if source is None else _home(source.path, log_path)
+        path = None if source is None else run_of(source.path, log_path)
+        home = None if path is None else cls.open(path)
         try:
             if home is None or source is None:
                 folder = cls._make(log_path, recipe, experiment, checkpoint_save_path)
@@ -174,12 +117,12 @@ class RunFolder:
             RunError: it is none.
         """
         folder = Path(path).absolute()
-        return cls(folder, _read_state(folder))
+        return cls(folder, read_state(folder))
 
     @classmethod
     def latest(cls, log_path: str | Path, experiment: str | None = None) -> Self | None:
         """Return the newest run folder in `log_path`, of one experiment or of any; None where there is none."""
-        found = [cls(path, state) for path, state in _runs(Path(log_path).absolute())]
+        found = [cls(path, state) for path, state in runs_in(Path(log_path).absolute())]
         wanted = [each for each in found if experiment in (None, each.state.experiment)]
         return max(wanted, key=lambda each: (each.state.created, each.path.name), default=None)
 
@@ -266,7 +209,7 @@ class RunFolder:
         Raises:
             RunError: it cannot be read.
         """
-        self._state = _read_state(self.path)
+        self._state = read_state(self.path)
         return self._state
 
     def update(self, **changes: Any) -> None:
@@ -357,78 +300,6 @@ class RunFolder:
             durable.write_whole(self.config_file, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error
-
-
-def outcome(state: RunState) -> tuple[str, str]:
-    """Return the status of a run and the reason, also where its process could not write them any more."""
-    if state.status == RUNNING and not state.alive:
-        if state.earlier is not None:
-            return outcome(state._replace(**state.earlier, earlier=None))
-        return FAILED, _VANISHED
-    return state.status, state.reason
-
-
-def _find_source(resume_dir: str | None, log_path: Path, experiment: str) -> Checkpoint | None:
-    """Return the checkpoint that `resume_dir` means."""
-    if resume_dir is None:
-        return None
-    if resume_dir == AUTO:
-        runs = [RunFolder(path, state) for path, state in _runs(log_path) if state.experiment == experiment]
-        found = [each for each in (run.checkpoints.latest() for run in runs) if each is not None]
-        return max(found, key=lambda each: each.manifest.time, default=None)
-    path = Path(resume_dir).absolute()
-    if (path / STATE).is_file():
-        store = RunFolder.open(path).checkpoints
-    elif (path / "latest").is_file():
-        store = CheckpointStore(path)
-    else:
-        return open_checkpoint(path)
-    latest = store.latest()
-    if latest is None:
-        raise CheckpointError("there is no complete checkpoint to continue from", where=str(path))
-    return latest
-
-
-def _home(checkpoint: Path, log_path: Path) -> RunFolder | None:
-    """Return the run folder that a checkpoint belongs to; None for one that was copied elsewhere."""
-    store = checkpoint.resolve().parent
-    # The second is where `actor.checkpoint_save_path` keeps checkpoints away from their run.
-    for path in (store.parent, log_path / store.name):
-        try:
-            folder = RunFolder.open(path)
-        except RunError:
-            continue
-        if folder.checkpoints.folder.resolve() == store:
-            return folder
-    return None
-
-
-def _runs(log_path: Path) -> Iterator[tuple[Path, RunState]]:
-    """Return the run folders in `log_path`; whatever else lies there is none of ours."""
-    try:
-        paths = sorted(log_path.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        try:
-            yield path, _read_state(path)
-        except RunError:
-            continue
-
-
-def _read_state(folder: Path) -> RunState:
-    try:
-        data: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        why = f"there is no `{STATE}` in it" if isinstance(error, FileNotFoundError) else f"`{STATE}` cannot be read"
-        raise RunError("this is not the folder of a run", where=str(folder), why=why) from None
-    if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
-        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` is not `{SCHEMA}`")
-    fields = cast("dict[str, Any]", data)
-    try:
-        return RunState(**{name: value for name, value in fields.items() if name in RunState._fields})
-    except TypeError:
-        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` lacks fields") from None
 
 
 def _going_on(run: RunFolder) -> RunError:

@@ -17,7 +17,8 @@ from rlinf_core.runners import events
 from rlinf_core.runners.checkpoint import Fact
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import FAILED, FINISHED, INTERRUPTED, RunFolder
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FAILED, FINISHED, INTERRUPTED
 
 # Seconds between two lines, and between two writes of the step to the folder.
 _EVERY: Final = 5.0

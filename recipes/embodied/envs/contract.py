@@ -17,7 +17,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.training.finite import NonFiniteError
 from rlinf_core import RLinfError
 
@@ -154,7 +155,7 @@ def _check_shapes(env: VectorEnv, found: Observation) -> None:
 def _check_rest(env: VectorEnv) -> None:
     """Check that an environment whose episode has ended stays as it is while the others move."""
     env.reset(0)
-    env._resting[0] = True
+    env._episodes.resting[0] = True
     before = env._observe()
     after = [env.step(random_actions(env.spec, 2, seed=step)).observations for step in range(_STEPS)][-1]
     if not all(np.array_equal(array[0], after[name][0]) for name, array in before.items()):

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import (
-    BoolArray,
-    EnvSettings,
-    EnvSpec,
-    FloatArray,
-    IntArray,
-    Observation,
-    Transition,
-    VectorEnv,
-)
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     REACH_ACTIONS,

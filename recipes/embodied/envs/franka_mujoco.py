@@ -18,19 +18,11 @@ import numpy as np
 from mujoco import rollout
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import (
-    BoolArray,
-    EnvSettings,
-    EnvSpec,
-    FloatArray,
-    IntArray,
-    Observation,
-    Transition,
-    VectorEnv,
-)
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,

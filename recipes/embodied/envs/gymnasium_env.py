@@ -16,9 +16,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from rlinf_core import ConfigError
 
 

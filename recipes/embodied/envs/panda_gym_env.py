@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.gymnasium_env import GymnasiumEnv
+from recipes.embodied.envs.types import EnvSettings
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
 
 if TYPE_CHECKING:
-    from recipes.embodied.envs.base import EnvSettings, VectorEnv
+    from recipes.embodied.envs.base import VectorEnv
+    from recipes.embodied.envs.types import EnvSettings
 
 _ENVS: Registry[type[VectorEnv]] = Registry("env_type", {name: known.target for name, known in ENV_TYPES.items()})
 register_env = _ENVS.register

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from recipes.embodied.envs.base import Observation
+    from recipes.embodied.envs.types import Observation
 
 Inputs: TypeAlias = dict[str, Tensor]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.feature_policy import FeaturePolicy
 from recipes.embodied.models.heads import linear

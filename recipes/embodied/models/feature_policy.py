@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.heads import action_head, linear
 

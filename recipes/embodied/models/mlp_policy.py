@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.models.feature_policy import FeaturePolicy
 from recipes.embodied.models.heads import hidden_layers
 from rlinf_core import ConfigError

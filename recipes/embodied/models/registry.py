@@ -9,7 +9,7 @@ from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.envs.base import EnvSpec
+    from recipes.embodied.envs.types import EnvSpec
     from recipes.embodied.models.base import BasePolicy
 
 _MODELS: Registry[type[BasePolicy]] = Registry(

@@ -15,7 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlinf_core.runners.run_folder import INTERRUPTED, RunFolder
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import INTERRUPTED
 
 RLINF = Path(sys.executable).with_name("rlinf")
 # So small that a step takes milliseconds, and without an end.

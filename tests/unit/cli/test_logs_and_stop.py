@@ -18,7 +18,8 @@ from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
 from rlinf_cli.runs import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.manager.folders import identity
-from rlinf_core.runners.run_folder import FINISHED, RunFolder
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FINISHED
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

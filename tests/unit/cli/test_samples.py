@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.runners.run_folder import FINISHED, RunFolder
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FINISHED
 from rlinf_core.runners.samples import write_samples
 
 Cli = Callable[..., Any]

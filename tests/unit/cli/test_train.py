@@ -17,7 +17,8 @@ import pytest
 
 from rlinf_core.manager.folders import identity
 from rlinf_core.runners import durable
-from rlinf_core.runners.run_folder import RunFolder, outcome
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import outcome
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

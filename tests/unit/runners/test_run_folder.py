@@ -19,7 +19,8 @@ from rlinf_core.runners import durable, events, run_folder
 from rlinf_core.runners.checkpoint import Manifest, config_hash
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.run_folder import RunFolder, outcome
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import outcome
 
 
 def settings(path: Path, **fields: Any) -> RunnerConfig:

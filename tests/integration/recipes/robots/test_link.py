@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs import franka_robot
-from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.robots.client import ArmState, FrankaClient, holder_name
 from recipes.embodied.robots.errors import (
     RobotError,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings, EnvSpec, IntArray, Observation, Transition, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
 
 
 class CountingEnv(VectorEnv):

@@ -11,19 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.env_types import ENV_TYPES, is_robot
-from recipes.embodied.envs.base import (
-    EnvSettings,
-    EnvSpec,
-    FloatArray,
-    IntArray,
-    Observation,
-    Transition,
-    VectorEnv,
-)
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import EnvContractError, check_env
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 
 OURS = [(name, task) for name, known in ENV_TYPES.items() if not is_robot(name) for task in known.tasks]
 OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]
@@ -53,7 +46,7 @@ class Walk(VectorEnv):
         self.place[rows] = starts.uniform(1)[:, 0]
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        self.place = self.place + np.where(self._resting, 0, actions[:, 0])
+        self.place = self.place + np.where(self._episodes.resting, 0, actions[:, 0])
         return Transition(self.place.astype(np.float32), np.zeros(self.num_envs, np.bool_))
 
     def _observe(self) -> Observation:
@@ -180,7 +173,7 @@ class Hidden(Saved):
         self.speed = np.ones(self.num_envs)
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        self.speed = np.where(self._resting, self.speed, self.speed + 1)
+        self.speed = np.where(self._episodes.resting, self.speed, self.speed + 1)
         return super()._advance(actions * self.speed[:, None], rows)
 
 

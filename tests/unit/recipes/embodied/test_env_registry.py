@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER
-from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
 from rlinf_core.requirements import install_command
 

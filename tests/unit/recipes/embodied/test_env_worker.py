@@ -10,8 +10,8 @@ import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_worker import StagedEnvironments
-from recipes.embodied.envs.base import Observation
 from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import Observation
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.embodied_protocols import Layout

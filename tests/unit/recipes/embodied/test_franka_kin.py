@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.envs import franka_kin
-from recipes.embodied.envs.base import EnvSettings, StepResult
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.types import EnvSettings, StepResult
 from recipes.embodied.robots import franka_arm
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, SPEED
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
@@ -61,7 +61,7 @@ def test_a_scripted_arm_picks_the_block() -> None:
             env, goal, np.where(env._held | (franka_arm.distance(env._target, env._hand) < 0.02), CLOSE, OPEN)
         )
         rewards += result.rewards[:, 0]
-        solved |= env._success
+        solved |= env._episodes.success
     assert solved.all()
     assert (rewards > 3.5).all()
 
@@ -157,7 +157,7 @@ def test_one_seed_is_one_history() -> None:
 
 def test_resting_environments_do_not_move() -> None:
     env = make(3, max_episode_steps=1000, auto_reset=False)
-    env._resting[1] = True
+    env._episodes.resting[1] = True
     before = env._joints.copy()
     result = env.step(np.ones((3, 1, 8), np.float32))
     assert np.array_equal(before[:, 1], env._joints[:, 1])

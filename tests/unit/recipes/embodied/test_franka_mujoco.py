@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import EnvSettings
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.robots.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from rlinf_core.errors import ConfigError
@@ -128,7 +128,7 @@ def test_a_script_solves_it(task: str, steps: int, share: float) -> None:
     for _ in range(steps):
         result = env.step(toward(env, env._target if task == "reach" else push_point(env)))
         rewards += result.rewards[:, 0]
-        solved |= env._success
+        solved |= env._episodes.success
     assert solved.mean() >= share
     assert (rewards[solved] > 1).all()
 
@@ -138,7 +138,7 @@ def test_noise_does_not_solve_it(task: str) -> None:
     env, random = make(48, task=task, seed=1, auto_reset=False), np.random.default_rng(0)
     for _ in range(50):
         env.step(random.uniform(-1, 1, size=(48, 1, 7)).astype(np.float32))
-    assert env._success_once.mean() < 0.3
+    assert env._episodes.success_once.mean() < 0.3
 
 
 @pytest.mark.parametrize("task", ["reach", "push"])
@@ -167,7 +167,7 @@ def test_starts_are_where_they_should_be() -> None:
 
 def test_resting_environments_do_not_move() -> None:
     env = make(3, task="push", max_episode_steps=1000, auto_reset=False)
-    env._resting[1] = True
+    env._episodes.resting[1] = True
     before = env._state.copy()
     result = env.step(np.ones((3, 1, 7), np.float32))
     assert np.array_equal(before[1], env._state[1])

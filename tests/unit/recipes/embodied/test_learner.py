@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.envs.base import EnvSpec
+from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.training.finite import NonFiniteError

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.envs.base import EnvSettings, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings
 from rlinf_core.errors import ConfigError
 
 pytest.importorskip("panda_gym", reason="the extra `panda` is not installed")
@@ -45,7 +46,7 @@ def test_a_script_reaches() -> None:
         for _ in range(30):
             way = states[:, 3:6] - states[:, :3]
             result = env.step((10 * way)[:, None].astype(np.float32))
-            states, solved = result.observations["states"], solved | env._success
+            states, solved = result.observations["states"], solved | env._episodes.success
         assert solved.all()
         assert env.knows_success
     finally:

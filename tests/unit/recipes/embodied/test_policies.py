@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.base import EnvSpec, Observation
+from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model, register_model
 from rlinf_core.errors import ConfigError

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.envs.base import EnvSettings, StepResult, VectorEnv
+from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.state import pack, unpack
+from recipes.embodied.envs.types import EnvSettings, StepResult
 from recipes.training.finite import NonFiniteError
 
 Make = Callable[..., VectorEnv]

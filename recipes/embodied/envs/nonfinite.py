@@ -1,0 +1,109 @@
+"""Handling of NaN and infinities that an environment, or the policy, gives: an error, or the end of the episode."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.running import RunningEpisodes
+from recipes.embodied.envs.types import BoolArray, IntArray, Observation, Transition
+from recipes.training.finite import NonFiniteError, OnNonFinite, nonfinite_rows
+
+_LOGGER: Final = logging.getLogger("rlinf")
+_LOOK_AT_ENV: Final = "look for a division by zero, a root of a negative number or an overflow in the environment"
+_LOOK_AT_POLICY: Final = "the policy gives it: its weights are not finite; lower `actor.optim.lr` or `clip_grad`"
+
+
+class NonFiniteGuard:
+    """Checks actions, rewards and observations of a batch.
+
+    Args:
+        on_nonfinite: `stop` raises; `skip` ends the episode and makes its last step invalid.
+        numbers: int64 [B], of the environments among all of the job, for messages.
+        episodes: that they are in the middle of.
+    """
+
+    def __init__(self, on_nonfinite: OnNonFinite, numbers: IntArray, episodes: RunningEpisodes) -> None:
+        self._stops = on_nonfinite == "stop"
+        self._numbers = numbers
+        self._episodes = episodes
+
+    def check_actions(self, actions: NDArray[Any]) -> None:
+        """Raise a NonFiniteError where an action, of [B, ...], is not finite."""
+        rows = nonfinite_rows(actions)
+        if rows.any():
+            raise self._error("action", actions, rows, _LOOK_AT_POLICY)
+
+    def check_observations(self, observations: Observation) -> None:
+        """Raise a NonFiniteError where an observation is not finite, whatever `on_nonfinite` says."""
+        for name, array in observations.items():
+            rows = nonfinite_rows(array)
+            if rows.any():
+                raise self._error(f"observation {name}", array, rows)
+
+    def finite_rewards(self, moved: Transition, valid: BoolArray) -> Transition:
+        """Return a transition without NaN and infinities among the rewards of `valid` environments.
+
+        With `on_nonfinite: skip` such a step is made invalid, and its episode is truncated.
+        """
+        rows = nonfinite_rows(moved.rewards) & valid
+        if not rows.any():
+            return moved
+        self._skip_or_raise("reward", moved.rewards, rows)
+        valid &= ~rows
+        return replace(
+            moved,
+            rewards=np.where(rows, 0, moved.rewards).astype(np.float32),
+            truncations=rows if moved.truncations is None else moved.truncations | rows,
+        )
+
+    def finite_observations(
+        self, observations: Observation, resting: BoolArray, truncations: BoolArray, valid: BoolArray
+    ) -> Observation:
+        """Return the observations after a chunk without NaN and infinities, as `finite_rewards` does for rewards.
+
+        Args:
+            observations: are changed where they are not finite.
+            resting: bool [B], whose episodes have ended; extended by those that end here.
+            truncations: bool [B, C] of the chunk, likewise.
+            valid: bool [B, C] of the chunk, likewise.
+        """
+        for name, array in observations.items():
+            rows = nonfinite_rows(array)
+            if not rows.any():
+                continue
+            fresh = rows & ~self._episodes.resting
+            if fresh.any():
+                self._skip_or_raise(f"observation {name}", array, fresh)
+            truncations[:, -1] |= rows & ~resting
+            resting |= rows
+            valid[fresh, _last_true(valid[fresh])] = False
+            observations[name] = np.where(rows.reshape(-1, *[1] * (array.ndim - 1)), 0, array).astype(array.dtype)
+        return observations
+
+    def _skip_or_raise(self, tensor: str, values: NDArray[Any], rows: BoolArray) -> None:
+        error = self._error(tensor, values, rows)
+        if self._stops:
+            raise error
+        _LOGGER.warning("%s; %d episodes end here, and this step is left out", error, rows.sum())
+
+    def _error(self, tensor: str, values: NDArray[Any], rows: BoolArray, help: str = _LOOK_AT_ENV) -> NonFiniteError:
+        """Return the error for the first of `rows`, of values [B, ...]."""
+        row = int(np.flatnonzero(rows)[0])
+        found = values[row].ravel()
+        steps, episode = self._episodes.steps[row], self._episodes.episode[row] + 1
+        return NonFiniteError(
+            tensor,
+            float(found[~np.isfinite(found)][0]),
+            f"environment {self._numbers[row]}, after {steps} steps of its episode {episode}",
+            help,
+        )
+
+
+def _last_true(columns: BoolArray) -> IntArray:
+    """Return the last column of each row [k, C] that is true; the last of all where none is."""
+    return columns.shape[1] - 1 - np.argmax(columns[:, ::-1], axis=1)

@@ -1,0 +1,77 @@
+"""The episodes that the environments of a batch are in the middle of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import BoolArray, FinishedEpisodes, FloatArray, IntArray, Transition
+
+# The attributes that a saved state keeps, by these names.
+_COUNTERS: Final = ("episode", "steps", "returns", "success_once", "success", "resting")
+
+
+class RunningEpisodes:
+    """Counts of the episodes of a batch, apart from what the environment itself keeps.
+
+    Args:
+        count: environments of the batch, B.
+
+    Attributes:
+        episode: int64 [B], number of the present episode since the reset, from 0.
+        steps: int64 [B], of the present episode.
+        returns: float32 [B], sum of its rewards.
+        success_once: bool [B], solved in some state.
+        success: bool [B], solved in the present state.
+        resting: bool [B], ended, and not begun again.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.episode = np.zeros(count, np.int64)
+        self.steps = np.zeros(count, np.int64)
+        self.returns = np.zeros(count, np.float32)
+        self.success_once = np.zeros(count, np.bool_)
+        self.success = np.zeros(count, np.bool_)
+        self.resting = np.zeros(count, np.bool_)
+
+    def reset(self) -> None:
+        """Count episodes from 0 again, and let none rest."""
+        self.episode[:] = 0
+        self.resting[:] = False
+
+    def begin(self, rows: IntArray) -> None:
+        """Clear the counts of environments that begin an episode."""
+        self.steps[rows] = 0
+        self.returns[rows] = 0
+        self.success_once[rows] = False
+        self.success[rows] = False
+
+    def add(self, moved: Transition, rewards: FloatArray, active: BoolArray) -> None:
+        """Add a step of the active environments; `rewards` are 0 for the others."""
+        self.returns += rewards
+        self.steps += active
+        if moved.successes is not None:
+            self.success = np.where(active, moved.successes, self.success)
+            self.success_once |= self.success
+
+    def finished(self, rows: IntArray, *, knows_success: bool) -> FinishedEpisodes:
+        """Return what is known of the episodes that ended in some environments."""
+        return FinishedEpisodes(
+            env=rows,
+            number=self.episode[rows],
+            returns=self.returns[rows],
+            lengths=self.steps[rows],
+            success_once=self.success_once[rows] if knows_success else None,
+            success_at_end=self.success[rows] if knows_success else None,
+        )
+
+    def save(self) -> State:
+        """Return all counts, by name."""
+        return {name: getattr(self, name).copy() for name in _COUNTERS}
+
+    def load(self, state: State) -> None:
+        """Take the counts that `save` returned."""
+        for name in _COUNTERS:
+            getattr(self, name)[:] = state[name]

@@ -1,0 +1,166 @@
+"""Types of what an environment is told, what it is given, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.training.finite import OnNonFinite
+
+if TYPE_CHECKING:
+    from recipes.embodied.env_config import EnvironmentConfig
+    from rlinf_core import RobotUnit
+
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+IntArray: TypeAlias = NDArray[np.int64]
+# By name: `states` float32 [B, S], `images` uint8 [B, H, W, 3], `instructions` text [B]. Some may be missing.
+Observation: TypeAlias = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The sizes of observations and actions that a policy is built for.
+
+    Attributes:
+        state_size: S of the observation `states` [B, S]; 0 without states.
+        action_size: A of the actions [B, C, A]; 1 for a choice.
+        num_choices: an action is one of so many integers, from 0; None: it is A numbers, each from -1 to 1.
+        image_shape: (H, W, 3) of the observation `images`; None without images.
+    """
+
+    state_size: int
+    action_size: int
+    num_choices: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSettings:
+    """Constructor argument of every environment: the keys of `env.train` or `env.eval`, and its share of the batch.
+
+    Attributes:
+        num_envs: environments of this batch, B.
+        first_env: number of its first one among all environments of the job; starts depend on that number, so that
+            they are the same however environments are dealt to workers.
+        max_episode_steps: steps after which an episode is truncated; None: the environment's own limit.
+        hardware: the robots that the process owns, `worker_info.hardware`; empty for simulators.
+        resumable: `save` will be called, so that what it needs has to be kept.
+        on_nonfinite: what becomes of a NaN or an infinity in a reward or an observation: an error, or the end of that
+            episode, whose last step is then not learned from.
+    """
+
+    num_envs: int
+    first_env: int = 0
+    task: str | None = None
+    max_episode_steps: int | None = None
+    auto_reset: bool = True
+    ignore_terminations: bool = False
+    group_size: int = 1
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hardware: tuple[RobotUnit, ...] = ()
+    resumable: bool = False
+    on_nonfinite: OnNonFinite = "stop"
+
+    @classmethod
+    def of(
+        cls,
+        config: EnvironmentConfig,
+        *,
+        num_envs: int,
+        first_env: int,
+        group_size: int,
+        hardware: tuple[RobotUnit, ...] = (),
+        resumable: bool = False,
+        on_nonfinite: OnNonFinite = "stop",
+    ) -> EnvSettings:
+        """Return the settings of a section `env.train` or `env.eval`."""
+        return cls(
+            num_envs=num_envs,
+            first_env=first_env,
+            task=config.task,
+            max_episode_steps=config.max_episode_steps,
+            auto_reset=config.auto_reset,
+            ignore_terminations=config.ignore_terminations,
+            group_size=group_size,
+            seed=config.seed,
+            options=config.options,
+            hardware=hardware,
+            resumable=resumable,
+            on_nonfinite=on_nonfinite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Result of one step of all environments; rows of those that were not stepped may hold anything.
+
+    Attributes:
+        rewards: float32 [B].
+        terminations: bool [B], the task ended.
+        truncations: bool [B], the environment itself cut the episode off; None: it never does.
+        successes: bool [B], the task is solved in this state; None: it does not know success.
+    """
+
+    rewards: FloatArray
+    terminations: BoolArray
+    truncations: BoolArray | None = None
+    successes: BoolArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisodes:
+    """The k episodes that ended in a step, ordered by environment.
+
+    Attributes:
+        env: int64 [k], the environment, from 0 in this batch.
+        number: int64 [k], which episode it was since `reset`, from 0. Where every pass resets, only the episodes 0 are
+            a fair sample: among the later ones those that end within the pass are the short ones.
+        returns: float32 [k], sum of rewards.
+        lengths: int64 [k], steps.
+        success_once: bool [k], solved in some state; None: success is not known.
+        success_at_end: bool [k], solved in the last state; None: success is not known.
+    """
+
+    env: IntArray
+    number: IntArray
+    returns: FloatArray
+    lengths: IntArray
+    success_once: BoolArray | None
+    success_at_end: BoolArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Result of a chunk of C actions.
+
+    Attributes:
+        observations: what the policy acts on next; of the new episode where one has started.
+        rewards: float32 [B, C].
+        terminations: bool [B, C], the task ended with this action.
+        truncations: bool [B, C], the episode was cut off after this action.
+        valid: bool [B, C], the action was carried out, and counts. It was not when the episode had ended: the rest of
+            its chunk is dropped, and so is everything until the next `reset` without `auto_reset`. With
+            `on_nonfinite: skip` it does not count where the reward or the observation after it was not finite.
+        final_observations: observations at the end of those episodes that ended; rows of other environments hold their
+            present one. None when no episode ended.
+        episodes: what is known of those that ended; None when none did.
+    """
+
+    observations: Observation
+    rewards: FloatArray
+    terminations: BoolArray
+    truncations: BoolArray
+    valid: BoolArray
+    final_observations: Observation | None
+    episodes: FinishedEpisodes | None
+
+    @property
+    def dones(self) -> BoolArray:
+        """bool [B, C], the episode ended with this action, one way or the other."""
+        return self.terminations | self.truncations

@@ -1,0 +1,104 @@
+"""The state of a run, as `run.json` keeps it.
+
+Imports nothing heavy: commands look into run folders too.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from rlinf_core.errors import RunError
+from rlinf_core.manager.folders import identity
+
+SCHEMA: Final = "rlinf.run/1"
+STATE: Final = "run.json"
+
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+FAILED: Final = "failed"
+INTERRUPTED: Final = "interrupted"
+
+# The process is gone and wrote no end.
+_VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
+
+
+class RunState(NamedTuple):
+    """The state of a run, in `run.json`. Moments are seconds since 1970.
+
+    Attributes:
+        recipe: what is trained.
+        experiment: the name that `runner.resume_dir: auto` looks for.
+        status: running, finished, failed or interrupted.
+        step: the last step that is done.
+        reason: why it failed, in one line, else empty.
+        pid: of the process that drives it.
+        host: the name of that process's machine.
+        start: tells that process from a later one with its pid, as `rlinf_core.manager.folders.identity` does.
+        address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
+        created: when the folder was made.
+        updated: when this was written.
+        ended: when the run ended, or None.
+        resumed_from: the checkpoint that it continued from last, or None.
+        checkpoints: the folder of its checkpoints.
+        earlier: while the run is being resumed and has no workers yet, the fields of how it had ended before; else
+            None.
+    """
+
+    recipe: str
+    experiment: str
+    status: str = RUNNING
+    step: int = 0
+    reason: str = ""
+    pid: int = 0
+    host: str = ""
+    start: str = ""
+    address: str = ""
+    created: float = 0.0
+    updated: float = 0.0
+    ended: float | None = None
+    resumed_from: str | None = None
+    checkpoints: str = "checkpoints"
+    earlier: Mapping[str, Any] | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether the run was started on this machine, so that its process can be looked at."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is going on: it says so, and where that can be seen its process is there."""
+        return self.status == RUNNING and (not self.here or identity(self.pid) == self.start)
+
+
+def outcome(state: RunState) -> tuple[str, str]:
+    """Return the status of a run and the reason, also where its process could not write them any more."""
+    if state.status == RUNNING and not state.alive:
+        if state.earlier is not None:
+            return outcome(state._replace(**state.earlier, earlier=None))
+        return FAILED, _VANISHED
+    return state.status, state.reason
+
+
+def read_state(folder: Path) -> RunState:
+    """Return the state of the run in a folder.
+
+    Raises:
+        RunError: it is not the folder of a run.
+    """
+    try:
+        data: Any = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = f"there is no `{STATE}` in it" if isinstance(error, FileNotFoundError) else f"`{STATE}` cannot be read"
+        raise RunError("this is not the folder of a run", where=str(folder), why=why) from None
+    if not isinstance(data, dict) or cast("dict[str, Any]", data).get("schema") != SCHEMA:
+        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` is not `{SCHEMA}`")
+    fields = cast("dict[str, Any]", data)
+    try:
+        return RunState(**{name: value for name, value in fields.items() if name in RunState._fields})
+    except TypeError:
+        raise RunError("this is not the folder of a run", where=str(folder), why=f"`{STATE}` lacks fields") from None
