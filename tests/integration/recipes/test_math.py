@@ -44,7 +44,9 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     record = json.loads(shown.stdout)
     assert record["schema"] == "rlinf.samples/1"
     assert len(record["samples"]) == 2
-    assert "".join(record["samples"][0]["pieces"]).startswith(record["samples"][0]["text"])
+    # A model that has learned little draws tokens that have no text.
+    first = record["samples"][0]
+    assert "".join(piece for piece in first["pieces"] if piece != "<unk>").startswith(first["text"])
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
