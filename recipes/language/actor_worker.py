@@ -94,6 +94,7 @@ class LanguageActor(Worker):
                 minibatches=self._config.minibatches,
                 epochs=algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
+                max_answers=config.micro_batch_size,
                 share_prompts=config.share_prompts,
                 temperature=self._config.rollout.sampling_params.temperature,
                 clip_grad=config.optim.clip_grad,

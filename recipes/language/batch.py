@@ -134,19 +134,29 @@ def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(each) for each in dealt]
 
 
-def token_budget_parts(costs: Sequence[int], budget: int) -> list[list[int]]:
+def token_budget_parts(
+    costs: Sequence[int], budget: int, counts: Sequence[int] = (), most: int | None = None
+) -> list[list[int]]:
     """Return items in parts whose costs are at most `budget` together, similar ones next to each other.
 
     Sorted by cost, longest first, and filled in turn; an item above the budget is a part of its own.
+
+    Args:
+        costs: of the items.
+        budget: largest sum of the costs of a part.
+        counts: a second cost of each item.
+        most: largest sum of the counts of a part; None: any.
     """
     parts: list[list[int]] = []
-    room = -1
+    room = left = -1
     for item in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
-        if costs[item] > room:
+        count = 0 if most is None else counts[item]
+        if costs[item] > room or count > left:
             parts.append([])
-            room = budget
+            room, left = budget, most or 0
         parts[-1].append(item)
         room -= costs[item]
+        left -= count
     return parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -63,6 +63,16 @@ class LoraSettings(ConfigModel):
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
+    not_available: ClassVar[Mapping[str, str]] = {
+        **ModelConfig.not_available,
+        "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
+        "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
+        "enable_gradient_checkpointing": "`fsdp_config.gradient_checkpointing` computes activations again",
+        "use_remove_padding": "remove it: sequences are always packed, and none is padded",
+        "trust_remote_code": "remove it: no code of a model's folder is ever run",
+        "attn_implementation": "remove it: attention is computed over packed sequences",
+    }
+
     model_type: Literal["huggingface"] = Field(
         default="huggingface", description="What `model_path` holds: a causal language model of transformers."
     )
@@ -92,11 +102,45 @@ class WarmStartConfig(ConfigModel):
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
+# Keys of other trainers by which a pass is bounded in tokens, and those that there is nothing to choose about.
+_TOKEN_BUDGETS: Final = {
+    "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
+    "max_tokens_per_mbs": "max_tokens_per_micro_batch",
+    "ppo_micro_batch_size_per_gpu": "micro_batch_size",
+}
+_ALWAYS: Final = {
+    "use_dynamic_bsz": "remove it: `max_tokens_per_micro_batch` always bounds a pass, in tokens",
+    "use_remove_padding": "remove it: sequences are always packed, and none is padded",
+    "entropy_from_logits_with_chunking": "remove it: log-probabilities and entropies are always computed in chunks",
+    "entropy_checkpointing": "remove it: log-probabilities and entropies are always computed in chunks",
+    "ulysses_sequence_parallel_size": "remove it: a sequence is computed by one rank",
+    "shuffle": "remove it: groups are dealt to optimizer steps at random, by `actor.seed`",
+}
+
+
 class LanguageActorConfig(ActorConfig):
     """The workers that train."""
 
+    other_names: ClassVar[Mapping[str, str]] = {**ActorConfig.other_names, **_TOKEN_BUDGETS}
+    not_available: ClassVar[Mapping[str, str]] = {
+        **ActorConfig.not_available,
+        **_ALWAYS,
+        "ppo_mini_batch_size": "`global_batch_size` counts answers, `algorithm.n_minibatches` optimizer steps",
+        "loss_agg_mode": "`algorithm.loss_agg_func` says how losses of tokens become one",
+        "policy_loss": "`algorithm.loss_type` names the loss",
+        "tis_imp_ratio_cap": "`algorithm.tis_cap` bounds the weights of truncated importance sampling",
+        "clip_ratio_low": "write `algorithm.clip_ratio_low`",
+        "clip_ratio_high": "write `algorithm.clip_ratio_high`",
+        "clip_ratio_c": "write `algorithm.clip_ratio_c`",
+    }
+
     global_batch_size: Count | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, description="Answers of one optimizer step, over all ranks. Default: all of a training step."
+    )
+    micro_batch_size: Count | None = Field(
+        default=None,
+        description="Answers of one forward and backward pass on one rank at most. Default: as many as"
+        " `max_tokens_per_micro_batch` holds.",
     )
     max_tokens_per_micro_batch: Count = Field(
         default=4096, description="Packed tokens of one forward and backward pass on one rank."
@@ -119,7 +163,17 @@ class LanguageActorConfig(ActorConfig):
 class LanguageCriticConfig(ConfigModel):
     """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"strategy": "training_backend"}
+    other_names: ClassVar[Mapping[str, str]] = {
+        "strategy": "training_backend",
+        "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
+    }
+    not_available: ClassVar[Mapping[str, str]] = {
+        **_ALWAYS,
+        "cliprange_value": "`algorithm.value_clip` bounds the change of a value",
+        "ppo_mini_batch_size": "the critic takes as many optimizer steps as the actor: `algorithm.n_minibatches`",
+        "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
+        "grad_clip": "`optim.clip_grad` bounds the norm of a gradient",
+    }
 
     group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")
     training_backend: Literal["fsdp"] = Field(default="fsdp", description="How training is spread over ranks.")
@@ -229,7 +283,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
         (rollout.enable_offload, ("rollout", "enable_offload"), *_no_effect()),
         (actor.enable_offload, ("actor", "enable_offload"), *_no_effect()),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), *_no_effect("runner.resume_dir")),
-        (actor.micro_batch_size is not None, ("actor", "micro_batch_size"), *_no_effect("max_tokens_per_micro_batch")),
         (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
         (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),
         (

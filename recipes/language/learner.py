@@ -32,6 +32,7 @@ class LearnerSettings:
         minibatches: optimizer steps of one pass.
         epochs: passes over the answers of a training step.
         max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
+        max_answers: answers of one forward and backward pass at most; None: any number.
         share_prompts: whether the prompt of a group stands once in a packed row.
         temperature: that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
@@ -42,6 +43,7 @@ class LearnerSettings:
     minibatches: int = 1
     epochs: int = 1
     max_tokens: int = 4096
+    max_answers: int | None = None
     share_prompts: bool = True
     temperature: float = 1.0
     clip_grad: float = 1.0
@@ -103,7 +105,11 @@ class AnswerLearner(ABC):
         # Optimizer steps of the present training step.
         self._updates = 0
         self._micro = MicroBatches(
-            strategy, device, max_tokens=settings.max_tokens, share_prompts=settings.share_prompts
+            strategy,
+            device,
+            max_tokens=settings.max_tokens,
+            share_prompts=settings.share_prompts,
+            max_answers=settings.max_answers,
         )
 
     def _learn(self, batch: RolloutBatch, targets: Targets, seed: int, step: int) -> Figures:

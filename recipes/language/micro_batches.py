@@ -20,36 +20,41 @@ class MicroBatches:
         device: where packed rows are to be.
         max_tokens: packed tokens of a micro-batch; an answer with its prompt above it is one by itself.
         share_prompts: whether the prompt of a group stands once in a packed row.
+        max_answers: answers of a micro-batch at most; None: any number.
     """
 
     def __init__(
-        self, strategy: ParallelStrategy, device: torch.device, *, max_tokens: int, share_prompts: bool
+        self,
+        strategy: ParallelStrategy,
+        device: torch.device,
+        *,
+        max_tokens: int,
+        share_prompts: bool,
+        max_answers: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._device = device
         self._max_tokens = max_tokens
         self._share = share_prompts
+        self._max_answers = max_answers
 
     def divide(self, batch: RolloutBatch, rows: list[int]) -> list[list[int]]:
         """Return answers in micro-batches of similar length; as many on every rank, at least one, some of them empty.
 
         Collective: all ranks call it together.
         """
-        limit, lengths = self._max_tokens, batch.lengths.tolist()
+        limit, most = self._max_tokens, self._max_answers or max(1, len(rows))
         chosen = set(rows)
         units: list[list[int]] = []
         for group in whole_groups(batch):
             mine = [row for row in group if row in chosen]
-            if not mine:
-                continue
-            if self._share and packed_tokens(batch, mine, share_prompts=True) <= limit:
-                units.append(mine)
-            else:
-                units += [[row] for row in mine]
+            for start in range(0, len(mine), most):
+                some = mine[start : start + most]
+                fits = self._share and packed_tokens(batch, some, share_prompts=True) <= limit
+                units += [some] if fits else [[row] for row in some]
         costs = [packed_tokens(batch, unit, share_prompts=self._share) for unit in units]
-        if not self._share:
-            costs = [sum(lengths[row] for row in unit) for unit in units]
-        parts = [[row for index in part for row in units[index]] for part in token_budget_parts(costs, limit)]
+        budgets = token_budget_parts(costs, limit, [len(unit) for unit in units], most)
+        parts = [[row for index in part for row in units[index]] for part in budgets]
         wanted = self._strategy.reduce_max(max(1, len(parts)))
         return parts + [[] for _ in range(wanted - len(parts))]
 

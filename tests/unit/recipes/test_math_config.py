@@ -103,6 +103,32 @@ def test_keys_and_the_groups_that_they_need(
     assert findings(text) == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize(
+    ("sections", "underlined"),
+    [
+        ("actor:\n  use_dynamic_bsz: true\n", "use_dynamic_bsz"),
+        ("actor:\n  ppo_mini_batch_size: 64\n", "ppo_mini_batch_size"),
+        ("actor:\n  ulysses_sequence_parallel_size: 2\n", "ulysses_sequence_parallel_size"),
+        ("actor:\n  model: {lora_alpha: 32}\n", "lora_alpha"),
+        ("actor:\n  model: {trust_remote_code: true}\n", "trust_remote_code"),
+        ("critic:\n  cliprange_value: 0.5\n", "cliprange_value"),
+        ("algorithm:\n  norm_adv_by_std_in_grpo: false\n", "norm_adv_by_std_in_grpo"),
+        ("algorithm:\n  kl_ctrl: {kl_coef: 0.1}\n", "kl_ctrl"),
+    ],
+)
+def test_keys_of_other_trainers_are_answered(findings: Any, sections: str, underlined: str) -> None:
+    assert findings(LAPTOP + sections) == [("not-available", underlined)]
+
+
+def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{LAPTOP}actor: {{ppo_max_token_len_per_gpu: 512, ppo_micro_batch_size_per_gpu: 4}}\n")
+    job = load_job(str(path), (), environ={})
+    job.raise_if_bad()
+    actor = cast("MathConfig", job.config).actor
+    assert (actor.max_tokens_per_micro_batch, actor.micro_batch_size) == (512, 4)
+
+
 def test_the_adapterless_actor_is_a_reference(findings: Any) -> None:
     assert findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n") == []
 
@@ -146,7 +172,6 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
     ("sections", "underlined"),
     [
         ("rollout:\n  enable_offload: true\n", "true"),
-        ("actor:\n  micro_batch_size: 4\n", "4"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
     ],
 )

@@ -31,6 +31,19 @@ def test_parts_stay_within_their_budget_but_for_items_above_it(costs: list[int],
         assert sum(costs[item] for item in part) <= budget or len(part) == 1
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.integers(1, 8)), max_size=40), st.integers(1, 200), st.integers(8, 20)
+)
+def test_parts_have_no_more_answers_than_asked_for(items: list[tuple[int, int]], budget: int, most: int) -> None:
+    costs, counts = [cost for cost, _ in items], [count for _, count in items]
+    parts = token_budget_parts(costs, budget, counts, most)
+
+    assert sorted(item for part in parts for item in part) == list(range(len(items)))
+    for part in parts:
+        assert sum(counts[item] for item in part) <= most
+        assert sum(costs[item] for item in part) <= budget or len(part) == 1
+
+
 def test_a_selection_has_the_tokens_of_its_answers() -> None:
     batch = random_batch(0, groups=3, size=2)
     chosen = torch.tensor([4, 0])

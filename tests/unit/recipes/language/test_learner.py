@@ -40,9 +40,15 @@ def targets_of(batch: Any) -> TokenTargets:
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
     batch = random_batch(0, size=3)
     gradients: list[list[torch.Tensor]] = []
-    for tokens, share in ((10_000, True), (30, True), (30, False), (1, False)):
+    for tokens, share, most in (
+        (10_000, True, None),
+        (30, True, None),
+        (30, False, None),
+        (1, False, None),
+        (99, True, 2),
+    ):
         model = tiny_model()
-        settings = LearnerSettings(max_tokens=tokens, share_prompts=share, clip_grad=0.0)
+        settings = LearnerSettings(max_tokens=tokens, share_prompts=share, max_answers=most, clip_grad=0.0)
         learner(model, settings, how).train(batch, targets_of(batch), 0)
         gradients.append([each.grad.clone() for each in model.parameters() if each.grad is not None])
 

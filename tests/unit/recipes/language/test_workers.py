@@ -145,6 +145,7 @@ def test_memory_is_bought_with_time_and_gives_the_same() -> None:
         "plain": (),
         "again": ("actor.fsdp_config={gradient_checkpointing: true}",),
         "small": ("actor.max_tokens_per_micro_batch=40",),
+        "few": ("actor.micro_batch_size=3",),
         "apart": ("actor.share_prompts=false",),
     }
     weights: dict[str, Any] = {}
@@ -152,7 +153,7 @@ def test_memory_is_bought_with_time_and_gives_the_same() -> None:
         made = job("math_laptop", *each)
         made.step(1, half_right)
         weights[name] = made.weights()
-    for name in ("again", "small", "apart"):
+    for name in ("again", "small", "few", "apart"):
         for key, value in weights[name].items():
             torch.testing.assert_close(value, weights["plain"][key], atol=2e-4, rtol=1e-4)
 
