@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rlinf_core.bootstrap.node_processes import alive, identity
 from rlinf_core.collective.frame import Frame, FrameReader
 from rlinf_core.collective.handshake import PeerIdentity
 from rlinf_core.collective.listener import peer_credentials
-from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
 from rlinf_core.collective.segment import SharedSegment
 from rlinf_core.collective.spin import spin
 from rlinf_core.collective.work import Work
@@ -91,7 +91,8 @@ class Connection:
         self.peer_closing = False
         self.paused = False
         self.backlog = 0
-        self.process = ProcessIdentity.of(peer_credentials(sock)[0]) if self.shares_memory else NO_PROCESS
+        # Empty for a process that cannot be seen from here.
+        self._process = (identity(peer_credentials(sock)[0]) or "") if self.shares_memory else ""
         self.watch: Callable[[Connection, bool, bool], None] = _not_watched
         self._watcher = watcher
         self._deliver = partial(watcher.arrived, self)
@@ -110,6 +111,10 @@ class Connection:
         self._poll.register(self.fd, select.POLLIN)
         self._poll.register(self._kick, select.POLLIN)
         self._peek = partial(self._poll.poll, 0)
+
+    def peer_is_dead(self) -> bool:
+        """Return whether the peer's process is certainly gone: its memory is no longer mapped."""
+        return is_dead(self._process)
 
     @property
     def closed(self) -> bool:
@@ -395,6 +400,11 @@ class Connection:
         if self._kick >= 0:
             os.close(self._kick)
             self._kick = -1
+
+
+def is_dead(process: str) -> bool:
+    """Return whether a process of this host, by its identity, is certainly gone; False for an empty one."""
+    return bool(process) and not alive(process)
 
 
 def _broken(error: OSError) -> str:

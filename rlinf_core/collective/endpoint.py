@@ -379,7 +379,7 @@ class Endpoint:
             segment.orphaned = True
             # Other processes are told later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
-        self._arena.owner_lost(connection.peer.incarnation, connection.process.is_dead)
+        self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
         self._relay.forwards.lost(connection)
         self._reactor.close(connection)
 

@@ -61,7 +61,7 @@ class ForwardedLeases:
             if not self._departed:
                 return
             left = {connection for _, connection in self._held.values()}
-            dead = {one for one in self._departed if one.process.is_dead()}
+            dead = {one for one in self._departed if one.peer_is_dead()}
             for lease, holder in self._held.values():
                 if holder in dead:
                     lease.reclaim(self.mark)

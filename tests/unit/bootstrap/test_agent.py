@@ -19,7 +19,7 @@ import pytest
 
 from rlinf_core.bootstrap import agent, node_facts, node_processes
 from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.local import LocalTransport
+from rlinf_core.bootstrap.routes import LocalTransport
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 FOLDER = Path(agent.__file__).parent

@@ -17,8 +17,8 @@ from rlinf_core.bootstrap import links
 from rlinf_core.bootstrap.checks.finding import CheckVerdict, Seen
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.links import Measured, NodeLink
-from rlinf_core.bootstrap.local import LocalTransport
 from rlinf_core.bootstrap.node_links import measure
+from rlinf_core.bootstrap.routes import LocalTransport
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 

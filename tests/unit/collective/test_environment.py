@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.collective import memory_budget
+from rlinf_core.collective.connection import is_dead
 from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
 from rlinf_core.collective.listener import LONGEST_PATH, UnixDirectory, reap
-from rlinf_core.collective.process import NO_PROCESS, ProcessIdentity
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import EnvironmentVariableError
 
@@ -112,12 +113,13 @@ def test_a_path_that_sockets_cannot_have_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_process_is_known_by_more_than_its_number() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    identity = ProcessIdentity.of(child.pid)
-    assert not identity.is_dead()
-    assert ProcessIdentity(child.pid, "another start").is_dead()
+    process = identity(child.pid)
+    assert process is not None
+    assert not is_dead(process)
+    assert is_dead(f"{child.pid}:another start")
     child.communicate(b"\n")
-    assert identity.is_dead()
-    assert not NO_PROCESS.is_dead()
+    assert is_dead(process)
+    assert not is_dead("")
 
 
 def test_the_interface_that_is_named_gives_the_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from rlinf_core.manager import folders, orphan_reaper
 
 
 @pytest.fixture(autouse=True)
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A TMPDIR that is short enough for Ray's sockets, as that of the test itself is not."""
+    # Made now: the folder that other tests' folders lie in must not be within the one that is removed here.
+    tmp_path_factory.getbasetemp()
     with tempfile.TemporaryDirectory(prefix="rl", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
