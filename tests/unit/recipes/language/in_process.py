@@ -1,13 +1,11 @@
-"""The workers of a job of recipe math as objects of this process: no Ray, one rank of each, queues for the network."""
+"""Steps of a job of recipe math whose batches a test may change: its workers, one of each, without a loop."""
 
 from __future__ import annotations
 
-import queue
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -26,48 +24,7 @@ from recipes.language.sequences import Request, SamplingParams
 from recipes.math.config import MathConfig
 from recipes.math.program import optional_components
 from rlinf_core.job.load import load_job
-
-SECONDS = 60
-Wires = defaultdict[Any, "queue.Queue[Any]"]
-
-
-class Local:
-    """Stands before a worker class: one process, whose messages go through queues."""
-
-    def __init__(self, config: MathConfig, group: str, wires: Wires) -> None:
-        super().__init__(config)  # pyright: ignore[reportCallIssue]
-        placement = SimpleNamespace(rank=0, world_size=1, accelerator_type=None)
-        self._rlinf_bound: Any = SimpleNamespace(placement=placement, group_name=group)
-        self.group, self.wires = group, wires
-        self.warnings: list[str] = []
-
-    def send(self, value: Any, group: str, rank: int) -> None:
-        self.wires[self.group, group].put(value)
-
-    def recv(self, group: str, rank: int) -> Any:
-        return self.wires[group, self.group].get(timeout=SECONDS)
-
-    def broadcast(self, value: Any, groups: Any, source: Any, async_op: bool = False) -> Any:
-        self.wires["weights"].put(value)
-        return SimpleNamespace(wait=lambda: None)
-
-    def connect_channel(self, name: str) -> Any:
-        return SimpleNamespace(get=lambda key: self.wires[name, key].get(timeout=SECONDS))
-
-    def log_warning(self, message: str, *args: object) -> None:
-        self.warnings.append(message % args)
-
-
-class LocalActor(Local, LanguageActor):
-    """See `LanguageActor`."""
-
-
-class LocalCritic(Local, LanguageCritic):
-    """See `LanguageCritic`."""
-
-
-class LocalReference(Local, LanguageReference):
-    """See `LanguageReference`."""
+from tests.unit.recipes.language.in_threads import Hub, in_thread
 
 
 class LocalJob:
@@ -76,19 +33,25 @@ class LocalJob:
     Attributes:
         rewards: mean reward of each step.
         metrics: of the last step.
+        warnings: of the actor and the others.
     """
 
     def __init__(self, name: str, *overrides: str) -> None:
         job = load_job(name, overrides, environ={})
         job.raise_if_bad()
         self.config = config = cast("MathConfig", job.config)
-        self.wires: Wires = defaultdict(queue.Queue)
-        self.actor = LocalActor(config, config.actor.group_name, self.wires)
+        self.hub = Hub()
         placed = optional_components(config)
-        self.critic = LocalCritic(config, config.critic.group_name, self.wires) if "critic" in placed else None
-        self.reference = (
-            LocalReference(config, config.reference.group_name, self.wires) if "reference" in placed else None
-        )
+        self.warnings: list[str] = []
+
+        def worker(kind: type[Any], section: Any) -> Any:
+            made = in_thread(kind, section.group_name, self.hub, 0, 1)(config)
+            made.log_warning = lambda message, *args: self.warnings.append(message % args)
+            return made
+
+        self.actor = worker(LanguageActor, config.actor)
+        self.critic = worker(LanguageCritic, config.critic) if "critic" in placed else None
+        self.reference = worker(LanguageReference, config.reference) if "reference" in placed else None
         layout = LanguageLayout(1, 1, 1, "answers", "scored", int("critic" in placed), int("reference" in placed))
         for each in (self.actor, self.critic, self.reference):
             if each is not None:
@@ -104,10 +67,10 @@ class LocalJob:
     def step(self, step: int, change: Callable[[RolloutBatch], RolloutBatch] = lambda batch: batch) -> RolloutBatch:
         """Take a training step, and return its batch; `change` is made to it before it is learned from."""
         self.actor.sync_model_to_rollout()
-        self.wires["weights"].get().apply(self.engine)
+        self.hub.inbox(self.config.rollout.group_name, 0).get().apply(self.engine)
         batch = change(self._answers(step))
         self.rewards.append(batch.rewards.mean().item())
-        self.wires["scored", "0"].put(batch)
+        self.hub.channel("scored").put(batch, key="0")
         self.actor.recv_rollout_batch(step, ((0,),))
         calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
         calls += [lambda each=each: each.evaluate(step) for each in (self.critic, self.reference) if each is not None]

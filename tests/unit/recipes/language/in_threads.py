@@ -16,9 +16,12 @@ import pytest
 import torch
 
 from recipes.language.actor_worker import LanguageActor
+from recipes.language.critic_worker import LanguageCritic
 from recipes.language.layout import LanguageLayout
+from recipes.language.reference_worker import LanguageReference
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
+from recipes.math.program import optional_components
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
@@ -93,11 +96,11 @@ class Hub:
     """The channels and the messages between all workers."""
 
     channels: dict[str, Channel] = field(default_factory=dict[str, Channel])
-    inboxes: dict[tuple[str, int], queue.SimpleQueue[Any]] = field(default_factory=dict)
+    inboxes: dict[tuple[Any, ...], queue.SimpleQueue[Any]] = field(default_factory=dict)
     making: threading.Lock = field(default_factory=threading.Lock)
 
-    def inbox(self, group: str, rank: int) -> queue.SimpleQueue[Any]:
-        return self.inboxes.setdefault((group, rank), queue.SimpleQueue())
+    def inbox(self, *parties: str | int) -> queue.SimpleQueue[Any]:
+        return self.inboxes.setdefault(parties, queue.SimpleQueue())
 
     def channel(self, name: str) -> Channel:
         return self.channels.setdefault(name, Channel.create(name, local=True))
@@ -126,6 +129,12 @@ def in_thread(kind: type[Any], group: str, hub: Hub, rank: int, world_size: int)
             for each in ranks:
                 hub.inbox(peers, each).put(copy.deepcopy(content))
             return Post(None)
+
+        def send(self, content: Any, peers: str, peer: int) -> None:
+            hub.inbox(group, rank, peers, peer).put(copy.deepcopy(content))
+
+        def recv(self, peers: str, peer: int) -> Any:
+            return hub.inbox(peers, peer, group, rank).get(timeout=60)
 
     return Local
 
@@ -178,8 +187,13 @@ class LocalRun:
         return [event.step for event in self.events if isinstance(event, StepFinished)]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        (actor,) = self.runner.groups["actor"].workers  # type: ignore[attr-defined]
-        return {name: value.clone() for name, value in actor._state.policy.state_dict().items()}
+        found: dict[str, torch.Tensor] = {}
+        for component in ("actor", "critic"):
+            group: Any = self.runner.groups.get(component)
+            for worker in group.workers if group is not None else ():
+                state: dict[str, torch.Tensor] = worker._state.policy.state_dict()
+                found |= {f"{component}.{name}": value.clone() for name, value in state.items()}
+        return found
 
 
 LocalTrain = Callable[..., LocalRun]
@@ -187,7 +201,7 @@ LocalTrain = Callable[..., LocalRun]
 
 @contextmanager
 def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalTrain]:
-    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1, death=None)`.
+    """Trains the small model to the end: `train(*overrides, rollouts=1, rewards=1, death=None, config="math_laptop")`.
 
     A death is a component, a step and a phase: a worker of that component dies when the phase begins, once.
     """
@@ -212,14 +226,19 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
     made: list[ReasoningRunner] = []
 
     def train(
-        *overrides: str, rollouts: int = 1, rewards: int = 1, death: tuple[str, int, str] | None = None
+        *overrides: str,
+        rollouts: int = 1,
+        rewards: int = 1,
+        death: tuple[str, int, str] | None = None,
+        config: str = "math_laptop",
     ) -> LocalRun:
-        job = load_job("math_laptop", (*SMALL, f"runner.logger.log_path={folder}", *overrides), environ={})
+        job = load_job(config, (*SMALL, f"runner.logger.log_path={folder}", *overrides), environ={})
         job.raise_if_bad()
-        config: Any = job.config
+        made_of: Any = job.config
         kinds = {"actor": LanguageActor, "rollout": LanguageRolloutWorker, "reward": RewardWorker}
-        sizes = {"actor": 1, "rollout": rollouts, "reward": rewards}
-        run_folder = RunFolder.create(config.runner, "math")
+        further = {"critic": LanguageCritic, "reference": LanguageReference}
+        sizes = {"rollout": rollouts, "reward": rewards}
+        run_folder = RunFolder.create(made_of.runner, "math")
         events: list[Event] = []
         deaths = [] if death is None else [death]
 
@@ -231,10 +250,13 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
 
         def attempt() -> ReasoningRunner:
             hubs.append(Hub())
-            groups: Any = [
-                Group(kind, getattr(config, name), config, hubs[-1], sizes[name]) for name, kind in kinds.items()
-            ]
-            runner = ReasoningRunner(config, *groups, LanguageLayout, record)
+
+            def group(name: str, kind: type[Any]) -> Any:
+                return Group(kind, getattr(made_of, name), made_of, hubs[-1], sizes.get(name, 1))
+
+            groups = [group(name, kind) for name, kind in kinds.items()]
+            optional = {name: group(name, further[name]) for name in optional_components(made_of)}
+            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, **optional)
             made.append(runner)
             try:
                 runner.init_workers()
@@ -245,7 +267,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
             return runner
 
         with RunRecord(run_folder, MetricsWriter(run_folder.metrics_file), listen) as record:
-            runner = with_recovery(attempt, record, config.runner.max_restarts)
+            runner = with_recovery(attempt, record, made_of.runner.max_restarts)
         run_folder.end("finished")
         return LocalRun(runner, run_folder, events)
 

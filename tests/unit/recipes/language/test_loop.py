@@ -62,6 +62,36 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train: LocalTra
     assert any(isinstance(event, events.Evaluated) for event in whole.events)
 
 
+GROUPS = "cluster.component_placement={'actor,rollout,reward,critic,reference': {node_group: node, placement: 0}}"
+# Rewards that are never all equal, and a policy that is kept near its start.
+PPO = (GROUPS, "algorithm.kl_beta=0.1", "reward.soft_overlong=3", "data.rollout_batch_size=6")
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_critic_and_a_reference_take_part_in_every_step_and_resume(
+    train: LocalTrain, tmp_path: Path, staleness: int
+) -> None:
+    ppo = (*PPO, f"runner.max_staleness={staleness}", "runner.max_steps=3", "runner.save_interval=2")
+    whole = train(*ppo, config="math_laptop_ppo")
+
+    for metrics in whole.metrics:
+        assert {"train/critic/value_loss", "train/critic/explained_variance", "train/actor/kl_ref"} <= set(
+            metrics.metrics
+        )
+    if staleness == 0:
+        resumed = train(*ppo, resume_at(whole, 2, tmp_path / "copy"), config="math_laptop_ppo")
+        assert resumed.steps == [3]
+        assert same_weights(whole, resumed)
+        assert any(name.startswith("critic.") for name in whole.weights())
+
+
+def test_the_death_of_a_critic_changes_no_weight(train: LocalTrain) -> None:
+    ppo = (*PPO, "runner.max_steps=3", "runner.save_interval=1")
+    whole = train(*ppo, config="math_laptop_ppo")
+    for death in (("critic", 2, events.ADVANTAGES), ("critic", 3, events.ACTOR_TRAINING)):
+        assert same_weights(whole, train(*ppo, death=death, config="math_laptop_ppo"))
+
+
 # A component, and the step and phase in which a worker of it dies; a checkpoint is written after the second step.
 DEATHS = [
     ("actor", 1, events.ACTOR_TRAINING),

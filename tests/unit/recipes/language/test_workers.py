@@ -130,10 +130,10 @@ def test_another_model_in_the_engine_is_told_or_ends_the_run(recompute: str) -> 
         made = job("math_laptop", *given, f"rollout.check_logprobs={check}")
         made.step(1, _another_engine)
         assert made.metrics["train/logprob_gap/mean"] == pytest.approx(0.3, abs=1e-4)
-        assert len(made.actor.warnings) == warned
+        assert len(made.warnings) == warned
         made.step(2, _older_weights)
         assert "train/logprob_gap/mean" not in made.metrics
-        assert len(made.actor.warnings) == warned
+        assert len(made.warnings) == warned
     strict = job("math_laptop", *given, "rollout.check_logprobs=strict")
     strict.step(1, half_right)
     with pytest.raises(RLinfError, match=r"differ by up to 0\.3, more than 0\.01"):
