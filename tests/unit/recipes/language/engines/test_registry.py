@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from recipes.language.engines.registry import make_engine
+from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.models import built_tokenizer
+from recipes.language.sequences import Request, SamplingParams
+from recipes.math.config import MathConfig
+from rlinf_core.errors import ConfigError
+from tests.unit.recipes.language.engines.contract import run
+from tests.unit.recipes.language.engines.test_contract_sglang import StandIn
+
+CPU = torch.device("cpu")
+
+
+def config(backend: str, **rollout: Any) -> MathConfig:
+    given = {
+        "recipe": "math",
+        "cluster": {"num_nodes": 1},
+        "actor": {"model": {"hidden_dim": 32, "num_layers": 1}},
+        "rollout": {"backend": backend, **rollout},
+        "runner": {"seq_length": 32},
+    }
+    return MathConfig.model_validate(given)
+
+
+def answer(engine: Any) -> tuple[int, ...]:
+    params = SamplingParams(temperature=0, max_new_tokens=6)
+    return run(engine, [Request(request_id="a", prompt=(4, 5, 6), params=params)])["a", 0].tokens
+
+
+def test_a_model_that_is_built_on_the_spot_is_the_same_in_every_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module: Any = ModuleType("sglang")
+    module.Engine = StandIn
+    monkeypatch.setitem(sys.modules, "sglang", module)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tokenizer = built_tokenizer()
+
+    ours = make_engine(config("torch"), tokenizer, (1,), CPU)
+    assert isinstance(ours, TorchEngine)
+    other = make_engine(config("sglang"), tokenizer, (1,), CPU)
+    assert answer(other) == answer(ours)
+    assert list(tmp_path.glob("rlinf-model-*"))
+
+    other.stop()
+    del other
+    gc.collect()
+    assert not list(tmp_path.glob("rlinf-model-*"))
+
+
+def test_an_engine_that_does_not_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="needs the package vllm") as raised:
+        make_engine(config("vllm"), built_tokenizer(), (1,), CPU)
+    assert "python_interpreter_path" in (raised.value.help or "")
+    assert not list(tmp_path.glob("rlinf-model-*"))
