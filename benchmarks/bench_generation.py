@@ -311,12 +311,12 @@ def main() -> int:
     parser.add_argument("--model", default="", help="folder of a real model")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rounds = 2 if args.quick else 5
+    rounds = 1 if args.quick else 3
     parts: dict[str, Callable[[], list[Result]]] = {
         "lengths": lambda: uneven(rounds),
         "equal": lambda: equal(rounds),
         "prefix": lambda: prefix(rounds),
-        "weights": lambda: weights(5 if args.quick else 15),
+        "weights": lambda: weights(5 if args.quick else 11),
     }
     if args.model:
         parts["real"] = lambda: real(min(rounds, 3), args.model)
