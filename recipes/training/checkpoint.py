@@ -31,7 +31,7 @@ def save(
     Raises:
         CheckpointError: it cannot be written.
     """
-    model, state = get_state_dict(policy, optimizer)
+    model, state = get_state_dict(policy, optimizer, options=_options())
     with _explained(
         "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
     ):
@@ -51,7 +51,7 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
-    options = StateDictOptions()
+    options = _options()
     model, state = get_state_dict(policy, optimizer, options=options)
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
     sizes = "the model must have the sizes that it had; `config.yaml` beside the checkpoints tells them"
@@ -61,6 +61,11 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
     return int(stored["version"])
+
+
+def _options() -> StateDictOptions:
+    """Return which weights are kept: those that are trained. The others are what the model was built with."""
+    return StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 from recipes.language.batch import RolloutBatch
 from rlinf_core import RLinfError
@@ -84,6 +85,27 @@ def test_the_actor_without_its_adapters_is_a_reference() -> None:
 def _changed(made: LocalJob) -> list[tuple[str, bool]]:
     fresh = job("math_laptop", "actor.model.lora={rank: 2}", warm_start=0).weights()
     return [(name, not torch.equal(value, fresh[name])) for name, value in made.weights().items()]
+
+
+def test_a_checkpoint_of_adapters_has_them_alone_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    lora = "actor.model.lora={rank: 2}"
+    whole, adapters = job("math_laptop"), job("math_laptop", lora)
+    for name, made in (("whole", whole), ("adapters", adapters)):
+        made.step(1, half_right)
+        made.save(tmp_path / name)
+    keys = FileSystemReader(tmp_path / "adapters" / "actor").read_metadata().state_dict_metadata
+    weights = [name for name in keys if name.startswith("model.")]
+    assert weights
+    assert all(".lora_" in name for name in weights)
+    adapters.step(2, half_right)
+
+    resumed = job("math_laptop", lora)
+    resumed.load(tmp_path / "adapters")
+    resumed.step(2, half_right)
+
+    expected = adapters.weights()
+    for name, value in resumed.weights().items():
+        assert torch.equal(value, expected[name]), name
 
 
 def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
