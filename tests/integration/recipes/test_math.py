@@ -73,26 +73,21 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
 def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
     train_math: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uneven numbers of prompts for two workers of each kind, groups that are replaced, and one death."""
-    learned: list[tuple[int, list[int]]] = []
+    learned: dict[int, list[int]] = {}
     take = PromptPlan.take
 
     def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
         groups = take(plan, step)
-        learned.append((step, [each.problem for each in groups]))
+        learned[step] = [each.problem for each in groups]
         return groups
 
     monkeypatch.setattr(PromptPlan, "take", noted)
-    two = "{node_group: node, placement: '0:0-1'}"
 
     run = train_math(
-        "~cluster.component_placement",
-        *(f"cluster.component_placement.{name}={two}" for name in ("actor", "rollout", "reward")),
-        "data.rollout_batch_size=3",
         "algorithm.filter_groups=true",
         "runner.max_staleness=1",
         "runner.save_interval=1",
-        during=Killer("rollout", 3, "generate_rollouts"),
+        during=Killer("rollout", 3, events.GENERATE_ROLLOUTS),
     )
 
     (restart,) = run.of(events.RunRestarted)
@@ -100,6 +95,23 @@ def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
     assert [each.step for each in run.metrics] == [1, 2, 3, 4]
     assert all(each.metrics["rollout/staleness_max"] <= 1 for each in run.metrics)
     # Of a step that was repeated the last time counts. No problem was learned from twice.
-    found = Counter(problem for problems in dict(learned).values() for problem in problems)
+    found = Counter(problem for problems in learned.values() for problem in problems)
     assert set(found.values()) == {1}
-    assert len(found) >= 12
+    assert len(found) >= 24
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("bound", [0, 2])
+def test_several_of_each_share_the_work(train_math: Train, bound: int) -> None:
+    """Three prompts for four rollout workers, so that one gets none."""
+    run = train_math(
+        "~cluster.component_placement",
+        *(
+            f"cluster.component_placement.{name}={{node_group: node, placement: '0:0-{count - 1}'}}"
+            for name, count in {"actor": 2, "rollout": 4, "reward": 2}.items()
+        ),
+        "data.rollout_batch_size=3",
+        f"runner.max_staleness={bound}",
+        "runner.val_check_interval=2",
+    )
+    assert [each.step for each in run.metrics] == [1, 2, 3, 4]
