@@ -70,6 +70,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.nightly
 def test_generation_that_never_stops_loses_no_prompt_when_a_worker_dies(
     train_math: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
