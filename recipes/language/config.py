@@ -254,6 +254,17 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
     """Report sizes of batches that do not fit each other."""
     size, answers = config.actor.global_batch_size, config.answers_per_step
     arithmetic = f"rollout_batch_size {config.data.rollout_batch_size} x group_size {config.algorithm.group_size}"
+    prompts, steps = config.data.rollout_batch_size, config.minibatches
+    if steps > prompts:
+        report(
+            blame(
+                config, ("algorithm", "n_minibatches"), ("actor", "global_batch_size"), ("data", "rollout_batch_size")
+            ),
+            "conflicting-settings",
+            f"{steps} optimizer steps share the answers to {prompts} prompts, and each takes whole groups",
+            f"take {prompts} steps at most: `actor.global_batch_size` is at least `group_size`"
+            f" {config.algorithm.group_size}",
+        )
     if size is None:
         return
     at = blame(config, ("actor", "global_batch_size"), ("data", "rollout_batch_size"), ("algorithm", "group_size"))

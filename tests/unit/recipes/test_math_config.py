@@ -66,6 +66,8 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
     [
         ("algorithm:\n  loss_type: actor_critic\n", "actor_critic"),
         ("algorithm:\n  group_size: 1\n", "1"),
+        ("algorithm:\n  n_minibatches: 33\n", "33"),
+        ("actor:\n  global_batch_size: 4\n", "4"),
         ("algorithm:\n  group_size: 1\n  adv_type: rloo\n", "1"),
         ("algorithm:\n  ratio_clip_eps: 0.1\n  clip_ratio_low: 0.2\n", "0.1"),
         ("algorithm:\n  tis_cap: 2\n", "2"),
