@@ -363,7 +363,9 @@ class Cluster:
         return ProcessCommand.of(environment.values(os.environ), environment.interpreter, f"node {node_rank}")
 
     def shutdown(self) -> None:
-        """End the groups that this process launched, and leaves the cluster; an embedded one ends. Safe to call twice.
+        """End the groups that this process launched, and leave the cluster; an embedded one ends. Safe to call twice.
+
+        A worker stays in its cluster for as long as it lives: in one only the groups that it launched end.
 
         Raises:
             WorkerGroupError: a call that nobody waited for had failed.
@@ -371,6 +373,9 @@ class Cluster:
         self._leave(None)
 
     def _leave(self, error: BaseException | None) -> None:
+        if self.session.member is not None:
+            raise_unseen(engine.end_all(), instead_of=error)
+            return
         unseen = engine.disconnect()
         enter_session(None)
         raise_unseen(unseen, instead_of=error)

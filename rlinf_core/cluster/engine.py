@@ -116,6 +116,11 @@ def on_disconnect(end: Callable[[], Sequence[WorkerGroupError]]) -> None:
         _ends.append(end)
 
 
+def end_all() -> list[WorkerGroupError]:
+    """Call what `on_disconnect` registered, and return the failures of the job that nobody has seen."""
+    return [error for end in reversed(_ends) for error in end()]
+
+
 def disconnect() -> list[WorkerGroupError]:
     """Leave the cluster; an embedded Ray ends, and its folder goes. Safe to call twice.
 
@@ -126,7 +131,7 @@ def disconnect() -> list[WorkerGroupError]:
     if _forked:
         return []
     engine, _engine = _engine, None
-    unseen = [error for end in reversed(_ends) for error in end()] if engine is not None else []
+    unseen = end_all() if engine is not None else []
     if engine and engine.embedded and engine.folder:
         ray_output.show_the_rest(engine.folder)
     with exit_status.kept_handler() if engine is not None else nullcontext():

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import cluster as module
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, EnvironmentVariableError
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -66,3 +68,21 @@ def test_what_is_no_node(node_rank: Any) -> None:
     with pytest.raises(ClusterError, match="there is no node") as caught:
         cluster.get_node_info(node_rank)
     assert repr(node_rank) in str(caught.value)
+
+
+def test_a_worker_that_leaves_its_cluster_ends_its_groups_and_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def end_all() -> list[Any]:
+        ended.append("groups")
+        return []
+
+    monkeypatch.setattr(engine, "end_all", end_all)
+    monkeypatch.setattr(engine, "disconnect", lambda: ended.append("connection") or [])
+    entered: list[object] = []
+    monkeypatch.setattr(module, "enter_session", entered.append)
+    cluster = object.__new__(Cluster)
+    cluster.session = Session("job", b"secret", member=WorkerAddress.from_name("env:0"))
+    with cluster:
+        pass
+    assert (ended, entered) == (["groups"], [])
