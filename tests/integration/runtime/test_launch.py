@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.placement.flexible import FlexiblePlacementStrategy
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.placement.packed import PackedPlacementStrategy
 from rlinf_core.topology import ClusterTopology
@@ -39,6 +40,15 @@ class Seeing(Worker):
         return str(self.torch_device), self.worker_info.gpu_id, self.worker_info.available_gpus
 
 
+class Sharing(Worker):
+    def take_turns(self, folder: str, turns: int) -> None:
+        inside = Path(folder, "somebody is inside")
+        for _ in range(turns):
+            with self.device_lock:
+                inside.mkdir()  # it raises where it is there
+                inside.rmdir()
+
+
 @pytest.fixture
 def four_gpus(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """The cluster of the tests, whose only node is said to have four GPUs."""
@@ -55,6 +65,12 @@ def test_a_worker_on_a_node_keeps_the_nodes_own_visibility_variable(four_gpus: C
         usable = torch.cuda.device_count()
         device = [f"cuda:{rank % usable}" if usable else "cpu" for rank in range(2)]
         assert group.device().wait() == [(each, None, (0, 1, 2, 3)) for each in device]
+
+
+def test_workers_on_one_accelerator_take_turns(four_gpus: Cluster, tmp_path: Path) -> None:
+    strategy = FlexiblePlacementStrategy([[0], [0, 1], [0]])
+    with Sharing.create_group().launch(four_gpus, strategy, name="sharing") as group:
+        group.take_turns(str(tmp_path), 100).wait()
 
 
 def test_constructors_may_wait_for_each_other(cluster: Cluster, tmp_path: Path) -> None:

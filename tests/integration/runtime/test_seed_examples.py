@@ -15,6 +15,8 @@ import pytest
 
 from rlinf_core import Channel, Cluster, NodePlacementStrategy, Worker, WorkerAddress, WorkerInfo
 
+pytestmark = pytest.mark.timeout(600)
+
 SEEDS = Path(__file__).with_name("seeds")
 # What is written in them, and what is run.
 CHANGES = {
@@ -57,17 +59,19 @@ def test_programs(cluster: Cluster, program: str) -> None:
     for written, run in CHANGES.items():
         text = text.replace(written, run)
     names: dict[str, Any] = {**MAIN, "os": os, "four_processes": NodePlacementStrategy([0] * 4)}
-    session = doctest.DocTestParser().get_doctest(text, names, program, None, None)
-    examples = len(session.examples)
-    assert examples > 5
-    said: list[str] = []
+    examples = doctest.DocTestParser().get_examples(text)
+    assert len(examples) > 5
     try:
-        result = doctest.DocTestRunner(verbose=False).run(session, out=said.append, clear_globs=False)
-        assert (result.failed, result.attempted) == (0, examples), "".join(said)
+        # Not doctest's own way, which takes what workers print for the value.
+        for each in examples:
+            if each.want:
+                assert f"{eval(each.source, names)!r}\n" == each.want
+            else:
+                exec(each.source, names)  # noqa: S102
     finally:
         for group in ("my_worker_group", "send_group", "recv_group"):
-            if group in session.globs:
-                session.globs[group].shutdown()
+            if group in names:
+                names[group].shutdown()
 
 
 @pytest.mark.parametrize(

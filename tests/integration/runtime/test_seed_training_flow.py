@@ -1,8 +1,10 @@
-"""The entry program and the training loop of the overview of the programming flow, as they are written there."""
+"""The entry program and the training loop of the overview of the programming flow, typed as they stand there."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.env_worker import EnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from rlinf_core import Cluster, EmbodiedRunner, HybridComponentPlacement, WorkerGroup, load_job
+from rlinf_core import Cluster, EmbodiedRunner, HybridComponentPlacement, load_job
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,41 +40,65 @@ def cfg(tmp_path: Path) -> Any:
     return job.config
 
 
-Groups = tuple[WorkerGroup[EmbodiedFSDPActor], WorkerGroup[MultiStepRolloutWorker], WorkerGroup[EnvWorker]]
+SEEDS = Path(__file__).with_name("seeds")
+ENTRY = (SEEDS / "training_flow.txt").read_text()
+LOOP = (SEEDS / "training_loop.txt").read_text()
+GROUPS = ("actor_group", "rollout_group", "env_group")
 
 
-def launch(cfg: Any, cluster: Cluster) -> Groups:
-    component_placement = HybridComponentPlacement(cfg, cluster)
+class Handles:
+    """A group that keeps the handles of its calls, which the loop drops."""
 
-    actor_placement = component_placement.get_strategy("actor")
-    actor_group = EmbodiedFSDPActor.create_group(cfg).launch(cluster, placement_strategy=actor_placement)
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.handles: dict[str, list[Any]] = {}
 
-    rollout_placement = component_placement.get_strategy("rollout")
-    rollout_group = MultiStepRolloutWorker.create_group(cfg).launch(cluster, placement_strategy=rollout_placement)
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            handle = getattr(self.group, name)(*args)
+            self.handles.setdefault(name, []).append(handle)
+            return handle
 
-    env_placement = component_placement.get_strategy("env")
-    env_group = EnvWorker.create_group(cfg).launch(cluster, placement_strategy=env_placement)
-    return actor_group, rollout_group, env_group
+        return call
+
+
+def names_of(cfg: Any) -> dict[str, Any]:
+    """Return what the programs find there before their first line."""
+    classes = (Cluster, HybridComponentPlacement, EmbodiedFSDPActor, MultiStepRolloutWorker, EnvWorker, EmbodiedRunner)
+    return {"cfg": cfg, "num_nodes": 1, **{each.__name__: each for each in classes}}
+
+
+def run(text: str, names: dict[str, Any]) -> None:
+    exec(text, names)  # noqa: S102
+
+
+@pytest.fixture
+def entry(cluster: Cluster, cfg: Any) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Runs the entry program, or what a test makes of it, and returns its variables."""
+    ran: list[dict[str, Any]] = []
+
+    def enter(text: str) -> dict[str, Any]:
+        names = names_of(cfg)
+        ran.append(names)
+        run(text, names)
+        return names
+
+    yield enter
+    for names in ran:
+        for group in GROUPS:
+            names[group].shutdown()
 
 
 def state_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run.json").read_text())
 
 
-def test_the_entry_program(cluster: Cluster, cfg: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    actor_group, rollout_group, env_group = launch(cfg, cluster)
-    assert actor_group.worker_group_name == "TheActors"
-    with actor_group, rollout_group, env_group:
-        runner = EmbodiedRunner(
-            cfg=cfg,
-            actor=actor_group,
-            rollout=rollout_group,
-            env=env_group,
-        )
-        runner.init_workers()
-        folder = runner.record.folder
-        assert state_of(folder.path)["status"] == "running"
-        runner.run()
+def test_the_entry_program(
+    entry: Callable[[str], dict[str, Any]], cfg: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = entry(ENTRY)
+    assert names["actor_group"].worker_group_name == "TheActors"
+    folder = names["runner"].record.folder
     state = state_of(folder.path)
     assert (state["status"], state["step"], state["recipe"]) == ("finished", 2, "embodied")
     assert len(folder.metrics_file.read_text().splitlines()) == 2
@@ -84,44 +110,29 @@ def test_the_entry_program(cluster: Cluster, cfg: Any, capsys: pytest.CaptureFix
     assert str(folder.path) in capsys.readouterr().err
 
 
-def test_a_training_loop_by_hand(cluster: Cluster, cfg: Any) -> None:
-    actor_group, rollout_group, env_group = launch(cfg, cluster)
-    training_step = 2
-
-    def update_rollout_weights() -> None:
-        rollout_futures = rollout_group.sync_model_from_actor()
-        actor_futures = actor_group.sync_model_to_rollout()
-        actor_futures.wait()
-        rollout_futures.wait()
-
-    def generate_rollouts() -> None:
-        env_futures = env_group.interact()
-        rollout_futures = rollout_group.generate()
-        actor_futures = actor_group.recv_rollout_batch()
-        env_futures.wait()
-        actor_futures.wait()
-        rollout_futures.wait()
-
-    with actor_group, rollout_group, env_group:
-        runner = EmbodiedRunner(cfg=cfg, actor=actor_group, rollout=rollout_group, env=env_group)
-        runner.init_workers()
-        trained: list[dict[str, float]] = []
-        for _step in range(training_step):
-            update_rollout_weights()
-            generate_rollouts()
-
-            actor_group.compute_advantages_and_returns().wait()
-
-            trained += actor_group.run_training().wait()
-        by_hand = runner.record.folder.path
-        runner.shutdown()
+def test_a_training_loop_by_hand(entry: Callable[[str], dict[str, Any]]) -> None:
+    last_line = "runner.run()\n"
+    assert ENTRY.endswith(last_line)
+    names = entry(ENTRY.removesuffix(last_line))
+    runner = names["runner"]
+    groups = {name: names[name] for name in GROUPS}
+    actor = names["actor_group"] = Handles(groups["actor_group"])
+    # It is a method there, and is called without an object.
+    definitions, loop = LOOP.split("\n\n\nfor step in", maxsplit=1)
+    run(definitions, names)
+    names |= {"training_step": 2, "generate_rollouts": partial(names["generate_rollouts"], None)}
+    run(f"for step in{loop}", names)
+    trained = [metrics for handle in actor.handles["run_training"] for metrics in handle.wait()]
+    for handle in actor.handles["compute_advantages_and_returns"]:
+        handle.wait()
+    by_hand = runner.record.folder.path
+    runner.shutdown()
+    for name, group in groups.items():
+        names[name] = group
+        group.shutdown()
     assert state_of(by_hand)["status"] == "finished"
 
-    actor_group, rollout_group, env_group = launch(cfg, cluster)
-    with actor_group, rollout_group, env_group:
-        runner = EmbodiedRunner(cfg=cfg, actor=actor_group, rollout=rollout_group, env=env_group)
-        runner.init_workers()
-        runner.run()
+    runner = entry(ENTRY)["runner"]
     metrics = [json.loads(line)["metrics"] for line in runner.record.folder.metrics_file.read_text().splitlines()]
     assert runner.record.folder.path != by_hand
     for mine, theirs in zip(trained, metrics, strict=True):
@@ -130,13 +141,11 @@ def test_a_training_loop_by_hand(cluster: Cluster, cfg: Any) -> None:
         assert mine == {name: theirs[name] for name in mine}, "the steps that nobody numbered are those of the runner"
 
 
-def test_a_run_that_fails_says_so_in_its_folder(cluster: Cluster, cfg: Any) -> None:
-    actor_group, rollout_group, env_group = launch(cfg, cluster)
-    with actor_group, rollout_group:
-        runner = EmbodiedRunner(cfg=cfg, actor=actor_group, rollout=rollout_group, env=env_group)
-        env_group.shutdown()
-        with pytest.raises(Exception, match="not running"):
-            runner.init_workers()
-    state = state_of(runner.record.folder.path)
+def test_a_run_that_fails_says_so_in_its_folder(entry: Callable[[str], dict[str, Any]]) -> None:
+    names = entry(ENTRY.partition("runner.init_workers()")[0])
+    names["env_group"].shutdown()
+    with pytest.raises(Exception, match="not running"):
+        names["runner"].init_workers()
+    state = state_of(names["runner"].record.folder.path)
     assert state["status"] == "failed"
     assert "not running" in state["reason"]
