@@ -37,7 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     fake = FakeCluster(3)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(routes, "Routes", lambda **options: fake)
+    monkeypatch.setattr(routes, "NodeRoutes", lambda **options: fake)
     monkeypatch.setattr(node_facts, "software", lambda env: {"fingerprint": CODE})
     (tmp_path / "lab.yaml").write_text(FILE)
     return fake
