@@ -55,7 +55,7 @@ class _Open(NamedTuple):
     """A prompt whose answers are not all there: its problem, with its number, and the answers that are."""
 
     prompt: Prompt
-    index: int
+    number: int
     problem: Problem
     answers: list[Sequence]
 
@@ -205,7 +205,7 @@ class Answering:
         texts = tuple(self._encoder.text(self._without_stop(each)) for each in answers)
         shown = group.prompt.shown
         pieces = tuple(self._encoder.pieces(each.tokens) for each in answers) if shown else ()
-        return AnswerGroup(group.prompt, group.index, group.problem, texts, answers, pieces)
+        return AnswerGroup(group.prompt, group.number, group.problem, texts, answers, pieces)
 
     def _without_stop(self, answer: Sequence) -> tuple[int, ...]:
         tokens = answer.tokens

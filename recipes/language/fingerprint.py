@@ -21,7 +21,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         plain = tensor.detach().contiguous().flatten()
         digest.update(f"{name} {plain.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(memoryview(_block_sums(plain).cpu().numpy()))
+        digest.update(_block_sums(plain).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

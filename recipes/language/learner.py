@@ -18,6 +18,7 @@ from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses.value_loss import value_loss
+from rlinf_core.config.sections.values import LossAggregation
 
 LossFunction = Callable[[LossInputs, LossSettings], Loss]
 # A value of each answer token, float32 [A], by name.
@@ -174,7 +175,8 @@ class AnswerLearner(ABC):
         how = self._loss_settings.loss_agg_func
         mask = padded(batch.trained, batch.answer_lengths)
         found: list[Tensor] = []
-        for kind, counted in ((how, rows), (how, moved), ("token-mean", moved)):
+        counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, moved), ("token-mean", moved))
+        for kind, counted in counts:
             part = mask[torch.tensor(counted, dtype=torch.int64)]
             found.append(denominator(part, part.shape, kind, least=0) if counted else torch.zeros(()))
         summed = self._strategy.reduce_sum(torch.stack(found).to(self._device)).clamp(min=1)

@@ -147,7 +147,7 @@ def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any]
 def _highest_token(folder: FilePath) -> int:
     """Return the highest token of tokenizer.json; -1 where there is none that is read here."""
     written = _json(folder / "tokenizer.json")
-    vocabulary = cast("Any", written.get("model", {})).get("vocab", {})
+    vocabulary = written.get("model", {}).get("vocab", {})
     added: list[Any] = [each.get("id", -1) for each in cast("list[Any]", written.get("added_tokens", []))]
     tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
     return max((each for each in (*tokens, *added) if isinstance(each, int)), default=-1)

@@ -90,7 +90,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     Raises:
         ConfigError: it does not.
     """
-    known = model.get_input_embeddings().weight.shape[0]
+    known: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
     needed = len(cast("Any", tokenizer))
     if needed > known:
         raise ConfigError(
@@ -189,7 +189,9 @@ def make_model(
     """
     model = config.model
     if model.model_path is None:
-        return built_model(tokenizer, hidden_dim=model.hidden_dim, layers=model.num_layers, seed=config.seed).to(dtype)
+        built = built_model(tokenizer, hidden_dim=model.hidden_dim, layers=model.num_layers, seed=config.seed)
+        built.to(dtype)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
+        return built
     loaded = load_model(model.model_path, dtype)
     check_vocabulary(loaded, tokenizer)
     return loaded
@@ -208,7 +210,9 @@ def with_lora(model: PreTrainedModel, config: LoraSettings) -> PeftModel:
             "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
         ) from None
     targets = list(config.target_modules) if config.target_modules else "all-linear"
-    settings = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    settings = LoraConfig(
+        r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type="CAUSAL_LM"
+    )
     try:
         return cast("PeftModel", get_peft_model(model, settings))
     except ValueError as error:

@@ -73,5 +73,5 @@ def places_of(views: Mapping[str, Tensor], buffers: list[Tensor]) -> tuple[Place
     """Return where views of flat buffers lie in them."""
     number = {buffer.dtype: index for index, buffer in enumerate(buffers)}
     return tuple(
-        Place(name, number[view.dtype], view.storage_offset(), tuple(view.shape)) for name, view in views.items()
+        Place(name, number[view.dtype], int(view.storage_offset()), tuple(view.shape)) for name, view in views.items()
     )

@@ -204,6 +204,7 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    number = 0
     with file.open(encoding="utf-8") as lines:
         try:
             for number, line in enumerate(lines, 1):

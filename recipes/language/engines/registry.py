@@ -44,7 +44,9 @@ def make_engine(
     if name == "torch":
         from recipes.language.engines.torch_engine import TorchEngine
 
-        return TorchEngine(make_model(config.actor, tokenizer, dtype).to(device), **common)
+        model = make_model(config.actor, tokenizer, dtype)
+        model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
+        return TorchEngine(model, **common)
     folder = config.actor.model.model_path
     if folder is None:
         return _with_built_model(config, tokenizer, dtype, common)

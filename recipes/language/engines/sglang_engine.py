@@ -74,7 +74,7 @@ class SglangEngine(Engine):
         )
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
-            import sglang
+            import sglang  # pyright: ignore[reportMissingImports] - optional
         except ImportError as error:
             raise missing_package("sglang", str(error)) from None
         arguments: dict[str, Any] = {

@@ -313,7 +313,7 @@ def _vllm() -> Any:
         # Compiling the few functions that run without `enforce_eager` takes longer than it gains on a CPU.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     try:
-        import vllm
+        import vllm  # pyright: ignore[reportMissingImports] - optional
     except ImportError as error:
         raise missing_package("vllm", str(error)) from None
     return vllm
