@@ -163,6 +163,18 @@ def train(cluster: Cluster, tmp_path: Path) -> Iterator[Train]:
         yield made
 
 
+# Episodes last up to two and a half passes, so that every step ends in the middle of some; two stages take turns.
+SPANNING = ("env.train.max_episode_steps=25", "rollout.pipeline_stage_num=2")
+
+
+@pytest.fixture(scope="session")
+def spanning(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run of five steps with episodes that span passes, and with checkpoints of the steps 3 and 5."""
+    folder = tmp_path_factory.mktemp("spanning")
+    with closing(Train(cluster, folder, "recipes.embodied.program", SMALL, "laptop")) as made:
+        yield made(*SPANNING, "runner.max_steps=5", "runner.save_interval=3")
+
+
 @pytest.fixture(scope="module")
 def train_math(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """Runs of the math recipe."""

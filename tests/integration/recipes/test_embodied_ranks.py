@@ -49,6 +49,7 @@ def test_several_of_each_kind(train: Train) -> None:
     assert "eval/return" in run.metrics[-1].metrics
 
 
+@pytest.mark.nightly
 def test_actors_share_the_steps_of_one_environment(train: Train) -> None:
     alone = ("env.train.total_num_envs=1", "actor.global_batch_size=10")
     one = train(*WHOLE, *alone)

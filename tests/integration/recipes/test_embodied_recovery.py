@@ -7,7 +7,7 @@ import torch
 
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners.events import RunRestarted, RunStarted, StepFinished
-from tests.integration.recipes.conftest import Killer, Run, Train
+from tests.integration.recipes.conftest import SPANNING, Killer, Run, Train, read_weights
 
 # Two or three launches, on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
@@ -18,11 +18,9 @@ def same(one: Run, other: Run) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train) -> None:
+def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train, spanning: Run) -> None:
     """Episodes span passes, so that those of the environments that die with it have to be continued."""
-    long = "env.train.max_episode_steps=25"
-    whole = train(long)
-    run = train(long, "runner.save_interval=1", during=Killer("rollout", 3, "generate_rollouts"))
+    run = train(*SPANNING, "runner.save_interval=1", during=Killer("rollout", 3, "generate_rollouts"))
     (restart,) = run.of(RunRestarted)
     assert (restart.step, restart.restart, restart.max_restarts) == (2, 1, 3)
     assert "RolloutGroup:0" in restart.reason
@@ -30,7 +28,10 @@ def test_a_killed_worker_costs_a_restart_and_changes_nothing(train: Train) -> No
     assert len(run.of(RunStarted)) == 1
     assert [each.step for each in run.of(StepFinished)] == [1, 2, 3]
     assert [each.step for each in run.metrics] == [1, 2, 3]
-    same(whole, run)
+    (there,) = [each.path for each in spanning.folder.checkpoints.complete() if each.step == 3]
+    weights, mine = read_weights(there), run.weights()
+    assert weights
+    assert all(torch.equal(mine[name], weights[name]) for name in weights)
 
 
 @pytest.mark.nightly
