@@ -115,7 +115,8 @@ class ValueModel(AnswerModel):
 
     def forward(self, row: PackedRow) -> Tensor:
         """Return the value before each answer token of a packed row, float32 [A]."""
-        return self.value_head(self.states(row).float())[:, 0]
+        # A copy: FSDP2 wants no view of what its parts return.
+        return self.value_head(self.states(row).float())[:, 0].clone()
 
 
 def checkpoint_layers(model: AnswerModel) -> None:
