@@ -75,7 +75,6 @@ class Connection:
         peer_closing: whether the other side announced its close.
         paused: whether reading is paused because too many messages wait to be received.
         backlog: messages that came through it and wait to be received.
-        process: the process on the other side, where it is on this host.
         watch: tells the reactor which events to wait for: readable, writable.
     """
 

@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_core.channel.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
+from rlinf_core.collective.listener import peer_credentials
 from rlinf_core.errors import CancelledOperationError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 
@@ -171,7 +172,7 @@ def test_operations_fail_when_the_channels_own_process_dies(troupe: Any, channel
 def _process_of(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return backend.stream.outgoing.connection.process.pid
+    return peer_credentials(backend.stream.outgoing.connection.sock)[0]
 
 
 def create_and_put(worker: Any, name: str) -> int:

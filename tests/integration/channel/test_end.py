@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.collective.listener import peer_credentials
 from rlinf_core.errors import ChannelClosed, InvalidNameError
 
 Until = Callable[[Callable[[], object]], None]
@@ -19,7 +20,7 @@ _names = itertools.count()
 def process_of(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return backend.stream.outgoing.connection.process.pid
+    return peer_credentials(backend.stream.outgoing.connection.sock)[0]
 
 
 def is_gone(process: int) -> Callable[[], bool]:

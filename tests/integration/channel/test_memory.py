@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.collective.listener import peer_credentials
 
 MB = 1 << 20
 TOTAL = 256 * MB
@@ -111,7 +112,7 @@ def _until_stopped(process: int) -> None:
 def processes_of(troupe: Any, channel: Channel) -> list[int]:
     backend: Any = channel._backend
     backend.connect()
-    return [troupe.call(0, pid), troupe.call(1, pid), backend.stream.outgoing.connection.process.pid]
+    return [troupe.call(0, pid), troupe.call(1, pid), peer_credentials(backend.stream.outgoing.connection.sock)[0]]
 
 
 @pytest.mark.parametrize("count", [1, 16])
