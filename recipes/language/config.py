@@ -67,7 +67,7 @@ class LanguageModelConfig(ModelConfig):
         **ModelConfig.not_available,
         "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
         "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
-        "enable_gradient_checkpointing": "`fsdp_config.gradient_checkpointing` computes activations again",
+        "enable_gradient_checkpointing": "`actor.fsdp_config.gradient_checkpointing` computes activations again",
         "use_remove_padding": "remove it: sequences are always packed, and none is padded",
         "trust_remote_code": "remove it: no code of a model's folder is ever run",
         "attn_implementation": "remove it: attention is computed over packed sequences",
@@ -172,7 +172,7 @@ class LanguageCriticConfig(ConfigModel):
         "cliprange_value": "`algorithm.value_clip` bounds the change of a value",
         "ppo_mini_batch_size": "the critic takes as many optimizer steps as the actor: `algorithm.n_minibatches`",
         "ppo_epochs": "`algorithm.update_epoch` says how often the samples of a step are learned from",
-        "grad_clip": "`optim.clip_grad` bounds the norm of a gradient",
+        "grad_clip": "`critic.optim.clip_grad` bounds the norm of a gradient",
     }
 
     group_name: Text = Field(default="CriticGroup", description="Name of the worker group; others address it by this.")

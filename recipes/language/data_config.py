@@ -78,7 +78,7 @@ class LanguageRewardConfig(RewardConfig):
         "reward_manager": "remove it: `reward_type` names the rule or the function",
         **dict.fromkeys(
             ("use_reward_model", "reward_model"),
-            "a function may ask a model: `reward_type: package.module:function`, which may be `async`",
+            "a function may ask a model: `reward_type: package.module:function`, sync or async",
         ),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path as FilePath
+import os
 
 from recipes.language.config import LanguageConfig
 from recipes.language.data.sources import check_file
@@ -100,7 +100,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     data = config.data
     for key, paths in (("train_data_paths", data.train_data_paths), ("val_data_paths", data.val_data_paths)):
         for path in paths:
-            if not FilePath(path).exists():
+            if not os.path.exists(path):
                 message = f"`{key}` names `{path}`, which is not on this machine"
                 report(("data", key), "unusable-path", message, severity=Severity.WARNING)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
@@ -43,8 +44,8 @@ def check_model(config: LanguageConfig, report: Report) -> None:
         return
     _check_packages(config, report)
     folder = config.actor.model.model_path
-    if folder is not None and not FilePath(folder).is_dir():
-        what = "a file" if FilePath(folder).exists() else "not on this machine"
+    if folder is not None and not os.path.isdir(folder):
+        what = "a file" if os.path.exists(folder) else "not on this machine"
         report(
             _MODEL,
             "unusable-path",
@@ -81,7 +82,7 @@ def require_model(config: LanguageConfig) -> None:
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
-    if not FilePath(folder).is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(
             f"the model folder `{folder}` is not there",
             help="`actor.model.model_path` names a folder that `save_pretrained` wrote; nothing is downloaded",
@@ -110,7 +111,7 @@ def _faults_of_model(folder: FilePath, settings: Mapping[str, Any]) -> list[Faul
         return [Fault(_MODEL, f"`{folder}` has no config.json that can be read", "copy the whole folder of the model")]
     named = _json(folder / "model.safetensors.index.json").get("weight_map", {})
     shards = set(cast("Mapping[str, str]", named).values())
-    missing = sorted(each for each in shards if not (folder / each).is_file())
+    missing = sorted(each for each in shards if not os.path.isfile(folder / each))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return [Fault(_MODEL, f"`{folder}` lacks `{missing[0]}`{others}", "copy all files of the weights there")]
@@ -127,11 +128,11 @@ def _faults_of_model(folder: FilePath, settings: Mapping[str, Any]) -> list[Faul
 
 def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    if not any((folder / each).is_file() for each in files):
+    if not any(os.path.isfile(folder / each) for each in files):
         help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
         return [Fault(at, f"there is no tokenizer in `{folder}`", help)]
     found: list[Fault] = []
-    templates = (folder / "chat_template.jinja").is_file() or any(
+    templates = os.path.isfile(folder / "chat_template.jinja") or any(
         _json(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
     )
     if chat and not templates:

@@ -87,10 +87,10 @@ class LanguageRolloutConfig(RolloutConfig):
     }
     not_available: ClassVar[Mapping[str, str]] = {
         **RolloutConfig.not_available,
-        "response_length": "`sampling_params.max_new_tokens` is the longest answer",
+        "response_length": "`rollout.sampling_params.max_new_tokens` is the longest answer",
         "prompt_length": "`data.max_prompt_length` is the longest prompt",
         "val_kwargs": "`data.val_samples` says how often a problem of evaluation is answered; 1 is greedy",
-        "do_sample": "`sampling_params.temperature: 0` takes the likeliest token",
+        "do_sample": "`rollout.sampling_params.temperature: 0` takes the likeliest token",
         "max_num_batched_tokens": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
         "max_num_seqs": "`max_running_tokens` bounds what an engine holds; others go into `engine_options`",
         "return_logprobs": "remove it: log-probabilities always come with the answers",

@@ -331,8 +331,11 @@ def test_shipped_configuration_can_be_a_base(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_every_shipped_configuration_is_sound(name: str) -> None:
-    job = load_job(name)
-    assert [(each.code, each.message) for each in job.diagnostics if each.severity is not Severity.NOTE] == []
+    """A model folder that is not on this machine is a warning: nothing is shipped or downloaded."""
+    found = [each for each in load_job(name).diagnostics if each.severity is not Severity.NOTE]
+    models = [each for each in found if each.path == ("actor", "model", "model_path")]
+    assert {each.code for each in models} <= {"unusable-path"}
+    assert [(each.code, each.message) for each in found if each not in models] == []
 
 
 @pytest.mark.parametrize(
