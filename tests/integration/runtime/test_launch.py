@@ -41,12 +41,17 @@ class Seeing(Worker):
 
 
 class Sharing(Worker):
-    def take_turns(self, folder: str, turns: int) -> None:
-        inside = Path(folder, "somebody is inside")
+    def take_turns(self, folder: str, turns: int) -> list[str]:
+        """Hold the lock so many times, and return whom this worker met inside."""
+        met: list[str] = []
         for _ in range(turns):
             with self.device_lock:
-                inside.mkdir()  # it raises where it is there
-                inside.rmdir()
+                met += os.listdir(folder)
+                own = Path(folder, str(self.rank))
+                own.touch()
+                time.sleep(0)  # gives others the chance to come in
+                own.unlink()
+        return met
 
 
 @pytest.fixture
@@ -70,7 +75,8 @@ def test_a_worker_on_a_node_keeps_the_nodes_own_visibility_variable(four_gpus: C
 def test_workers_on_one_accelerator_take_turns(four_gpus: Cluster, tmp_path: Path) -> None:
     strategy = FlexiblePlacementStrategy([[0], [0, 1], [0]])
     with Sharing.create_group().launch(four_gpus, strategy, name="sharing") as group:
-        group.take_turns(str(tmp_path), 100).wait()
+        assert group.take_turns(str(tmp_path), 100).wait() == [[], [], []]
+    assert not list(tmp_path.iterdir())
 
 
 def test_constructors_may_wait_for_each_other(cluster: Cluster, tmp_path: Path) -> None:

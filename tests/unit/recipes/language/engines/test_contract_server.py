@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from recipes.language.engines.base import Engine
 from recipes.language.engines.server_engine import ServerEngine
 from recipes.language.rollout_config import ServerSettings
-from recipes.language.sequences import Request, SamplingParams
+from recipes.language.sequences import Request, SamplingParams, Sequence
 from rlinf_core.errors import ConfigError, RLinfError
 from tests.unit.recipes.language.engines.contract import (
     END,
@@ -63,8 +63,9 @@ def engine(server: FakeServer, folder: str) -> Iterator[ServerEngine]:
     engine.stop()
 
 
-def ask(engine: Engine, length: int = 6) -> None:
-    run(engine, [Request(request_id="a", prompt=(9, 17, 4), params=greedy(length))])
+def ask(engine: Engine, length: int = 6) -> Sequence:
+    (answer,) = run(engine, [Request(request_id="a", prompt=(9, 17, 4), params=greedy(length))]).values()
+    return answer
 
 
 def changed(**new: Any) -> Any:
@@ -112,9 +113,12 @@ def test_an_answer_that_cannot_be_learned_from_is_one_clear_error(
 
 
 def test_tokens_may_come_as_texts_of_their_numbers(server: FakeServer, engine: Engine) -> None:
-    ask(engine)
+    by_numbers = ask(engine)
     server.change = changed(token_ids=None, prompt_token_ids=None)
-    ask(engine)
+    by_texts = ask(engine)
+    assert len(by_texts.tokens) == 6
+    assert by_texts.tokens == by_numbers.tokens
+    assert by_texts.logprobs == by_numbers.logprobs
 
 
 def test_what_passes_is_tried_again_and_no_answer_comes_twice(server: FakeServer, folder: str) -> None:
