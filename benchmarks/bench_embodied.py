@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks import single_process_ppo
 from benchmarks.meter import Meter
+from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedConfig, EmbodiedModelConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
@@ -39,17 +39,6 @@ from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.worker.worker import Worker
 
 MB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of the table."""
-
-    what: str
-    measured: str
-    figure: str
-    goal: str
-    met: bool
 
 
 # What a run costs
@@ -258,16 +247,7 @@ def main() -> int:
         "weights": lambda: weight_sync(5 if args.quick else 15),
         "training": lambda: training(seeds, 20 if args.quick else shipped()[1].runner.max_steps),
     }
-    print(f"{'what':55} {'figure':>9} {'goal':>9}      measured")
-    missed = 0
-    for name, part in parts.items():
-        if args.only not in (None, name):
-            continue
-        for result in part():
-            missed += not result.met
-            mark = "ok" if result.met else "MISSED"
-            print(f"{result.what:55} {result.figure:>9} {result.goal:>9} {mark:6} {result.measured}", flush=True)
-    return 1 if missed else 0
+    return run_parts(parts, args.only)
 
 
 if __name__ == "__main__":

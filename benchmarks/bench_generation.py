@@ -17,11 +17,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from benchmarks.table import Result, run_parts
 from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.sequences import Request, SamplingParams
 from recipes.language.weights import WeightUpdate
@@ -31,17 +31,6 @@ from rlinf_core import Cluster, NodePlacementStrategy, Worker
 MB = 1 << 20
 VOCABULARY, PROMPT, SHORTEST, LONGEST, MEAN = 64, 16, 8, 256, 60
 Tokens = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of the table."""
-
-    what: str
-    measured: str
-    figure: str
-    goal: str
-    met: bool
 
 
 def tiny() -> Any:
@@ -320,16 +309,7 @@ def main() -> int:
     }
     if args.model:
         parts["real"] = lambda: real(min(rounds, 3), args.model)
-    print(f"{'what':60} {'figure':>9} {'goal':>9}      measured")
-    missed = 0
-    for name, part in parts.items():
-        if args.only not in (None, name):
-            continue
-        for result in part():
-            missed += not result.met
-            mark = "ok" if result.met else "MISSED"
-            print(f"{result.what:60} {result.figure:>9} {result.goal:>9} {mark:6} {result.measured}", flush=True)
-    return 1 if missed else 0
+    return run_parts(parts, args.only)
 
 
 if __name__ == "__main__":

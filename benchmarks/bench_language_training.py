@@ -16,11 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.table import Result, run_parts
 from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
@@ -36,16 +38,6 @@ from rlinf_core.algorithms.losses.inputs import LossSettings
 from rlinf_core.algorithms.losses.policy_loss import actor
 
 VOCABULARY = 24
-
-
-class Result(NamedTuple):
-    """One line of the table."""
-
-    what: str
-    measured: str
-    figure: str
-    goal: str
-    met: bool
 
 
 def batch_of(groups: list[tuple[list[int], list[int]]], seed: int, common: int = 0) -> RolloutBatch:
@@ -240,16 +232,7 @@ def main() -> int:
     parser.add_argument("--only", choices=list(parts))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'what':50} {'figure':>9} {'goal':>9}        measured")
-    missed = 0
-    for name, part in parts.items():
-        if args.only not in (None, name):
-            continue
-        for result in cast("list[Result]", part(args.rounds)):
-            missed += not result.met
-            mark = "ok" if result.met else "MISSED"
-            print(f"{result.what:50} {result.figure:>9} {result.goal:>9} {mark:6} {result.measured}", flush=True)
-    return 1 if missed else 0
+    return run_parts({name: partial(part, args.rounds) for name, part in parts.items()}, args.only)
 
 
 if __name__ == "__main__":
