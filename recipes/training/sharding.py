@@ -132,10 +132,12 @@ def parallelize(
     fsdp: FsdpConfig,
     device: torch.device,
     blocks: Sequence[nn.Module] = (),
+    methods: Sequence[str] = (),
 ) -> ParallelStrategy:
     """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank.
 
     `blocks` are parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
+    `methods` are those that compute with the weights as `forward` does: they gather them, too.
     """
     if world_size == 1:
         return SingleProcess(module)
@@ -144,7 +146,13 @@ def parallelize(
     if fsdp.sharding_strategy == "no_shard":
         reduced = types.reduce_dtype or types.param_dtype
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
 
     # Forward inputs stay as they are: actions in half the bits would be other actions.
     precision = MixedPrecisionPolicy(
@@ -157,6 +165,8 @@ def parallelize(
     offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
     for part in (*blocks, module):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    for method in methods:
+        register_fsdp_forward_method(module, method)
     return Sharded(module, world_size, rank)
 
 

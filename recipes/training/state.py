@@ -27,6 +27,7 @@ class TrainingState:
         world_size: number of ranks.
         device: where is computed.
         blocks: parts of the policy whose shards are gathered one at a time.
+        methods: those of the policy that training calls besides `forward`.
         is_sent: selects by their names the weights that `whole_weights` returns; None: all.
         component: names the folder in a checkpoint.
 
@@ -47,6 +48,7 @@ class TrainingState:
         world_size: int,
         device: torch.device,
         blocks: Sequence[nn.Module] = (),
+        methods: Sequence[str] = (),
         is_sent: Callable[[str], bool] | None = None,
         component: str = ACTOR,
     ) -> None:
@@ -55,7 +57,7 @@ class TrainingState:
         self._optim = optim
         self._component = component
         self._weights = FlatWeights.adopt(policy, is_sent)
-        self.strategy = parallelize(policy, rank, world_size, fsdp, device, blocks)
+        self.strategy = parallelize(policy, rank, world_size, fsdp, device, blocks, methods)
         self.optimizer = make_optimizer(policy, optim)
 
     def whole_weights(self) -> FlatWeights:

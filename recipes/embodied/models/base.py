@@ -11,9 +11,11 @@ What happens to an observation:
     forward(inputs, actions)     judges those actions again, where training happens, with gradients
     values(inputs)               only values, for the observation in which an episode ended
     to_env(actions)              what was drawn -> what the environment takes
+    from_env(actions)            the way back, for actions that somebody demonstrated
+    imitation_losses(...)        how far it is from acting as demonstrated, with gradients
 
 `inputs` travel from rollout to actor with the actions, so that nothing is prepared twice. Training goes through
-`forward` alone, which is what FSDP gathers weights for.
+`forward` and `imitation_losses` alone, which is what FSDP gathers weights for.
 """
 
 from __future__ import annotations
@@ -103,3 +105,23 @@ class BasePolicy(nn.Module, ABC):
     def to_env(self, actions: Tensor) -> NDArray[Any]:
         """Return actions [n, C, A] as environments take them; by default as they were drawn."""
         return actions.cpu().numpy()
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """Return demonstrated actions [n, C, A] as `forward` takes them, [n, C, D]: the inverse of `to_env`."""
+        device = next(self.parameters()).device
+        taken = torch.from_numpy(np.ascontiguousarray(actions)).to(device)  # pyright: ignore[reportUnknownMemberType]
+        return taken.float() if taken.is_floating_point() else taken.long()
+
+    def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Return what learning from demonstrations minimizes; by default minus the log-probability of each token.
+
+        A policy without log-probabilities of its own, such as one of flow matching, overrides it.
+
+        Args:
+            inputs: of `prepare`.
+            actions: [n, C, D], of `from_env`.
+
+        Returns:
+            float32 [n, C, D], with gradients. The mean over those that count is the loss.
+        """
+        return -self.forward(inputs, actions).logprobs

@@ -73,6 +73,26 @@ def test_every_weight_learns(name: str, spec: EnvSpec) -> None:
         assert weight.grad.abs().sum() > 0, weight_name
 
 
+@pytest.mark.parametrize(("name", "spec"), CASES)
+def test_imitation_makes_demonstrated_actions_likely(name: str, spec: EnvSpec) -> None:
+    torch.manual_seed(0)
+    policy = make_model(config(model_type=name, num_action_chunks=2), spec)
+    shown = np.full((6, 2, spec.action_size), 2 if spec.num_choices else 0.5)
+    actions = policy.from_env(shown if spec.num_choices is None else shown.astype(np.int32))
+    inputs = policy.prepare(observe(spec))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    losses: list[float] = []
+    for _ in range(40):
+        loss = policy.imitation_losses(inputs, actions)
+        assert loss.shape == actions.shape
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+        losses.append(loss.mean().item())
+    assert losses[-1] < losses[0] - 0.5
+    assert np.abs(policy.to_env(policy.act(inputs, greedy=True).actions) - shown).mean() < 0.25
+
+
 def test_log_probabilities_are_those_of_torch() -> None:
     policy = make_model(config(num_action_chunks=2), STATES)
     with torch.no_grad():
