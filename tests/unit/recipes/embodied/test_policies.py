@@ -80,7 +80,7 @@ def test_imitation_makes_demonstrated_actions_likely(name: str, spec: EnvSpec) -
     shown = np.full((6, 2, spec.action_size), 2 if spec.num_choices else 0.5)
     actions = policy.from_env(shown if spec.num_choices is None else shown.astype(np.int32))
     inputs = policy.prepare(observe(spec))
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.005)
     losses: list[float] = []
     for _ in range(40):
         loss = policy.imitation_losses(inputs, actions)
@@ -89,7 +89,7 @@ def test_imitation_makes_demonstrated_actions_likely(name: str, spec: EnvSpec) -
         loss.mean().backward()
         optimizer.step()
         losses.append(loss.mean().item())
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.3
     assert np.abs(policy.to_env(policy.act(inputs, greedy=True).actions) - shown).mean() < 0.25
 
 
