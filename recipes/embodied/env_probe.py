@@ -16,7 +16,7 @@ class EnvFacts(NamedTuple):
 
     Attributes:
         has_states: its observations have `states`; None: not known.
-        has_images: its observations have `images`; None: not known.
+        has_images: its observations have images of some camera; None: not known.
         max_episode_steps: its own limit; None: not known, or it has none.
         problem: why it cannot be made, if it cannot.
         help: what to do about that.
@@ -48,6 +48,6 @@ def _made(env_type: str, task: str, options: str) -> EnvFacts:
         return EnvFacts(problem=f"`{task}` cannot be made: {type(error).__name__}: {error}")
     try:
         spec = env.spec
-        return EnvFacts(spec.state_size > 0, spec.image_shape is not None, env.max_episode_steps)
+        return EnvFacts(spec.state_size > 0, bool(spec.cameras), env.max_episode_steps)
     finally:
         env.close()

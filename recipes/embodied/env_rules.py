@@ -6,6 +6,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts
 from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, no_adapter
+from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.sections.checks import Report, blame, is_given
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
@@ -25,7 +26,8 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
     if known is not None and known.observes is not None:
-        return EnvFacts("states" in known.observes, "images" in known.observes, known.max_episode_steps)
+        has_images = any(camera_of(name) for name in known.observes)
+        return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
 

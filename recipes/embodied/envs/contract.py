@@ -24,6 +24,7 @@ from rlinf_core import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
 _STEPS = 6
+_AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.CAMERA` and `instructions`"
 # Beside the observations of a history.
 _REWARDS = "rewards"
 
@@ -135,21 +136,18 @@ def _check_transition(env: VectorEnv, moved: Transition) -> None:
 
 
 def _check_shapes(env: VectorEnv, found: Observation) -> None:
-    spec = env.spec
-    wanted: dict[str, tuple[tuple[int, ...], str]] = {}
-    if spec.state_size:
-        wanted["states"] = ((env.num_envs, spec.state_size), "float32")
-    if spec.image_shape is not None:
-        wanted["images"] = ((env.num_envs, *spec.image_shape), "uint8")
-    for name, (shape, dtype) in wanted.items():
+    """Check that observations have the names, shapes and types that `spec` says, and no others."""
+    wanted = env.spec.observations
+    for name, (row, kind) in wanted.items():
         if name not in found:
-            raise _broken(f"`spec` speaks of `{name}`, and there are none", "`spec` and `_observe` must agree")
-        array = found[name]
-        if array.shape != shape or array.dtype != dtype:
-            raise _broken(
-                f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {dtype}{list(shape)}",
-                "`spec` and `_observe` must agree",
-            )
+            raise _broken(f"`spec` speaks of `{name}`, and there are none", _AGREE)
+        array, shape = found[name], (env.num_envs, *row)
+        if array.shape != shape or kind not in (array.dtype.name, array.dtype.kind):
+            said = f"{'text' if kind == 'U' else kind}{list(shape)}"
+            raise _broken(f"`{name}` is {array.dtype}{list(array.shape)}, `spec` says {said}", _AGREE)
+    extra = next((name for name in found if name not in wanted), None)
+    if extra is not None:
+        raise _broken(f"there is an observation `{extra}` that `spec` does not speak of", _AGREE)
 
 
 def _check_rest(env: VectorEnv) -> None:

@@ -73,8 +73,8 @@ class FrankaKinEnv(VectorEnv):
     def spec(self) -> EnvSpec:
         """21 states and 8 actions for `pick`, 16 and 7 for `reach`."""
         if self._picks:
-            return EnvSpec(state_size=21, action_size=8)
-        return EnvSpec(state_size=REACH_STATES, action_size=REACH_ACTIONS)
+            return EnvSpec(state_size=21, action_size=8, has_instructions=True)
+        return EnvSpec(state_size=REACH_STATES, action_size=REACH_ACTIONS, has_instructions=True)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(10).T

@@ -89,7 +89,7 @@ class FrankaMujocoEnv(VectorEnv):
     def spec(self) -> EnvSpec:
         """16 states and 7 actions for `reach`, 25 and 7 for `push`."""
         states = PUSH_STATES if self._pushes else REACH_STATES
-        return EnvSpec(states, REACH_ACTIONS)
+        return EnvSpec(states, REACH_ACTIONS, has_instructions=True)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
         draws = starts.uniform(11)

@@ -77,7 +77,7 @@ class FrankaRobotEnv(VectorEnv):
     @property
     def spec(self) -> EnvSpec:
         """16 states and 7 actions."""
-        return EnvSpec(REACH_STATES, REACH_ACTIONS)
+        return EnvSpec(REACH_STATES, REACH_ACTIONS, has_instructions=True)
 
     def close(self) -> None:
         """Give the arm back, unless another environment of this process uses it."""

@@ -17,19 +17,30 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.types import (
+    EnvSettings,
+    EnvSpec,
+    FloatArray,
+    ImageShape,
+    IntArray,
+    Observation,
+    Transition,
+)
 from rlinf_core import ConfigError
 
 
 class GymnasiumEnv(VectorEnv):
     """`task` is the id, `options` are arguments of `gymnasium.make`.
 
-    Observations that are images (uint8, three dimensions) become `images`; everything else becomes `states`, with the
-    parts of a dictionary one after the other, and a choice as a vector of zeros with a one. Continuous actions are
-    stretched from -1..1 to the bounds of the environment where those are finite. `max_episode_steps` is by default the
-    limit that the id brings. Success is what an environment reports as `is_success` or `success`.
+    Observations that are images (uint8, three dimensions) become `images.CAMERA`: of a dictionary the camera has the
+    name of its part, a bare image that of the main camera. A text becomes `instructions`; everything else becomes
+    `states`, with the parts of a dictionary one after the other, and a choice as a vector of zeros with a one.
+    Continuous actions are stretched from -1..1 to the bounds of the environment where those are finite.
+    `max_episode_steps` is by default the limit that the id brings. Success is what an environment reports as
+    `is_success` or `success`.
 
     Gymnasium has no call for the state of an environment. A resumed run therefore repeats the actions of each running
     episode from its seed; `load` tells by the observations whether that led to the same state.
@@ -65,7 +76,8 @@ class GymnasiumEnv(VectorEnv):
             state_size=self._reads.state_size,
             action_size=self._writes.size,
             num_choices=self._writes.num_choices,
-            image_shape=self._reads.image_shape,
+            cameras=self._reads.cameras,
+            has_instructions=self._reads.instruction is not None,
         )
 
     @property
@@ -128,9 +140,18 @@ class _Reader:
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
         parts = list(space.spaces.items()) if isinstance(space, spaces.Dict) else [("", space)]
-        self._images = next((name for name, part in parts if _is_image(part)), None)
-        self._states = [(name, part) for name, part in parts if name != self._images]
         self._nested = isinstance(space, spaces.Dict)
+        # By camera, the part of a dictionary that holds its images.
+        self._images = {name or MAIN_CAMERA: name for name, part in parts if _is_image(part)}
+        self.cameras: dict[str, ImageShape] = {
+            name or MAIN_CAMERA: (part.shape[0], part.shape[1], part.shape[2])
+            for name, part in parts
+            if isinstance(part, spaces.Box) and _is_image(part)
+        }
+        self.instruction = next((name for name, part in parts if name and isinstance(part, spaces.Text)), None)
+        self._states = [
+            (name, part) for name, part in parts if name not in self._images.values() and name != self.instruction
+        ]
         for name, part in self._states:
             if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary):
                 raise ConfigError(
@@ -138,18 +159,17 @@ class _Reader:
                     help="wrap it in an environment of your own, `env_type: package.module:Class`",
                 )
         self.state_size = sum(_length(part) for _, part in self._states)
-        shape = dict(parts)[self._images].shape if self._images is not None else None
-        self.image_shape = (shape[0], shape[1], shape[2]) if shape else None
 
     def __call__(self, current: list[Any]) -> Observation:
         found: Observation = {}
-        if self._images is not None:
-            images = [each[self._images] for each in current] if self._nested else current
-            found["images"] = np.stack(images)
-        if not self._nested and self._images is None and isinstance(self._states[0][1], spaces.Box):
-            found["states"] = np.array(current, np.float32).reshape(len(current), -1)
+        for camera, name in self._images.items():
+            found[image_key(camera)] = np.stack([each[name] for each in current] if self._nested else current)
+        if self.instruction is not None:
+            found[INSTRUCTIONS] = np.array([each[self.instruction] for each in current])
+        if not self._nested and self._states and isinstance(self._states[0][1], spaces.Box):
+            found[STATES] = np.array(current, np.float32).reshape(len(current), -1)
         elif self._states:
-            found["states"] = np.stack([self._flat(each) for each in current])
+            found[STATES] = np.stack([self._flat(each) for each in current])
         return found
 
     def _flat(self, observation: Any) -> FloatArray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
 from recipes.training.finite import OnNonFinite
 
 if TYPE_CHECKING:
@@ -18,25 +19,41 @@ if TYPE_CHECKING:
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.int64]
-# By name: `states` float32 [B, S], `images` uint8 [B, H, W, 3], `instructions` text [B]. Some may be missing.
+# Height, width and the 3 channels of an image.
+ImageShape: TypeAlias = tuple[int, int, int]
+# By name: `states` float32 [B, S], `images.CAMERA` uint8 [B, H, W, 3] for each camera, `instructions` text [B]. Which
+# of them there are, and their sizes, is said by `EnvSpec`.
 Observation: TypeAlias = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """The sizes of observations and actions that a policy is built for.
+    """The names and sizes of observations, and the actions, that a policy is built for.
 
     Attributes:
-        state_size: S of the observation `states` [B, S]; 0 without states.
+        state_size: S of the observation `states` float32 [B, S]; 0 without states.
         action_size: A of the actions [B, C, A]; 1 for a choice.
         num_choices: an action is one of so many integers, from 0; None: it is A numbers, each from -1 to 1.
-        image_shape: (H, W, 3) of the observation `images`; None without images.
+        cameras: (H, W, 3) of the observation `images.CAMERA` uint8 [B, H, W, 3], by camera; images are upright, RGB.
+        has_instructions: whether there is an observation `instructions`, text [B]: the task in words.
     """
 
     state_size: int
     action_size: int
     num_choices: int | None = None
-    image_shape: tuple[int, int, int] | None = None
+    cameras: Mapping[str, ImageShape] = field(default_factory=dict[str, ImageShape])
+    has_instructions: bool = False
+
+    @property
+    def observations(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape of one row, and numpy's kind or type, of each observation: `float32`, `uint8` or `U` for text."""
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        if self.state_size:
+            found[STATES] = ((self.state_size,), "float32")
+        found |= {image_key(camera): (tuple(shape), "uint8") for camera, shape in self.cameras.items()}
+        if self.has_instructions:
+            found[INSTRUCTIONS] = ((), "U")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

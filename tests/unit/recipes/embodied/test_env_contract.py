@@ -13,10 +13,18 @@ from numpy.typing import NDArray
 from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.contract import EnvContractError, check_env
+from recipes.embodied.envs.keys import image_key
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.types import (
+    EnvSettings,
+    EnvSpec,
+    FloatArray,
+    IntArray,
+    Observation,
+    Transition,
+)
 
 OURS = [(name, task) for name, known in ENV_TYPES.items() if not is_robot(name) for task in known.tasks]
 OTHERS = [("gymnasium", "CartPole-v1"), ("gymnasium", "Pendulum-v1"), ("panda_gym", "PandaReach-v3")]
@@ -92,6 +100,35 @@ class Wide(Walk):
 class Blind(Walk):
     def _observe(self) -> Observation:
         return {"positions": self.place[:, None]}
+
+
+class Seen(Walk):
+    """A walk with a camera and the task in words."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(state_size=1, action_size=1, cameras={"wrist": (2, 3, 3)}, has_instructions=True)
+
+    def _observe(self) -> Observation:
+        images = np.repeat((100 * self.place).astype(np.uint8), 18).reshape(-1, 2, 3, 3)
+        words = np.array(["walk"] * self.num_envs)
+        return {**super()._observe(), image_key("wrist"): images, "instructions": words}
+
+
+class Flipped(Seen):
+    def _observe(self) -> Observation:
+        found = super()._observe()
+        return {**found, "images.wrist": found["images.wrist"].transpose(0, 2, 1, 3)}
+
+
+class Wordless(Seen):
+    def _observe(self) -> Observation:
+        return {**super()._observe(), "instructions": np.zeros(self.num_envs, np.int64)}
+
+
+class Talkative(Walk):
+    def _observe(self) -> Observation:
+        return {**super()._observe(), "instructions": np.array(["walk"] * self.num_envs)}
 
 
 class Endless(Walk):
@@ -177,7 +214,7 @@ class Hidden(Saved):
         return super()._advance(actions * self.speed[:, None], rows)
 
 
-@pytest.mark.parametrize("sound", [Walk, Rewarded, Saved])
+@pytest.mark.parametrize("sound", [Walk, Rewarded, Saved, Seen])
 def test_a_sound_one_passes(sound: Callable[[EnvSettings], VectorEnv]) -> None:
     check_env(sound)
 
@@ -192,6 +229,9 @@ def test_a_sound_one_passes(sound: Callable[[EnvSettings], VectorEnv]) -> None:
         (Restless, "moved while it rested"),
         (Wide, r"`states` is float64\[4, 1\], `spec` says float32\[4, 1\]"),
         (Blind, "there are none"),
+        (Flipped, r"`images.wrist` is uint8\[4, 3, 2, 3\], `spec` says uint8\[4, 2, 3, 3\]"),
+        (Wordless, r"`instructions` is int64\[4\], `spec` says text\[4\]"),
+        (Talkative, "an observation `instructions` that `spec` does not speak of"),
         (Endless, "`observation states` is nan, not a finite number"),
         (Priceless, "`reward` is inf, not a finite number"),
         (OneForAll, r"`rewards` of a step is float, expected float32\[4\]"),

@@ -22,6 +22,8 @@ class Toy(gymnasium.Env):
     observation_space = gymnasium.spaces.Dict(
         {
             "camera": gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8),
+            "wrist": gymnasium.spaces.Box(0, 255, (8, 6, 3), np.uint8),
+            "words": gymnasium.spaces.Text(30),
             "arm": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64),
             "tool": gymnasium.spaces.Discrete(3, start=1),
         }
@@ -37,7 +39,8 @@ class Toy(gymnasium.Env):
         return self.look(), {}
 
     def look(self) -> dict[str, Any]:
-        return {"camera": np.full((40, 48, 3), 7, np.uint8), "arm": self.np_random.random((2, 2)), "tool": 2}
+        images = {"camera": np.full((40, 48, 3), 7, np.uint8), "wrist": np.full((8, 6, 3), 9, np.uint8)}
+        return {**images, "words": f"push to {self.goal}", "arm": self.np_random.random((2, 2)), "tool": 2}
 
     def step(self, action: np.ndarray) -> Any:
         self.actions.append(action)
@@ -146,11 +149,14 @@ def test_an_environment_that_does_not_repeat_itself_is_told(toy_id: str) -> None
 
 def test_dictionaries_images_and_bounds(toy_id: str) -> None:
     env: Any = make_env("gymnasium", EnvSettings(num_envs=2, task=toy_id, options={"goal": 10.0}))
-    assert env.spec.image_shape == (40, 48, 3)
+    assert env.spec.cameras == {"camera": (40, 48, 3), "wrist": (8, 6, 3)}
+    assert env.spec.has_instructions
     assert (env.spec.state_size, env.spec.action_size, env.spec.num_choices) == (7, 2, None)
     observations = env.reset()
-    assert observations["images"].shape == (2, 40, 48, 3)
-    assert observations["images"].dtype == np.uint8
+    assert observations["images.camera"].shape == (2, 40, 48, 3)
+    assert observations["images.camera"].dtype == np.uint8
+    assert observations["images.wrist"].tolist() == np.full((2, 8, 6, 3), 9).tolist()
+    assert observations["instructions"].tolist() == ["push to 10.0"] * 2
     assert observations["states"].shape == (2, 7)
     assert observations["states"][:, 4:].tolist() == [[0, 1, 0]] * 2
     result = env.step(np.array([[[0.0, 3.0]], [[2.0, -4.0]]], np.float32))
@@ -158,6 +164,19 @@ def test_dictionaries_images_and_bounds(toy_id: str) -> None:
     assert [each.unwrapped.actions[0].tolist() for each in env._envs] == [[5, 3], [10, -4]]
     assert result.episodes.success_at_end.tolist() == [True]
     assert result.episodes.env.tolist() == [1]
+
+
+def test_a_bare_image_is_that_of_the_main_camera(toy_id: str) -> None:
+    class Eye(Toy):
+        observation_space = Toy.observation_space["camera"]
+
+        def look(self) -> Any:
+            return super().look()["camera"]
+
+    gymnasium.registry[toy_id].entry_point = Eye
+    env: Any = make_env("gymnasium", EnvSettings(num_envs=2, task=toy_id))
+    assert env.spec.observations == {"images.main": ((40, 48, 3), "uint8")}
+    assert list(env.reset()) == ["images.main"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.keys import image_key
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model, register_model
@@ -19,8 +20,8 @@ from rlinf_core.errors import ConfigError
 
 STATES = EnvSpec(state_size=5, action_size=3)
 CHOICES = EnvSpec(state_size=5, action_size=1, num_choices=4)
-IMAGES = EnvSpec(state_size=5, action_size=3, image_shape=(40, 48, 3))
-BLIND = EnvSpec(state_size=0, action_size=3, image_shape=(40, 48, 3))
+IMAGES = EnvSpec(state_size=5, action_size=3, cameras={"main": (40, 48, 3), "wrist": (36, 36, 3)})
+BLIND = EnvSpec(state_size=0, action_size=3, cameras={"main": (40, 48, 3)}, has_instructions=True)
 
 
 def config(**keys: Any) -> EmbodiedModelConfig:
@@ -32,8 +33,8 @@ def observe(spec: EnvSpec, count: int = 6) -> Observation:
     found: Observation = {"instructions": np.full(count, "do it")}
     if spec.state_size:
         found["states"] = random.normal(size=(count, spec.state_size)).astype(np.float32)
-    if spec.image_shape:
-        found["images"] = random.integers(0, 256, size=(count, *spec.image_shape), dtype=np.uint8)
+    for camera, shape in spec.cameras.items():
+        found[image_key(camera)] = random.integers(0, 256, size=(count, *shape), dtype=np.uint8)
     return found
 
 
@@ -160,7 +161,7 @@ def test_values_do_not_disturb_actions() -> None:
     [
         ("mlp_policy", BLIND, "cnn_policy"),
         ("cnn_policy", STATES, "mlp_policy"),
-        ("cnn_policy", EnvSpec(state_size=0, action_size=1, image_shape=(20, 48, 3)), "36 x 36"),
+        ("cnn_policy", EnvSpec(state_size=0, action_size=1, cameras={"wrist": (20, 48, 3)}), "36 x 36"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, spec: EnvSpec, message: str) -> None:
@@ -195,7 +196,7 @@ class TinyVla(BasePolicy):
 
     def prepare(self, observations: Observation) -> Inputs:
         ids = torch.tensor([[len(word) for word in text.split()] for text in observations["instructions"]])
-        return {"input_ids": ids, "pixel_values": torch.from_numpy(observations["images"]) / 255}
+        return {"input_ids": ids, "pixel_values": torch.from_numpy(observations[image_key()]) / 255}
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
