@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.cluster import seer
 from tests.cluster.hosts import Hosts
+from tests.waiting import until
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
@@ -69,6 +72,27 @@ class Three:
 
     def rlinf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.hosts.control.rlinf(*arguments, env={"XDG_STATE_HOME": str(self.folder / "state")})
+
+    @contextlib.contextmanager
+    def training(self, name: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+        """A run without an end that has done a step, and its folder."""
+        runs = self.folder / name
+        command = [sys.executable, "-m", "rlinf_cli", "train", str(self.file), "runner.max_steps=-1"]
+        env = {"XDG_STATE_HOME": str(self.folder / "state")}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = self.hosts.control.spawn([*command, f"runner.logger.log_path={runs}"], env=env, **options)
+        try:
+            until(
+                lambda: process.poll() is not None or any(file.stat().st_size for file in runs.glob("*/metrics.jsonl")),
+                "the first step",
+                seconds=200,
+            )
+            assert process.poll() is None, process.communicate()[0]
+            (folder,) = runs.iterdir()
+            yield process, folder
+        finally:
+            process.kill()
+            process.communicate()
 
     def train(self, *overrides: str) -> Path:
         """Return the folder of a run that went to its end."""
@@ -128,3 +152,45 @@ def test_the_env_of_a_robots_host_drives_its_arm(three: Three) -> None:
             if "simulated_controller" in words:
                 robot.run(["kill", str(pid)], check=False)
         controller.communicate(timeout=60)
+
+
+@pytest.mark.nightly
+def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> None:
+    with three.training("cut") as (process, folder):
+        with three.hosts["robot0"].unplugged():
+            out, _ = process.communicate(timeout=200)
+        assert process.returncode == 1, out
+        told = out.partition("error: ")[2]
+        assert (
+            "`EnvGroup:0` on node 2 (" in told.partition("\n")[0] or "`EnvGroup:0` died" in told.partition("\n")[0]
+        ), out
+        assert "its host no longer answers" in told
+        assert "install" not in told
+        assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    # Ray gives the node up for good, and says why.
+    until(lambda: "node 2 " in three.rlinf("status").stdout, "the answer of the head", seconds=60)
+    refused = three.rlinf("train", str(three.file))
+    if refused.returncode:
+        assert "install" not in refused.stderr
+        assert "`rlinf up FILE`" in refused.stderr
+    done = three.rlinf("up", str(three.file), "--timeout", "90")
+    assert done.returncode == 0, done.stderr
+    three.train("runner.max_steps=1")
+
+
+@pytest.mark.nightly
+def test_taking_the_cluster_down_by_force_ends_its_run(three: Three) -> None:
+    with three.training("forced") as (process, folder):
+        began = time.monotonic()
+        done = three.rlinf("down", "--force")
+        out, _ = process.communicate(timeout=100)
+        seconds = time.monotonic() - began
+        assert done.returncode == 0, done.stderr
+        # It is the driver that is asked to end, and not Ray that is missed after a minute.
+        assert seconds < 40, out
+        assert process.returncode == 143, out
+        state = json.loads((folder / "run.json").read_text())
+        assert (state["status"], state["reason"]) == ("interrupted", "terminated"), out
+    print(f"the job ended {seconds:.1f} s after `rlinf down --force` was typed")
+    done = three.rlinf("up", str(three.file), "--timeout", "90")
+    assert done.returncode == 0, done.stderr
