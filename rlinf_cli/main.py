@@ -22,6 +22,7 @@ class _Commands(LazyGroup):
     package = "rlinf_cli.commands"
     names = (
         "train",
+        "runs",
         "logs",
         "stop",
         "samples",

@@ -172,6 +172,27 @@ def read_metrics(path: Path) -> list[Metrics]:
     return [line for _, _, line in _lines(path)]
 
 
+def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
+    """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
+
+    Reads no more lines than it needs, from the end.
+    """
+    last: Metrics | None = None
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None, None
+    for raw in reversed(content.splitlines(keepends=True)):
+        evaluated = b'"eval/' in raw
+        if last is not None and not evaluated:
+            continue
+        line = _decode(raw)
+        last = last or line
+        if line is not None and evaluated:
+            return last, line
+    return last, None
+
+
 def copy_metrics(old: Path, new: Path, step: int) -> None:
     """Write the metrics of `old` up to `step` to the new file `new`.
 

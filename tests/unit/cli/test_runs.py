@@ -1,0 +1,187 @@
+"""`rlinf runs` and `rlinf runs prune`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FAILED, FINISHED, RUNNING, STATE
+
+Cli = Callable[..., Any]
+DAY = 86400.0
+
+
+def made(
+    experiment: str, recipe: str, status: str, age: float, metrics: dict[int, dict[str, float]], weight: int = 0
+) -> RunFolder:
+    """A run of some age, in seconds, with checkpoints of `weight` bytes."""
+    run = RunFolder.create(RunnerConfig.model_validate({"logger": {"experiment_name": experiment}}), recipe)
+    with MetricsWriter(run.metrics_file) as writer:
+        for step, found in metrics.items():
+            writer.log(step, found)
+    (run.path / "checkpoints").mkdir(exist_ok=True)
+    (run.path / "checkpoints" / "weights").write_bytes(bytes(weight))
+    run.update(created=time.time() - age, step=max(metrics, default=0))
+    if status != RUNNING:
+        run.end(status, "the camera is unplugged" if status == FAILED else "")
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, RunFolder]:
+    """Four runs of two recipes, and a folder that is none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "notes").mkdir(parents=True)
+    return {
+        "good": made(
+            "good",
+            "embodied",
+            FINISHED,
+            2 * DAY,
+            {1: {"env/return": 1.0, "eval/success_at_end": 0.25}, 2: {"env/return": 475.0}},
+            3_000_000,
+        ),
+        "bad": made("bad", "embodied", FAILED, 9 * DAY, {}),
+        "sums": made("sums", "math", FINISHED, 3 * 3600, {7: {"rollout/reward": 0.875}}, 500),
+        "live": made("live", "math", RUNNING, 50, {3: {"rollout/reward": float("nan")}}),
+    }
+
+
+def names(out: str) -> list[str]:
+    return [line.split("-")[0] for line in out.splitlines()[1:]]
+
+
+def test_the_table_tells_status_step_result_age_and_size(cli: Cli, runs: dict[str, RunFolder]) -> None:
+    ended = cli("runs")
+
+    assert ended.code == 0
+    head, *rows = (line.split() for line in ended.out.splitlines())
+    assert head == ["run", "recipe", "status", "step", "result", "age", "size"]
+    assert [row[0] for row in rows] == [runs[name].path.name for name in ("live", "sums", "good", "bad")]
+    assert rows[0][1:4] == ["math", "running", "3"]
+    assert rows[1][1:8] == ["math", "finished", "7", "reward", "0.875", "3", "h"]
+    # That of the evaluation, though a later step has a return.
+    assert rows[2][1:] == ["embodied", "finished", "2", "success", "0.25", "2", "d", "3", "MB"]
+    assert rows[3][1:6] == ["embodied", "failed", "0", "9", "d"]
+    assert f"`rlinf logs runs/{runs['bad'].path.name}`" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("--status", "finished"), ["sums", "good"]),
+        (("--status", "failed", "--status", "running"), ["live", "bad"]),
+        (("--recipe", "embodied"), ["good", "bad"]),
+        (("--sort", "name"), ["bad", "good", "live", "sums"]),
+        (("--sort", "step"), ["sums", "live", "good", "bad"]),
+        (("--sort", "size", "--recipe", "embodied"), ["good", "bad"]),
+        (("--sort", "age", "--reverse"), ["bad", "good", "sums", "live"]),
+        (("--sort", "result", "--status", "finished"), ["sums", "good"]),
+    ],
+)
+def test_filters_and_order(cli: Cli, runs: dict[str, RunFolder], arguments: tuple[str, ...], shown: list[str]) -> None:
+    ended = cli("runs", *arguments)
+
+    assert (ended.code, names(ended.out)) == (0, shown)
+
+
+def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any]) -> None:
+    found = contract("runs", cli("runs", "--output", "json").out)["runs"]
+
+    by_name = {each["experiment"]: each for each in found}
+    assert by_name["good"]["result"] == {"name": "success", "value": 0.25}
+    assert by_name["good"]["evaluation"] == {"step": 1, "metrics": {"eval/success_at_end": 0.25}}
+    assert (by_name["bad"]["result"], by_name["bad"]["reason"]) == (None, "the camera is unplugged")
+
+
+def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("runs", "--log-path", tmp_path / "nowhere")
+
+    assert (ended.code, ended.out) == (0, "")
+    assert "there is no run in" in ended.err
+
+
+class TestPrune:
+    def test_is_a_dry_run_at_first(
+        self, cli: Cli, runs: dict[str, RunFolder], contract: Callable[[str, str], Any]
+    ) -> None:
+        ended = cli("runs", "prune", "--older-than", "1d")
+
+        assert (ended.code, names(ended.out)) == (0, ["good", "bad"])
+        assert "would delete 2 runs, 3 MB; add --delete" in ended.err
+        assert all(run.path.is_dir() for run in runs.values())
+        data = contract("runs-prune", cli("runs", "prune", "--older-than", "1d", "--output", "json").out)
+        assert (data["dry_run"], [each["experiment"] for each in data["runs"]]) == (True, ["good", "bad"])
+
+    def test_deletes_what_is_chosen_and_nothing_else(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        ended = cli("runs", "prune", "--status", "failed", "--older-than", "7d", "--delete")
+
+        assert (ended.code, names(ended.out)) == (0, ["bad"])
+        assert "deleted 1 run" in ended.err
+        assert [name for name, run in runs.items() if run.path.exists()] == ["good", "sums", "live"]
+        assert (Path("runs") / "notes").is_dir()
+
+    def test_a_run_that_goes_on_stays(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        ended = cli("runs", "prune", runs["live"].path.name, runs["sums"].path, "--delete")
+
+        assert ended.code == 0
+        assert f"{runs['live'].path.name} is going on and stays" in ended.err
+        assert [name for name, run in runs.items() if run.path.exists()] == ["good", "bad", "live"]
+
+    def test_the_newest_are_kept(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        assert names(cli("runs", "prune", "--keep", "1").out) == ["good", "bad"]
+
+    def test_checkpoints_elsewhere_go_with_their_run_and_links_are_not_followed(
+        self, cli: Cli, runs: dict[str, RunFolder], tmp_path: Path
+    ) -> None:
+        run, precious = runs["sums"], tmp_path / "precious"
+        precious.mkdir()
+        (precious / "data").write_text("x")
+        (run.path / "link").symlink_to(precious)
+        elsewhere = tmp_path / "weights" / run.path.name
+        elsewhere.mkdir(parents=True)
+        run.update(checkpoints=str(elsewhere))
+        # Of a checkpoint folder with another name nobody knows whose it is.
+        runs["good"].update(checkpoints=str(precious))
+
+        assert cli("runs", "prune", "--status", "finished", "--delete").code == 0
+        assert not run.path.exists()
+        assert not elsewhere.exists()
+        assert (precious / "data").exists()
+
+    def test_a_deletion_that_was_cut_short_can_be_taken_up(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        folder = runs["good"].path
+        (folder / "metrics.jsonl").unlink()
+        assert json.loads((folder / STATE).read_text())["status"] == FINISHED
+
+        assert cli("runs", "prune", folder, "--delete").code == 0
+        assert not folder.exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ((), "say which runs"),
+            (("--older-than", "soon"), "36h"),
+            (("--status", "lost"), "lost"),
+        ],
+    )
+    def test_usage(self, cli: Cli, runs: dict[str, RunFolder], arguments: tuple[str, ...], message: str) -> None:
+        ended = cli("runs", "prune", *arguments)
+
+        assert ended.code == 2
+        assert message in ended.err
+
+    def test_a_run_that_is_not_there(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
+        ended = cli("runs", "prune", "goof", "--delete")
+
+        assert ended.code == 1
+        assert "there is no run `goof`" in ended.err
+        assert all(run.path.is_dir() for run in runs.values())
