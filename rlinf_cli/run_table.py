@@ -22,7 +22,7 @@ from rlinf_core.runners.run_state import STATE, outcome
 
 @dataclass(frozen=True)
 class RunRow:
-    """What the table tells of one run.
+    """One row of the table: a run, its result and its size.
 
     Attributes:
         result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
