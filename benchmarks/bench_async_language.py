@@ -144,11 +144,10 @@ def run(cluster: Cluster, seed: int, steps: int, staleness: int) -> tuple[list[f
         )
         job.raise_if_bad()
         config: Any = job.config
-        with RunRecord.open(
-            job, RunFolder.create(config.runner, "math"), listen, config.runner, program.facts(config)
-        ) as record:
+        with RunRecord.open(job, RunFolder.create(config.runner, "math"), listen) as record:
             runner = program.launch(config, cluster, record)
             try:
+                runner.init_workers()
                 runner.run()
             finally:
                 runner.shutdown()

@@ -74,9 +74,10 @@ if TYPE_CHECKING:
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
     from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
     from rlinf_core.runners.events import Waiting as Waiting
+    from rlinf_core.runners.program import run_job as run_job
+    from rlinf_core.runners.program import with_recovery as with_recovery
     from rlinf_core.runners.reasoning_runner import ReasoningRunner as ReasoningRunner
     from rlinf_core.runners.record import RunRecord as RunRecord
-    from rlinf_core.runners.recovery import with_recovery as with_recovery
     from rlinf_core.runners.run_folder import RunFolder as RunFolder
     from rlinf_core.runners.runner import Runner as Runner
     from rlinf_core.topology import ClusterTopology as ClusterTopology
@@ -160,7 +161,8 @@ _PUBLIC: dict[str, str] = {
     "rank_key": "rlinf_core.channel.load_balancing",
     "register_accelerator": "rlinf_core.hardware.accelerators.registry",
     "register_hardware": "rlinf_core.hardware.robots.registry",
-    "with_recovery": "rlinf_core.runners.recovery",
+    "run_job": "rlinf_core.runners.program",
+    "with_recovery": "rlinf_core.runners.program",
 }
 
 pin_own_packages()

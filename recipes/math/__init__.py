@@ -11,4 +11,5 @@ recipe = Recipe(
     default_config="math_laptop",
     program="recipes.math.program:program",
     check="recipes.math.config:check",
+    facts="recipes.math.config:facts",
 )

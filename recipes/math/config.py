@@ -88,3 +88,15 @@ def _check_lengths(config: MathConfig, report: Report) -> None:
         f" `runner.seq_length` {config.runner.seq_length}",
         f"`runner.seq_length` could be {prompt + answer}",
     )
+
+
+def facts(config: MathConfig) -> dict[str, str | int | float | bool | None]:
+    """Return what a run must agree in to continue from a checkpoint: whatever shapes the weights."""
+    model = config.actor.model
+    lora = model.adapter()
+    return {
+        "actor.model.model_path": model.model_path,
+        "actor.model.hidden_dim": model.hidden_dim,
+        "actor.model.num_layers": model.num_layers,
+        "actor.model.lora.rank": lora.rank if lora else None,
+    }

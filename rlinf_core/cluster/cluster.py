@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -90,6 +90,7 @@ class Cluster:
         nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
         self.topology = ClusterTopology.from_nodes(nodes, self.config)
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
+        self._on_launch: Callable[[str, int], None] | None = None
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self._driver_rank]
@@ -108,7 +109,12 @@ class Cluster:
         return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
 
     def record(
-        self, log_folder: Path | None, *, log_names: Mapping[str, str] | None = None, trace: bool = False
+        self,
+        log_folder: Path | None,
+        *,
+        log_names: Mapping[str, str] | None = None,
+        trace: bool = False,
+        on_launch: Callable[[str, int], None] | None = None,
     ) -> None:
         """Say what the workers of groups launched from now on leave behind.
 
@@ -116,16 +122,23 @@ class Cluster:
             log_folder: where each worker, on its own node, writes its log to `GROUP/rank_N.log`; None: nowhere.
             log_names: what to call a group's folder, by the group's name.
             trace: whether they record what they do and when; `WorkerGroup.take_spans` collects it.
+            on_launch: is told a group's name and its number of workers before they are started.
 
         Raises:
             ClusterError: the cluster was shut down.
         """
         self._check_open()
+        self._on_launch = on_launch
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
         self.session = replace(self.session, log_folder=folder, log_names=dict(log_names or {}), trace=trace)
         enter_session(self.session)
+
+    def announce_launch(self, group: str, workers: int) -> None:
+        """Tell whom `record` was given that a group of so many workers is about to be started."""
+        if self._on_launch is not None:
+            self._on_launch(group, workers)
 
     def declare_groups(self, *names: str) -> None:
         """Say which worker groups the job will have, besides those that workers launch themselves.

@@ -76,21 +76,21 @@ class RunRecord:
         self._begin_after(self.source)
 
     @classmethod
-    def open(
-        cls, job: Job, folder: RunFolder, listener: Listener, runner: RunnerConfig, facts: Mapping[str, Fact]
-    ) -> Self:
-        """Return the record of the run of a job, with the services that `runner.logger` names.
+    def open(cls, job: Job, folder: RunFolder, listener: Listener) -> Self:
+        """Return the record of the run of a checked job, with the services that its `runner.logger` names.
 
         Raises:
             CheckpointError: the checkpoint that the run is to continue from does not fit.
             RunError: the folder cannot be written, or a service cannot be started.
             ConfigError: a service needs a package that is not installed.
         """
+        config: Any = job.config
+        facts = job.recipe.facts_function() if job.recipe is not None else None
         digest, plain = "", dict[str, Any]()
         if job.tree is not None:
             digest = folder.write_config(job)
             plain = cast("dict[str, Any]", to_data(mask(job.tree, job.secret)))
-        return cls._opened(folder, listener, runner, facts, digest, plain)
+        return cls._opened(folder, listener, config.runner, facts(config) if facts is not None else {}, digest, plain)
 
     @classmethod
     def _opened(
@@ -131,13 +131,21 @@ class RunRecord:
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
         """Have the groups that are launched from now on write their logs into the run folder, and record their trace.
 
+        The listener is told of each that is about to be launched.
+
         Args:
             cluster: where they are launched.
             components: what the folder of a group's logs is called, by the group's name.
         """
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
-        cluster.record(self.folder.logs, log_names=components, trace=self._trace is not None)
+
+        def launching(group: str, workers: int) -> None:
+            what = f"{components.get(group, group)}: {workers} process{'es' if workers > 1 else ''}"
+            self.tell(events.Waiting(what))
+
+        traced = self._trace is not None
+        cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
         if self._trace is not None:
             self._trace.forget()
 

@@ -182,6 +182,7 @@ class WorkerGroup(Generic[W]):
         except _NO_PICKLE as error:
             name_of_class = self.worker_class.__name__
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
+        cluster.announce_launch(str(base), len(placements))
         self._members = launch_members(cluster, base, placements, pickled, max_concurrency)
         self._name = str(base)
         _running.add(self)

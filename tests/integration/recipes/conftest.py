@@ -20,8 +20,8 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted
 from rlinf_core.runners.metrics import Metrics, read_metrics
+from rlinf_core.runners.program import with_recovery
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import with_recovery
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.runner import Runner
 
@@ -139,13 +139,14 @@ class Train:
 
         def attempt() -> None:
             runner: Runner = program.launch(config, self.cluster, record)
+            runner.init_workers()
             self.running.append(runner)
             try:
                 runner.run()
             finally:
                 self.running.pop().shutdown()
 
-        with RunRecord.open(job, made.folder, listen, config.runner, program.facts(config)) as record:
+        with RunRecord.open(job, made.folder, listen) as record:
             with_recovery(attempt, record, config.runner.max_restarts)
             record.finished()
         made.folder.end("finished")

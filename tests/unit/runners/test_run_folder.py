@@ -282,7 +282,7 @@ class TestARefusedResume:
         before, state = contents(good), good.state
         attempt = self.resumed(tmp_path)
         job = load_job("laptop", ["runner.max_steps=20"])
-        with RunRecord.open(job, attempt, events.nobody, RunnerConfig(), FACTS) as opened:
+        with RunRecord.open(job, attempt, events.nobody) as opened:
             assert attempt.refresh().status == "running"
             assert (opened.step, opened.newest) == (10, {"env/return": 10.0})
         attempt.end(status, "the machines cannot be had")
@@ -302,7 +302,7 @@ class TestARefusedResume:
     def test_once_it_has_workers_the_folder_tells_of_it(self, tmp_path: Path, good: RunFolder) -> None:
         attempt = self.resumed(tmp_path)
         job = load_job("laptop", ["runner.max_steps=20"])
-        with RunRecord.open(job, attempt, events.nobody, RunnerConfig(), FACTS) as opened:
+        with RunRecord.open(job, attempt, events.nobody) as opened:
             opened.started(20, {})
             assert [line.step for line in read_metrics(attempt.metrics_file)] == [10]
             assert "max_steps: 20" in attempt.config_file.read_text()

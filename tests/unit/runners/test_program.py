@@ -1,19 +1,25 @@
-"""Which failures send a run back, how often, and what is told of it."""
+"""Failures that send a run back, how often, and the events; the groups by component."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
+from rlinf_core import runners
+from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import ChannelClosed, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.job.load import load_job
 from rlinf_core.runners.checkpoint import Manifest
-from rlinf_core.runners.events import Event, RunRestarted
+from rlinf_core.runners.events import Event, RunFinished, RunRestarted, Waiting
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.program import death, run_job, with_recovery
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import death, with_recovery
 from rlinf_core.runners.run_folder import RunFolder
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
@@ -94,3 +100,47 @@ def test_a_checkpoint_says_what_it_was_made_of(record: RunRecord) -> None:
     manifest: Manifest = newest.manifest
     assert (manifest.step, manifest.weight_version, dict(manifest.world_sizes)) == (1, 7, {"actor": 2})
     assert manifest.metrics["loss"] == 0.5
+
+
+def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[int, dict[str, str]]] = []
+    told: list[Event] = []
+    watched: dict[str, str] = {}
+
+    class Machines:
+        def __init__(self, *, cluster_cfg: ClusterConfig) -> None:
+            self.config = cluster_cfg
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            watched.clear()
+
+        def record(
+            self, folder: Path, *, log_names: dict[str, str], trace: bool, on_launch: Callable[[str, int], None]
+        ) -> None:
+            watched.update(log_names)
+            on_launch("ActorGroup", 2)
+
+    def launch(config: Any, cluster: Any, record: RunRecord) -> Any:
+        def init_workers() -> None:
+            launched.append((record.step, dict(watched)))
+
+        def run() -> None:
+            record.step_finished(1, {})
+            if len(launched) == 1:
+                raise DEAD
+
+        assert cluster.config is config.cluster
+        return SimpleNamespace(init_workers=init_workers, run=run)
+
+    monkeypatch.setattr(runners.program, "Cluster", Machines)
+    job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
+    config: Any = job.config
+    run_job(job, RunFolder.create(config.runner, "embodied"), told.append, launch)
+    names = {"ActorGroup": "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
+    assert launched == [(0, names), (0, names)]
+    waits = [each.what for each in told if isinstance(each, Waiting)]
+    assert waits == ["the cluster", "actor: 2 processes"] * 2
+    assert isinstance(told[-1], RunFinished)
