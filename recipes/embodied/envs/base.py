@@ -84,6 +84,16 @@ class VectorEnv(ABC):
     def _load(self, state: State) -> None:  # noqa: B027 - where `_save` returns none it is never called
         """Continue the episodes of which `_save` returned `state`; the rows are those of this batch."""
 
+    def expert(self) -> FloatArray | None:
+        """Return actions of a scripted expert in the present states, float32 [B, A].
+
+        A function of the state alone, so that it can be asked for in states that a policy got into, too.
+
+        Returns:
+            None where there is no expert for this task.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release what the environments hold. May be called twice."""
 

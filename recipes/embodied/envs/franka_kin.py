@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.experts import gripper_move, move_toward
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
+    GRIPPER_THRESHOLD,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
     REACH_STATES,
@@ -39,7 +41,6 @@ BLOCK_LOW, BLOCK_HIGH = np.array([0.35, -0.2, 0.02]), np.array([0.6, 0.2, 0.02])
 GRASP_RADIUS = 0.03
 GRASP_UPRIGHT = 0.9  # smallest cosine between hand and straight down, within 26 degrees
 LIFT_HEIGHT = 0.15
-GRIPPER_THRESHOLD = 0.5
 
 
 class FrankaKinEnv(VectorEnv):
@@ -137,6 +138,16 @@ class FrankaKinEnv(VectorEnv):
         if self._picks:
             return self._held & (self._target[2] >= BLOCK_LOW[2] + LIFT_HEIGHT)
         return reached(self._target, self._hand)
+
+    def expert(self) -> FloatArray:
+        """See `VectorEnv`: to the point; or to the block, close, and up."""
+        if not self._picks:
+            return move_toward(self._joints, self._target).T.astype(np.float32)
+        lifted = self._hand + np.array([0.0, 0.0, LIFT_HEIGHT])[:, None]
+        near = distance(self._target, self._hand) < GRASP_RADIUS / 2
+        moves = move_toward(self._joints, np.where(self._held, lifted, self._target))
+        grip = gripper_move(self._held | (near & ~self._closed))
+        return np.vstack((moves, grip)).T.astype(np.float32)
 
     def _save(self) -> State:
         return {

@@ -1,14 +1,15 @@
 """The Franka arm as a MuJoCo model (MJCF) of primitive shapes, built from the same table as our kinematics.
 
 Lengths, joint limits and torque limits are Franka's. Masses and shapes are round numbers of the right size, not
-identified ones: capsules around the links, the hand as a box with its fingers closed. Gravity is compensated, as the
-real arm's controller does, and each joint follows the velocity that it is told within its torque.
+identified ones: capsules around the links, the hand as a box with its fingers, which are closed unless there is a block
+to grasp. Gravity is compensated, as the real arm's controller does, and each joint follows the velocity that it is told
+within its torque.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from recipes.embodied.robots.franka_kinematics import FINGERTIPS, FLANGE, JOINT_MAX, JOINT_MIN, LINKS
 
@@ -17,10 +18,15 @@ TORQUE_MAX = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # newton metres, as Fra
 # Newton metre seconds per radian: how hard a joint is held to its velocity.
 VELOCITY_GAIN = (150.0, 150.0, 100.0, 100.0, 20.0, 20.0, 10.0)
 PUCK_RADIUS, PUCK_HALF_HEIGHT, PUCK_MASS = 0.04, 0.02, 0.3
-# Who touches whom, as bits: the arm and the puck touch each other and the table; the arm never touches itself.
+BLOCK_HALF, BLOCK_MASS = 0.02, 0.1
+# How far a finger slides from closed to open, in metres: the opening of the Franka Hand is twice as wide.
+FINGER_TRAVEL = 0.04
+# A body on the table.
+Body: TypeAlias = Literal["puck", "block"]
+# Contacts as bits: the arm and the body touch each other and the table; the arm never touches itself.
 _TABLE = 'contype="0" conaffinity="3"'
 _ARM = 'contype="1" conaffinity="0"'
-_PUCK = 'contype="2" conaffinity="1"'
+_BODY = 'contype="2" conaffinity="1"'
 _FREE = 'contype="0" conaffinity="0"'
 
 
@@ -44,24 +50,37 @@ _SHAPES = (
     _Shape((0, 0, 0), (0.06, 0, 0), 0.045, 1.5, True),
     _Shape((0, 0, 0.02), (0, 0, FLANGE - 0.03), 0.04, 0.7, True),
 )
-# The hand, in the frame of the last link. Its fingers are closed and end at the tool centre point.
-_PALM_HALF, _FINGER_HALF = (0.03, 0.09, 0.03), (0.01, 0.01, 0.02)
+# The hand, in the frame of the last link. Its fingers end at the tool centre point.
+_PALM_HALF, _FINGER_HALF = (0.03, 0.09, 0.03), (0.01, 0.005, 0.02)
+# Contacts of fingers and block: friction that holds the block against sliding and turning, and a stiff, inelastic
+# surface, so that the fingers sink less than a millimetre or two into the block.
+_GRIP = 'friction="1.5 0.05 0.0001" condim="4" solref="0.02 1" solimp="0.97 0.995 0.001"'
+# Newtons by metre, newton seconds by metre, and newtons: how a finger is held to its place.
+_FINGER_STIFFNESS, _FINGER_DAMPING, _FINGER_FORCE = 400.0, 60.0, 10.0
 
 
-def mjcf(*, puck: bool) -> str:
-    """Return the arm on a table, with a puck to push where `puck` is true. The table's top is the height 0.
+def mjcf(body: Body | None = None) -> str:
+    """Return the arm on a table, with a puck to push or a block to grasp. The table's top is the height 0.
 
-    Joints are named `joint1` to `joint7`, the tool centre point is the site `tip`, the puck's body is `puck`.
+    Joints are named `joint1` to `joint7`, then, with a block, `finger1` and `finger2`; the tool centre point is the
+    site `tip`, the body has the name of its kind. The sensors `touch1` and `touch2` of the fingers tell the force, in
+    newtons, on their inner sides.
     """
+    grasps = body == "block"
+    # An elliptic cone and a high ratio of frictional to normal impedance keep a grasped block from creeping.
+    contacts = 'cone="elliptic" impratio="5"' if grasps else 'cone="pyramidal"'
+    touch = '<sensor><touch site="pad1"/><touch site="pad2"/></sensor>' if grasps else ""
+    things = {"puck": _puck(), "block": _block(), None: ""}[body]
     return (
         f'<mujoco model="franka"><compiler angle="radian" autolimits="true"/>'
-        f'<option timestep="{TIMESTEP}" integrator="implicitfast" cone="pyramidal" iterations="20"/>'
+        f'<option timestep="{TIMESTEP}" integrator="implicitfast" {contacts} iterations="20"/>'
         f'<worldbody><geom name="table" type="plane" size="2 2 0.1" friction="0.6 0.005 0.0001" {_TABLE}/>'
-        f"{_arm()}{_puck() if puck else ''}</worldbody><actuator>{_motors()}</actuator></mujoco>"
+        f"{_arm(slides=grasps)}{things}</worldbody>"
+        f"<actuator>{_motors()}{_finger_motors() if grasps else ''}</actuator>{touch}</mujoco>"
     )
 
 
-def _arm() -> str:
+def _arm(*, slides: bool) -> str:
     opening = ""
     for number, (link, shape) in enumerate(zip(LINKS, _SHAPES, strict=True), start=1):
         angle = link.alpha * math.pi / 2
@@ -74,18 +93,35 @@ def _arm() -> str:
             f'<geom type="capsule" fromto="{_row(*shape.begin, *shape.end)}" size="{shape.radius}"'
             f' mass="{shape.mass}" {_ARM if shape.touches else _FREE}/>'
         )
-    return opening + _hand() + "</body>" * len(LINKS)
+    return opening + _hand(slides=slides) + "</body>" * len(LINKS)
 
 
-def _hand() -> str:
-    """Shapes of the last link: the hand of the real arm is mounted an eighth of a turn about its axis."""
+def _hand(*, slides: bool) -> str:
+    """Return the parts of the last link: the hand of the real arm is mounted an eighth of a turn about its axis."""
     tip = FLANGE + FINGERTIPS
     eighth = _row(math.cos(-math.pi / 8), 0, 0, math.sin(-math.pi / 8))
-    palm, finger = FLANGE + _PALM_HALF[2], tip - _FINGER_HALF[2]
+    across, along, high = _FINGER_HALF
+    palm = FLANGE + _PALM_HALF[2]
+    fingers = (
+        f'<geom name="fingers" type="box" pos="0 0 {tip - high}" quat="{eighth}" size="{_row(across, 2 * along, high)}"'
+        f' mass="0.1" friction="0.4 0.005 0.0001" {_ARM}/>'
+    )
+    if slides:
+        fingers = _finger(1, 1, eighth, tip) + _finger(2, -1, eighth, tip)
     return (
         f'<geom type="box" pos="0 0 {palm}" quat="{eighth}" size="{_row(*_PALM_HALF)}" mass="0.6" {_ARM}/>'
-        f'<geom name="fingers" type="box" pos="0 0 {finger}" quat="{eighth}" size="{_row(*_FINGER_HALF)}" mass="0.1"'
-        f' friction="0.4 0.005 0.0001" {_ARM}/><site name="tip" pos="0 0 {tip}"/>'
+        f'<site name="tip" pos="0 0 {tip}"/>{fingers}'
+    )
+
+
+def _finger(number: int, side: int, turn: str, tip: float) -> str:
+    across, along, high = _FINGER_HALF
+    # Touch is felt within 3 mm of the surface that faces the other finger.
+    return (
+        f'<body name="finger{number}" pos="0 0 {tip - high}" quat="{turn}" gravcomp="1">'
+        f'<joint name="finger{number}" type="slide" axis="0 {side} 0" range="0 {FINGER_TRAVEL}" armature="0.5"/>'
+        f'<geom name="finger{number}" type="box" pos="0 {side * along} 0" size="{_row(*_FINGER_HALF)}" mass="0.05"'
+        f' {_GRIP} {_ARM}/><site name="pad{number}" type="box" size="{_row(across, 0.003, high)}"/></body>'
     )
 
 
@@ -93,8 +129,21 @@ def _puck() -> str:
     return (
         f'<body name="puck" pos="0.5 0 {PUCK_HALF_HEIGHT}"><freejoint name="puck"/>'
         f'<geom name="puck" type="cylinder" size="{PUCK_RADIUS} {PUCK_HALF_HEIGHT}" mass="{PUCK_MASS}"'
-        f' friction="0.4 0.005 0.0001" {_PUCK}/></body>'
+        f' friction="0.4 0.005 0.0001" {_BODY}/></body>'
     )
+
+
+def _block() -> str:
+    size = _row(BLOCK_HALF, BLOCK_HALF, BLOCK_HALF)
+    return (
+        f'<body name="block" pos="0.5 0 {BLOCK_HALF}"><freejoint name="block"/>'
+        f'<geom name="block" type="box" size="{size}" mass="{BLOCK_MASS}" {_GRIP} {_BODY}/></body>'
+    )
+
+
+def _finger_motors() -> str:
+    settings = f'kp="{_FINGER_STIFFNESS}" kv="{_FINGER_DAMPING}" forcerange="{-_FINGER_FORCE} {_FINGER_FORCE}"'
+    return "".join(f'<position joint="finger{number}" {settings}/>' for number in (1, 2))
 
 
 def _motors() -> str:

@@ -1,4 +1,4 @@
-"""The Franka arm with physics and contacts, in MuJoCo: it reaches for a point or pushes a puck to a mark.
+"""The Franka arm with physics and contacts, in MuJoCo: it reaches, pushes a puck, picks up a block or carries it away.
 
 The simulator's state of all environments is one array, and MuJoCo's `rollout` carries it forward for one action in a
 single call. So a start is a row written, a resting environment a row left out, and what happens to one environment
@@ -19,160 +19,135 @@ from mujoco import rollout
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, PUCK_RADIUS, TIMESTEP, mjcf
+from recipes.embodied.envs.franka_mjcf import FINGER_TRAVEL, TIMESTEP, mjcf
+from recipes.embodied.envs.franka_tasks import TASKS, Scene
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
     CONTROL_SECONDS,
-    REACH_ACTIONS,
-    REACH_INSTRUCTION,
+    GRIPPER_THRESHOLD,
     REACH_STATES,
     check_task,
-    distance,
-    reach_potential,
-    reach_target,
-    reached,
-    scaled_position,
-    start_joints,
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 
-TASKS = ("reach", "push")
-INSTRUCTIONS = {"reach": REACH_INSTRUCTION, "push": "push the puck to the mark"}
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)
-# The hand pointing down at x = 0.40 m, z = 0.10 m, where pushing begins.
-LOW_HOME = np.array([0.0, 0.0654, 0.0, -2.7266, 0.0, 2.7921, np.pi / 4])
-LOW_NOISE = 0.03
-# Where pucks lie, and how far from there in which direction (radians from straight ahead) the mark is; in metres.
-PUCK_LOW, PUCK_HIGH = np.array([0.45, -0.12]), np.array([0.52, 0.12])
-MARK_NEAR, MARK_FAR, MARK_ANGLE = 0.1, 0.18, np.pi / 3
-PUSH_RADIUS = 0.04
-BEHIND = PUCK_RADIUS + 0.02  # from the puck's middle to where the hand pushes best
-PUSH_STATES = REACH_STATES + 9
-# Places in the state of the simulator: time, positions (joints, the puck's place and turn), velocities.
-_JOINTS, _PUCK = slice(1, 8), slice(8, 11)
-_PUCK_SPEED = slice(22, 24)
+# Newtons above which a finger counts as pressing.
+TOUCH_FORCE = 0.5
 
 
 class FrankaMujocoEnv(VectorEnv):
-    """Tasks `reach` (default) and `push`.
+    """Tasks `reach` (default), `push`, `pick` and `place`.
 
-    Actions, at 20 Hz: 7 joint velocities, -1 to 1 of half the published limits. Observations `states` of `reach` are
-    those of `franka_kin`; `push` has the puck as target of the hand, and then where the hand points, the mark, the way
-    from puck to mark and the puck's velocity. Rewards are differences of a potential (nearer to the point; puck nearer
-    to the mark, hand nearer to where it can push the puck there, pointing down), and 1 for success, which ends the
-    episode. Success: the hand within 5 cm of the point; the puck within 4 cm of the mark.
+    Actions, at 20 Hz: 7 joint velocities, -1 to 1 of half the published limits; `pick` and `place` have an eighth
+    number for the gripper, which closes above 0.5, opens below -0.5 and else stays. Observations `states`: those of
+    `franka_kin` for `reach`; the other tasks have the puck or block as target of the hand, and then what `Task.write`
+    adds. Rewards are differences of a potential, `Task.potential`, and 1 for success, which ends the episode. Success:
+    the hand within 5 cm of the point; the puck within 4 cm of the mark; the block held 8 cm above the table; the block
+    held within 4 cm of the point. A block is held when both fingers press against it.
     """
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
-        task = settings.task or "reach"
-        check_task("franka_mujoco", task, TASKS, settings.options)
-        self._pushes = task == "push"
-        self._instructions = np.full(self.num_envs, INSTRUCTIONS[task])
-        self._model = mujoco.MjModel.from_xml_string(mjcf(puck=self._pushes))
-        self._scratch = mujoco.MjData(self._model)
+        name = settings.task or "reach"
+        check_task("franka_mujoco", name, tuple(TASKS), settings.options)
+        self._task = task = TASKS[name](self.num_envs)
+        self._instructions = np.full(self.num_envs, task.instruction)
+        self._model = model = mujoco.MjModel.from_xml_string(mjcf(task.body))
+        self._scratch = mujoco.MjData(model)
         kind = mujoco.mjtState.mjSTATE_FULLPHYSICS
-        self._rest = np.zeros(mujoco.mj_stateSize(self._model, kind))
-        mujoco.mj_getState(self._model, self._scratch, self._rest, kind)
+        self._rest = np.zeros(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, self._scratch, self._rest, kind)
         self._state = np.tile(self._rest, (self.num_envs, 1))
-        self._target = np.zeros((3, self.num_envs))
-        self._hand = np.zeros((3, self.num_envs))
-        self._axis = np.zeros((3, self.num_envs))
+        # Places in that state: the time, then positions, then velocities.
+        self._grasps = model.nsensor == 2
+        first, self._fingers = 8, slice(8, 10)
+        if self._grasps:
+            first = self._fingers.stop
+            self._rest[self._fingers] = FINGER_TRAVEL
+        self._body = slice(first, first + 3) if task.body else None
+        speed = 1 + model.nq + first - 1
+        self._speed = slice(speed, speed + 3) if task.body else None
+        zeros = np.zeros((3, self.num_envs))
+        flags = np.zeros(self.num_envs, np.bool_)
+        self._scene = Scene(zeros, zeros, zeros, zeros, zeros, zeros[0], flags, flags.copy())
         self._potential = np.zeros(self.num_envs)
 
     @property
     def spec(self) -> EnvSpec:
-        """16 states and 7 actions for `reach`, 25 and 7 for `push`."""
-        states = PUSH_STATES if self._pushes else REACH_STATES
-        return EnvSpec(states, REACH_ACTIONS, has_instructions=True)
+        """16 states and 7 actions for `reach`, 25 and 7 for `push`, 22 and 8 for `pick`, 28 and 8 for `place`."""
+        return EnvSpec(self._task.state_size, self._task.action_size, has_instructions=True)
 
     def _start(self, rows: IntArray, starts: Starts) -> None:
-        draws = starts.uniform(11)
+        draws = starts.uniform(self._task.draws).T
         self._state[rows] = self._rest
-        if self._pushes:
-            self._state[rows, _JOINTS] = LOW_HOME + LOW_NOISE * (2 * draws[:, :7] - 1)
-            puck = PUCK_LOW + (PUCK_HIGH - PUCK_LOW) * draws[:, 7:9]
-            self._state[rows, _PUCK] = np.column_stack((puck, np.full(len(rows), PUCK_HALF_HEIGHT)))
-            angle = MARK_ANGLE * (2 * draws[:, 9] - 1)
-            way = (MARK_NEAR + (MARK_FAR - MARK_NEAR) * draws[:, 10]) * np.stack((np.cos(angle), np.sin(angle)))
-            self._target[:, rows] = np.vstack((puck.T + way, np.full(len(rows), PUCK_HALF_HEIGHT)))
-        else:
-            self._state[rows, _JOINTS] = start_joints(draws[:, :7].T).T
-            self._target[:, rows] = reach_target(draws[:, 7:10].T)
-        self._look()
-        self._potential[rows] = self._potential_now()[rows]
+        self._state[rows, 1:8] = self._task.joints(draws[:7]).T
+        bodies = self._task.place(rows, draws[7:])
+        if self._body is not None:
+            turns = slice(self._body.stop, self._body.stop + 4)
+            self._state[rows, self._body], self._state[rows, turns] = bodies.T, self._task.turn(bodies).T
+        self._scene.closed[rows] = False
+        self._look(rows, np.zeros((len(rows), 2)))
+        self._potential[rows] = self._task.potential(self._scene)[rows]
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         chosen = slice(None) if rows is None else rows
-        commands = np.clip(actions[chosen].T, -1, 1) * ACTION_VELOCITY
-        joints = self._joints[:, chosen]
+        moves = np.clip(actions[chosen].T, -1, 1)
+        commands = moves[:7] * ACTION_VELOCITY
+        joints = self._scene.joints[:, chosen]
         # As the arm's own controller: no joint is driven beyond its range.
         room = ACTION_VELOCITY / ACTION_STEP
         commands = np.clip(commands, (JOINT_MIN[:, None] - joints) * room, (JOINT_MAX[:, None] - joints) * room)
+        if self._grasps:
+            closed = (self._scene.closed[chosen] | (moves[7] > GRIPPER_THRESHOLD)) & (moves[7] >= -GRIPPER_THRESHOLD)
+            self._scene.closed[chosen] = closed
+            width = np.where(closed, 0.0, FINGER_TRAVEL)
+            commands = np.concatenate((commands, width[None], width[None]))
         controls = np.repeat(commands.T[:, None], SUBSTEPS, axis=1)
-        states, _ = rollout.rollout(self._model, self._scratch, self._state[chosen], controls)
+        states, sensed = rollout.rollout(self._model, self._scratch, self._state[chosen], controls)
         self._state[chosen] = cast("NDArray[np.float64]", states)[:, -1]
-        self._look()
-        before, self._potential = self._potential, self._potential_now()
-        successes = self._successes()
+        self._look(chosen, cast("NDArray[np.float64]", sensed)[:, -1])
+        before, self._potential = self._potential, self._task.potential(self._scene)
+        successes = self._task.successes(self._scene)
         return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
 
-    @property
-    def _joints(self) -> NDArray[np.float64]:
-        """[7, B], in radians."""
-        return self._state[:, _JOINTS].T
+    def _look(self, rows: IntArray | slice, sensed: NDArray[np.float64]) -> None:
+        """Read the scene out of the simulator's state; `sensed` [n, 2] are the forces on the fingers of `rows`."""
+        scene, state = self._scene, self._state.T
+        scene.joints = state[1:8]
+        scene.hand, scene.axis = hand_pose(scene.joints)
+        if self._body is not None and self._speed is not None:
+            scene.body, scene.velocity = state[self._body], state[self._speed]
+        if self._grasps:
+            scene.opening = state[self._fingers].sum(axis=0)
+            scene.touched[rows] = (sensed > TOUCH_FORCE).all(axis=1)
 
-    @property
-    def _puck(self) -> NDArray[np.float64]:
-        """[3, B], in metres."""
-        return self._state[:, _PUCK].T
-
-    def _look(self) -> None:
-        self._hand, self._axis = hand_pose(self._joints)
-
-    def _way(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """From the puck to the mark: [2, B] in metres, and its length [B]."""
-        way = self._target[:2] - self._puck[:2]
-        return way, np.sqrt(np.einsum("db,db->b", way, way))
-
-    def _behind(self) -> NDArray[np.float64]:
-        """Return [3, B], where the hand stands to push the puck toward the mark."""
-        way, length = self._way()
-        behind = self._puck.copy()
-        behind[:2] -= BEHIND * way / np.maximum(length, 1e-6)
-        return behind
-
-    def _potential_now(self) -> NDArray[np.float64]:
-        if not self._pushes:
-            return reach_potential(self._target, self._hand)
-        tilt = 1 + self._axis[2]
-        return -8 * self._way()[1] - 2 * distance(self._behind(), self._hand) - tilt
-
-    def _successes(self) -> BoolArray:
-        if not self._pushes:
-            return reached(self._target, self._hand)
-        return self._way()[1] < PUSH_RADIUS
+    def expert(self) -> FloatArray:
+        """See `VectorEnv`."""
+        return self._task.expert(self._scene).T.astype(np.float32)
 
     def _save(self) -> State:
-        return {"simulator": self._state, "target": self._target.T, "potential": self._potential}
+        return {
+            "simulator": self._state,
+            "target": self._task.target.T,
+            "potential": self._potential,
+            "closed": self._scene.closed,
+            "touched": self._scene.touched,
+        }
 
     def _load(self, state: State) -> None:
         self._state = state["simulator"].copy()
-        self._target, self._potential = state["target"].T.copy(), state["potential"].copy()
-        self._look()
+        self._task.target, self._potential = state["target"].T.copy(), state["potential"].copy()
+        self._scene.closed, self._scene.touched = state["closed"].copy(), state["touched"].copy()
+        self._look(slice(0, 0), np.zeros((0, 2)))
 
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((self.num_envs, self.spec.state_size), np.float32)
-        columns = states.T
-        write_arm_states(columns, self._joints, self._hand, self._puck if self._pushes else self._target)
-        if self._pushes:
-            columns[16:19] = self._axis
-            columns[19:21] = scaled_position(self._target)[:2]
-            columns[21:23] = self._way()[0] / 0.1
-            columns[23:25] = self._state[:, _PUCK_SPEED].T
+        columns, scene = states.T, self._scene
+        write_arm_states(columns, scene.joints, scene.hand, self._task.aim(scene))
+        self._task.write(columns[REACH_STATES:], scene)
         return {"states": states, "instructions": self._instructions}

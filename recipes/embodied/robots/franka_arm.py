@@ -25,6 +25,7 @@ POINT_LOW, POINT_HIGH = np.array([0.3, -0.3, 0.1]), np.array([0.6, 0.3, 0.5])
 HOME_NOISE = 0.1  # radians by which the arm starts away from its home, at most
 REACH_RADIUS = 0.05
 REACH_STATES, REACH_ACTIONS = 16, 7
+GRIPPER_THRESHOLD = 0.5  # number of an action above which the gripper closes; below its negative it opens
 REACH_INSTRUCTION = "move the hand to the marked point"
 # Scales that bring observations to the size of 1.
 _MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25

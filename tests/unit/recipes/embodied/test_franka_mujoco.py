@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.experts import move_toward
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.types import EnvSettings
 from recipes.embodied.robots.franka_arm import ACTION_STEP, REACH_INSTRUCTION, distance
@@ -18,8 +19,9 @@ from rlinf_core.errors import ConfigError
 
 mujoco = pytest.importorskip("mujoco", reason="the extra `mujoco` is not installed")
 
-from recipes.embodied.envs.franka_mjcf import PUCK_HALF_HEIGHT, mjcf  # noqa: E402 - after what they need
-from recipes.embodied.envs.franka_mujoco import BEHIND, LOW_HOME, FrankaMujocoEnv  # noqa: E402
+from recipes.embodied.envs.franka_mjcf import BLOCK_HALF, PUCK_HALF_HEIGHT, Body, mjcf  # noqa: E402 - after mujoco
+from recipes.embodied.envs.franka_mujoco import FrankaMujocoEnv  # noqa: E402
+from recipes.embodied.envs.franka_tasks import LOW_HOME, Push  # noqa: E402
 
 
 def make(num_envs: int = 2, **settings: Any) -> FrankaMujocoEnv:
@@ -28,43 +30,28 @@ def make(num_envs: int = 2, **settings: Any) -> FrankaMujocoEnv:
     return env
 
 
-def toward(env: FrankaMujocoEnv, where: NDArray[Any]) -> NDArray[np.float32]:
-    """Actions that lead to points [3, B], the hand pointing down: damped least squares on the kinematics."""
-    pose = np.concatenate(hand_pose(env._joints))
-    jacobian = np.empty((env.num_envs, 6, 7))
-    for joint in range(7):
-        nudged = env._joints.copy()
-        nudged[joint] += 1e-5
-        jacobian[:, :, joint] = (np.concatenate(hand_pose(nudged)) - pose).T / 1e-5
-    down = np.array([0.0, 0.0, -1.0])[:, None]
-    error = np.concatenate((where - pose[:3], 0.3 * (down - pose[3:])))
-    jacobian *= np.array([1, 1, 1, 0.3, 0.3, 0.3])[:, None]
-    turned = jacobian.transpose(0, 2, 1)
-    moves = turned @ np.linalg.solve(jacobian @ turned + 1e-3 * np.eye(6), error.T[:, :, None])
-    actions = moves[:, :, 0] / ACTION_STEP[:, 0]
-    actions /= np.maximum(np.abs(actions).max(axis=1, keepdims=True), 1)
-    return actions[:, None].astype(np.float32)
+def carry_out(env: FrankaMujocoEnv, points: NDArray[Any]) -> None:
+    """Lead the hands toward points [3, B] by one action."""
+    moves = move_toward(env._scene.joints, points)
+    rest = np.zeros((env.spec.action_size - 7, env.num_envs))
+    env.step(np.vstack((moves, rest)).T[:, None].astype(np.float32))
 
 
-def push_point(env: FrankaMujocoEnv) -> NDArray[Any]:
-    """Return where a hand goes that pushes: above the far side of the puck, down behind it, then through it to the
-    mark.
-    """
-    way, length = env._way()
-    direction = way / np.maximum(length, 1e-6)
-    beside = env._hand[:2] - env._puck[:2]
-    across = np.abs(beside[0] * direction[1] - beside[1] * direction[0])
-    lined_up = ((beside * direction).sum(axis=0) < -0.03) & (across < 0.015)
-    point = env._behind()
-    point[2] = np.where(lined_up, 0.02, 0.09)
-    step = BEHIND - 0.05 + np.clip(length, 0, 0.05)
-    point[:2] += np.where(lined_up & (env._hand[2] < 0.04), step, 0) * direction
-    return point
+def penetration(env: FrankaMujocoEnv) -> float:
+    """Return how far fingers or table reach into a block, in metres, at most of all environments."""
+    model, deepest = env._model, 0.0
+    data, block = mujoco.MjData(model), model.geom("block").id
+    for row in env._state:
+        mujoco.mj_setState(model, data, row, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+        mujoco.mj_forward(model, data)
+        inside = [-contact.dist for contact in data.contact[: data.ncon] if block in contact.geom]
+        deepest = max([deepest, *inside])
+    return deepest
 
 
-@pytest.mark.parametrize("puck", [False, True])
-def test_its_hand_is_where_our_kinematics_say(puck: bool) -> None:
-    model = mujoco.MjModel.from_xml_string(mjcf(puck=puck))
+@pytest.mark.parametrize("body", [None, "puck", "block"])
+def test_its_hand_is_where_our_kinematics_say(body: Body | None) -> None:
+    model = mujoco.MjModel.from_xml_string(mjcf(body))
     data = mujoco.MjData(model)
     many = np.random.default_rng(0).uniform(JOINT_MIN, JOINT_MAX, size=(50, 7))
     hands, axes = hand_pose(many.T)
@@ -80,15 +67,15 @@ def test_joints_go_as_fast_as_they_are_told_and_stand_still_without_sagging() ->
     half = np.full((1, 1, 7), 0.5, np.float32)
     for _ in range(3):
         env.step(half)
-    before = env._joints.copy()
+    before = env._scene.joints.copy()
     env.step(half)
-    np.testing.assert_allclose(env._joints - before, 0.5 * ACTION_STEP, rtol=0.1)
+    np.testing.assert_allclose(env._scene.joints - before, 0.5 * ACTION_STEP, rtol=0.1)
     for _ in range(5):
         env.step(0 * half)
-    before = env._joints.copy()
+    before = env._scene.joints.copy()
     for _ in range(40):
         env.step(0 * half)
-    np.testing.assert_allclose(env._joints, before, atol=1e-3)
+    np.testing.assert_allclose(env._scene.joints, before, atol=1e-3)
 
 
 def test_joints_stay_in_their_range() -> None:
@@ -96,8 +83,8 @@ def test_joints_stay_in_their_range() -> None:
     corners = np.where(np.random.default_rng(0).random((8, 1, 7)) < 0.5, -9, 9).astype(np.float32)
     for _ in range(100):
         env.step(corners)
-        assert (env._joints > JOINT_MIN[:, None] - 0.02).all()
-        assert (env._joints < JOINT_MAX[:, None] + 0.02).all()
+        assert (env._scene.joints > JOINT_MIN[:, None] - 0.02).all()
+        assert (env._scene.joints < JOINT_MAX[:, None] + 0.02).all()
 
 
 def test_the_table_holds_the_hand() -> None:
@@ -105,47 +92,87 @@ def test_the_table_holds_the_hand() -> None:
     env = make(1, task="push", max_episode_steps=1000, ignore_terminations=True)
     env._state[:, 8:10] = [0.7, 0.3]  # the puck out of the way
     for _ in range(60):
-        env.step(toward(env, np.vstack((env._hand[:2], np.full((1, 1), -0.3)))))
-    assert -0.01 < env._hand[2, 0] < 0.03
+        carry_out(env, np.vstack((env._scene.hand[:2], np.full((1, 1), -0.3))))
+    assert -0.01 < env._scene.hand[2, 0] < 0.03
 
 
 def test_the_puck_is_moved_by_the_hand_alone() -> None:
     env = make(2, task="push", max_episode_steps=1000, ignore_terminations=True)
     env._state[:, 8:10] = [[0.5, 0.0], [0.5, 0.25]]
-    start = env._puck.copy()
+    start = env._scene.body.copy()
     for x in (*[0.42] * 20, *[0.5] * 20):
-        env.step(toward(env, np.array([[x, x], [0.0, 0.0], [0.02, 0.02]])))
-    assert env._puck[0, 0] - start[0, 0] > 0.02
-    np.testing.assert_allclose(env._puck[:, 1], start[:, 1], atol=1e-3)
-    assert env._puck[2, 1] == pytest.approx(PUCK_HALF_HEIGHT, abs=1e-3)
+        carry_out(env, np.array([[x, x], [0.0, 0.0], [0.02, 0.02]]))
+    assert env._scene.body[0, 0] - start[0, 0] > 0.02
+    np.testing.assert_allclose(env._scene.body[:, 1], start[:, 1], atol=1e-3)
+    assert env._scene.body[2, 1] == pytest.approx(PUCK_HALF_HEIGHT, abs=1e-3)
 
 
-@pytest.mark.parametrize(("task", "steps", "share"), [("reach", 40, 1.0), ("push", 100, 0.9)])
-def test_a_script_solves_it(task: str, steps: int, share: float) -> None:
+@pytest.mark.parametrize(
+    ("task", "steps", "share"), [("reach", 40, 1.0), ("push", 100, 0.9), ("pick", 50, 1.0), ("place", 70, 1.0)]
+)
+def test_the_expert_solves_it(task: str, steps: int, share: float) -> None:
     """48 starts; the reward of a solved episode is what was gained, and 1."""
     env = make(48, task=task, max_episode_steps=steps, auto_reset=False)
     rewards, solved = np.zeros(48), np.zeros(48, np.bool_)
     for _ in range(steps):
-        result = env.step(toward(env, env._target if task == "reach" else push_point(env)))
+        actions = env.expert()
+        assert actions.dtype == np.float32
+        assert np.abs(actions).max() <= 1
+        result = env.step(actions[:, None])
         rewards += result.rewards[:, 0]
         solved |= env._episodes.success
     assert solved.mean() >= share
     assert (rewards[solved] > 1).all()
 
 
-@pytest.mark.parametrize("task", ["reach", "push"])
+@pytest.mark.parametrize("task", ["pick", "place"])
+def test_a_grasp_is_two_fingers_that_press_against_the_block(task: str) -> None:
+    """Nothing else holds it: it lies on the table until then, and falls when the fingers open."""
+    env = make(16, task=task, auto_reset=False, ignore_terminations=True, max_episode_steps=1000)
+    deepest, lifted = 0.0, np.zeros(16, np.bool_)
+    for _ in range(70):
+        env.step(env.expert()[:, None])
+        deepest = max(deepest, penetration(env))
+        lifted |= env._scene.body[2] > 0.05
+        assert (env._scene.body[2][~lifted] < 0.05).all()
+    assert env._episodes.success_once.all()
+    assert (env._scene.body[2] > 0.07).all()
+    assert deepest < 0.003
+    # As wide as the block, within what its surface gives way.
+    assert (np.abs(env._scene.opening - 2 * BLOCK_HALF) < 0.003).all()
+    opens = np.zeros((16, 1, 8), np.float32)
+    opens[:, :, 7] = -1
+    for _ in range(20):
+        env.step(opens)
+    assert (env._scene.body[2] < 0.03).all()
+    assert not env._scene.held.any()
+
+
+def test_closed_fingers_beside_a_block_hold_nothing() -> None:
+    env = make(4, task="pick", max_episode_steps=1000)
+    closes = np.zeros((4, 1, 8), np.float32)
+    closes[:, :, 7] = 1
+    for _ in range(20):
+        env.step(closes)
+    assert (env._scene.opening < 0.005).all()
+    assert not env._scene.held.any()
+    assert env._scene.closed.all()
+
+
+@pytest.mark.parametrize("task", ["reach", "push", "pick", "place"])
 def test_noise_does_not_solve_it(task: str) -> None:
     env, random = make(48, task=task, seed=1, auto_reset=False), np.random.default_rng(0)
     for _ in range(50):
-        env.step(random.uniform(-1, 1, size=(48, 1, 7)).astype(np.float32))
+        env.step(random.uniform(-1, 1, size=(48, 1, env.spec.action_size)).astype(np.float32))
     assert env._episodes.success_once.mean() < 0.3
 
 
-@pytest.mark.parametrize("task", ["reach", "push"])
+@pytest.mark.parametrize("task", ["reach", "push", "place"])
 def test_one_seed_is_one_history(task: str) -> None:
     def history(seed: int, num_envs: int = 6, first_env: int = 0) -> list[NDArray[Any]]:
         env = make(num_envs, task=task, seed=seed, max_episode_steps=7, first_env=first_env)
-        actions = np.random.default_rng(0).normal(size=(20, 6, 1, 7)).astype(np.float32)
+        shape = (20, 6, 1, env.spec.action_size)
+        actions = np.random.default_rng(0).normal(size=shape).astype(np.float32)
         return [env.step(each[first_env : first_env + num_envs]).observations["states"] for each in actions]
 
     whole = history(1)
@@ -157,9 +184,11 @@ def test_one_seed_is_one_history(task: str) -> None:
 
 def test_starts_are_where_they_should_be() -> None:
     env = make(64, task="push", group_size=2)
-    assert not env._successes().any()
-    assert (np.abs(env._joints - LOW_HOME[:, None]) <= 0.03).all()
-    assert ((env._way()[1] > 0.09) & (env._way()[1] < 0.19)).all()
+    task = env._task
+    assert isinstance(task, Push)
+    assert not task.successes(env._scene).any()
+    assert (np.abs(env._scene.joints - LOW_HOME[:, None]) <= 0.03).all()
+    assert ((task.way(env._scene)[1] > 0.09) & (task.way(env._scene)[1] < 0.19)).all()
     np.testing.assert_allclose(hand_pose(LOW_HOME[:, None])[0][:, 0], [0.4, 0, 0.1], atol=1e-3)
     assert np.array_equal(env._state[::2], env._state[1::2])
     assert len({tuple(row) for row in env._state}) == 32
@@ -179,32 +208,32 @@ def test_reaching_is_observed_as_the_kinematic_arm_observes_it() -> None:
     env = make(4, seed=3, group_size=2)
     other = FrankaKinEnv(EnvSettings(num_envs=4, task="reach"))
     other.reset()
-    other._joints, other._hand, other._target = env._joints, env._hand, env._target
+    other._joints, other._hand, other._target = env._scene.joints, env._scene.hand, env._task.target
     np.testing.assert_array_equal(env._observe()["states"], other._observe()["states"])
     assert env._observe()["instructions"].tolist() == [REACH_INSTRUCTION] * 4
     assert env.spec == other.spec
 
 
-@pytest.mark.parametrize("task", ["reach", "push"])
+@pytest.mark.parametrize("task", ["reach", "push", "pick", "place"])
 def test_observations_are_about_the_size_of_one(task: str) -> None:
     env, random, largest = make(32, task=task), np.random.default_rng(0), 0.0
     for _ in range(50):
-        states = env.step(random.normal(size=(32, 1, 7)).astype(np.float32)).observations["states"]
+        states = env.step(random.normal(size=(32, 1, env.spec.action_size)).astype(np.float32)).observations["states"]
         assert states.shape == (32, env.spec.state_size)
         assert states.dtype == np.float32
         largest = max(largest, float(np.abs(states).max()))
     assert 1 < largest < 15
 
 
-@pytest.mark.parametrize(("given", "named"), [({"task": "pick"}, "pick"), ({"options": {"colour": 1}}, "colour")])
+@pytest.mark.parametrize(("given", "named"), [({"task": "stack"}, "stack"), ({"options": {"colour": 1}}, "colour")])
 def test_what_it_does_not_have_is_refused(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)`{named}`.*`reach` and `push`"):
+    with pytest.raises(ConfigError, match=rf"(?s)`{named}`.*`reach` and `push` and `pick` and `place`"):
         make(**given)
 
 
 def test_the_model_is_of_primitive_shapes_alone() -> None:
-    text = mjcf(puck=True)
-    assert set(re.findall(r' type="(\w+)"', text)) == {"plane", "capsule", "box", "cylinder"}
+    text = mjcf("puck") + mjcf("block")
+    assert set(re.findall(r'<geom[^>]* type="(\w+)"', text)) == {"plane", "capsule", "box", "cylinder"}
     assert "mesh" not in text
     assert "file" not in text
 
@@ -217,7 +246,7 @@ def test_it_is_fast_enough() -> None:
     for _ in range(20):
         env.step(actions)
     assert 20 * 64 / (time.process_time() - begun) > 3_000
-    assert distance(env._hand, hand_pose(env._joints)[0]).max() == 0
+    assert distance(env._scene.hand, hand_pose(env._scene.joints)[0]).max() == 0
 
 
 @pytest.mark.nightly
