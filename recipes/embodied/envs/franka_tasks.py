@@ -140,7 +140,7 @@ class Task(ABC):
         columns[:3] = scene.axis
 
 
-class Reach(Task):
+class ReachTask(Task):
     """The hand reaches a point in space."""
 
     instruction = REACH_INSTRUCTION
@@ -174,7 +174,7 @@ class Reach(Task):
         """See `Task`: there are none."""
 
 
-class Push(Task):
+class PushTask(Task):
     """The hand pushes a puck to a mark."""
 
     instruction = "push the puck to the mark"
@@ -233,7 +233,7 @@ class Push(Task):
         columns[7:9] = scene.velocity[:2]
 
 
-class Pick(Task):
+class PickTask(Task):
     """The fingers grasp a block by contact and lift it by 8 cm."""
 
     instruction = "pick up the block"
@@ -292,11 +292,11 @@ class Pick(Task):
         columns[5] = scene.opening / (2 * FINGER_TRAVEL)
 
 
-class Place(Pick):
+class PlaceTask(PickTask):
     """The fingers grasp a block by contact and bring it to a point in space."""
 
     instruction = "bring the block to the marked point"
-    state_size = Pick.state_size + 6
+    state_size = PickTask.state_size + 6
     draws = 12
 
     def joints(self, draws: Floats) -> Floats:
@@ -327,4 +327,4 @@ class Place(Pick):
         columns[9:12] = (self.target - scene.body) / 0.1
 
 
-TASKS: dict[str, type[Task]] = {"reach": Reach, "push": Push, "pick": Pick, "place": Place}
+TASKS: dict[str, type[Task]] = {"reach": ReachTask, "push": PushTask, "pick": PickTask, "place": PlaceTask}

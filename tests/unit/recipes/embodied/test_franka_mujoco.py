@@ -21,7 +21,7 @@ mujoco = pytest.importorskip("mujoco", reason="the extra `mujoco` is not install
 
 from recipes.embodied.envs.franka_mjcf import BLOCK_HALF, PUCK_HALF_HEIGHT, Body, mjcf  # noqa: E402 - after mujoco
 from recipes.embodied.envs.franka_mujoco import FrankaMujocoEnv  # noqa: E402
-from recipes.embodied.envs.franka_tasks import LOW_HOME, Push  # noqa: E402
+from recipes.embodied.envs.franka_tasks import LOW_HOME, PushTask  # noqa: E402
 
 
 def make(num_envs: int = 2, **settings: Any) -> FrankaMujocoEnv:
@@ -185,7 +185,7 @@ def test_one_seed_is_one_history(task: str) -> None:
 def test_starts_are_where_they_should_be() -> None:
     env = make(64, task="push", group_size=2)
     task = env._task
-    assert isinstance(task, Push)
+    assert isinstance(task, PushTask)
     assert not task.successes(env._scene).any()
     assert (np.abs(env._scene.joints - LOW_HOME[:, None]) <= 0.03).all()
     assert ((task.way(env._scene)[1] > 0.09) & (task.way(env._scene)[1] < 0.19)).all()
