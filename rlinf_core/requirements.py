@@ -9,7 +9,10 @@ from typing import Final
 
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
+    "PIL": "pillow>=10",
+    "av": "av>=14,<19",
     "gymnasium": "gymnasium>=1.0,<2",
+    "h5py": "h5py>=3.11,<4",
     "math_verify": "math-verify>=0.8,<1",
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",

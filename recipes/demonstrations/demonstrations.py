@@ -1,0 +1,200 @@
+"""Demonstrations in memory, wherever they come from: numbers whole, pictures when they are asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.statistics import PictureStatistics, Statistics, of_numbers
+
+Rows = NDArray[np.int64]
+
+
+class Camera(ABC):
+    """The pictures of one camera over all rows of a data set.
+
+    Args:
+        shape: (H, W, 3).
+    """
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """Return pictures [n, H, W, 3] of some rows, in their order.
+
+        Raises:
+            DatasetError: one is missing or damaged.
+        """
+
+
+class KeptCamera(Camera):
+    """Pictures in memory.
+
+    Args:
+        pictures: uint8 [N, H, W, 3].
+    """
+
+    def __init__(self, pictures: NDArray[np.uint8]) -> None:
+        super().__init__((pictures.shape[1], pictures.shape[2], 3))
+        self._pictures = pictures
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`."""
+        return self._pictures[rows]
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """N rows of episodes, one behind the other.
+
+    Attributes:
+        where: the file or folder.
+        fps: rows in a second; None: it does not say.
+        bounds: int64 [E + 1], the first row of every episode, and N.
+        actions: [N, A], float32, or int64 for choices.
+        states: float32 [N, S]; None: there are none.
+        cameras: by name.
+        tasks: the different instructions.
+        task_of: int64 [N], which of them.
+        statistics: of `action` and `observation.state`, as the data set says; None: it has none.
+    """
+
+    where: str
+    fps: int | None
+    bounds: Rows
+    actions: NDArray[Any]
+    states: NDArray[np.float32] | None
+    cameras: Mapping[str, Camera]
+    tasks: tuple[str, ...]
+    task_of: Rows
+    statistics: Mapping[str, Statistics] | None = None
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @property
+    def episodes(self) -> int:
+        """E."""
+        return len(self.bounds) - 1
+
+    def rows_of(self, episode: int) -> Rows:
+        """Return the rows of an episode."""
+        return np.arange(int(self.bounds[episode]), int(self.bounds[episode + 1]))
+
+    def chosen(self, episodes: Sequence[int]) -> Demonstrations:
+        """Return some of the episodes.
+
+        Raises:
+            DatasetError: there is no episode of such a number.
+        """
+        wrong = [each for each in episodes if not 0 <= each < self.episodes]
+        if wrong:
+            raise DatasetError(
+                f"there is no episode {wrong[0]}", where=self.where, help=f"they are numbered 0 to {self.episodes - 1}"
+            )
+        spans = [self.rows_of(each) for each in episodes]
+        rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
+        return Demonstrations(
+            self.where,
+            self.fps,
+            np.cumsum([0, *(len(span) for span in spans)]),
+            self.actions[rows],
+            None if self.states is None else self.states[rows],
+            {name: _SomeRows(camera, rows) for name, camera in self.cameras.items()},
+            self.tasks,
+            self.task_of[rows],
+        )
+
+    def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
+        """Return the statistics of the rows that are here: `action`, `observation.state` and, if asked, of cameras."""
+        found = {"action": of_numbers(self.actions)}
+        if self.states is not None:
+            found["observation.state"] = of_numbers(self.states)
+        for name, camera in self.cameras.items() if pictures else ():
+            counted = PictureStatistics()
+            for episode in range(self.episodes):
+                counted.add(camera.read(self.rows_of(episode)))
+            found[f"observation.images.{name}"] = counted.statistics()
+        return found
+
+
+class _SomeRows(Camera):
+    """Some of the rows of a camera."""
+
+    def __init__(self, camera: Camera, rows: Rows) -> None:
+        super().__init__(camera.shape)
+        self._camera, self._rows = camera, rows
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`."""
+        return self._camera.read(self._rows[rows])
+
+
+def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
+    """Return several data sets as one.
+
+    Raises:
+        DatasetError: they differ in their rate, their cameras, or the size of actions or states.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for other in parts[1:]:
+        _check_alike(first, other)
+    offsets = np.cumsum([0, *(len(each) for each in parts)])
+    tasks = tuple(dict.fromkeys(task for each in parts for task in each.tasks))
+    task_of = [np.array([tasks.index(task) for task in each.tasks])[each.task_of] for each in parts]
+    states = [each.states for each in parts if each.states is not None]
+    bounds = [offset + each.bounds[:-1] for each, offset in zip(parts, offsets[:-1], strict=True)]
+    return Demonstrations(
+        ", ".join(each.where for each in parts),
+        first.fps,
+        np.concatenate([*bounds, offsets[-1:]]),
+        np.concatenate([each.actions for each in parts]),
+        np.concatenate(states) if len(states) == len(parts) else None,
+        {name: _OneBehindTheOther([each.cameras[name] for each in parts], offsets) for name in first.cameras},
+        tasks,
+        np.concatenate(task_of),
+    )
+
+
+def _check_alike(first: Demonstrations, other: Demonstrations) -> None:
+    state_sizes = [None if each.states is None else each.states.shape[1] for each in (first, other)]
+    shapes = [{name: camera.shape for name, camera in each.cameras.items()} for each in (first, other)]
+    for what, one, two in (
+        ("rows in a second (fps)", first.fps, other.fps),
+        ("numbers in an action", first.actions.shape[1], other.actions.shape[1]),
+        ("numbers in a state", *state_sizes),
+        ("cameras", *shapes),
+    ):
+        if one != two:
+            raise DatasetError(
+                f"the data sets have other {what}: {two}, and `{first.where}` has {one}",
+                where=other.where,
+                help="learn from data sets of one kind at a time",
+            )
+
+
+class _OneBehindTheOther(Camera):
+    """The cameras of several data sets."""
+
+    def __init__(self, cameras: Sequence[Camera], offsets: Rows) -> None:
+        super().__init__(cameras[0].shape)
+        self._cameras, self._offsets = cameras, offsets
+
+    def read(self, rows: Rows) -> NDArray[np.uint8]:
+        """See `Camera`."""
+        found = np.empty((len(rows), *self.shape), np.uint8)
+        owners = np.searchsorted(self._offsets, rows, side="right") - 1
+        for owner in np.unique(owners):
+            mine = owners == owner
+            found[mine] = self._cameras[owner].read(rows[mine] - self._offsets[owner])
+        return found

@@ -1,0 +1,138 @@
+"""Pictures within Parquet files (PNG), and mp4 videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.errors import DatasetError, needed
+
+Picture = NDArray[np.uint8]
+
+# A key frame every so many frames: any frame is then decoded from at most one other.
+_KEY_INTERVAL: Final = 2
+# Constant rate factor of x264: 18 is close to what the eye cannot tell from the original.
+_QUALITY: Final = 18
+
+
+def encoded(picture: Picture) -> bytes:
+    """Return a picture uint8 [H, W, 3] as PNG, without loss."""
+    image = needed("PIL.Image", "a data set with pictures")
+    out = BytesIO()
+    image.fromarray(picture).save(out, "PNG", compress_level=1)
+    return out.getvalue()
+
+
+def decoded(data: bytes) -> Picture:
+    """Return the picture uint8 [H, W, 3] of a file's bytes, PNG or another format.
+
+    Raises:
+        DatasetError: they hold no picture.
+    """
+    image = needed("PIL.Image", "a data set with pictures")
+    try:
+        return np.asarray(image.open(BytesIO(data)).convert("RGB"))
+    except Exception as error:
+        raise DatasetError("a picture cannot be decoded", why=f"{type(error).__name__}: {error}") from error
+
+
+def write_video(file: Path, pictures: Iterable[Picture], fps: int, quality: int = _QUALITY) -> dict[str, Any]:
+    """Write an mp4 (H.264) with one frame for each picture uint8 [H, W, 3], all of one size.
+
+    Returns:
+        What LeRobot keeps of a video, by its names.
+
+    Raises:
+        DatasetError: the package `av` is missing, or the video cannot be written.
+    """
+    av = needed("av", "a video")
+    first: Picture | None = None
+    try:
+        with av.open(str(file), "w", format="mp4") as container:
+            stream: Any = None
+            for number, picture in enumerate(pictures):
+                if stream is None:
+                    first = picture
+                    stream = _stream(container, picture, fps, quality)
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                frame.pts, frame.time_base = number, Fraction(1, fps)
+                container.mux(stream.encode(frame))
+            if stream is not None:
+                container.mux(stream.encode(None))
+    except (OSError, ValueError) as error:
+        raise DatasetError("the video cannot be written", where=str(file), why=str(error)) from error
+    if first is None:
+        raise DatasetError("a video needs at least one picture", where=str(file))
+    return {
+        "video.height": first.shape[0],
+        "video.width": first.shape[1],
+        "video.codec": "h264",
+        "video.pix_fmt": _pixels(first),
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
+
+
+def _stream(container: Any, picture: Picture, fps: int, quality: int) -> Any:
+    stream = container.add_stream("libx264", rate=fps)
+    stream.height, stream.width = picture.shape[:2]
+    stream.pix_fmt = _pixels(picture)
+    stream.gop_size = _KEY_INTERVAL
+    stream.time_base = Fraction(1, fps)
+    stream.thread_count = 1
+    # No frames that depend on later ones: they would shift the first time stamp.
+    stream.options = {"crf": str(quality), "preset": "veryfast", "bf": "0"}
+    return stream
+
+
+def _pixels(picture: Picture) -> str:
+    """Return the format of pixels: colours at half the resolution need an even size."""
+    return "yuv420p" if picture.shape[0] % 2 == 0 and picture.shape[1] % 2 == 0 else "yuv444p"
+
+
+def read_video(file: Path, begin: float = 0.0, count: int | None = None) -> Iterator[tuple[float, Picture]]:
+    """Return frames of a video in order, with their times in seconds.
+
+    Args:
+        file: the video.
+        begin: seconds; the first frame is the one at that time or up to half a frame before.
+        count: how many; None: to the end.
+
+    Raises:
+        DatasetError: it is missing or damaged, or the package `av` is missing.
+    """
+    av = needed("av", "a data set with videos")
+    if not file.is_file():
+        raise DatasetError("a video is missing", where=str(file), help="copy the data set again, whole")
+    try:
+        with av.open(str(file)) as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            if begin > 0:
+                container.seek(max(0, round(begin / stream.time_base) - 1), stream=stream)
+            half = 0.5 / float(stream.average_rate or 30)
+            given = 0
+            for frame in container.decode(stream):
+                time = float(frame.pts * stream.time_base)
+                if time < begin - half:
+                    continue
+                yield time, frame.to_ndarray(format="rgb24")
+                given += 1
+                if given == count:
+                    return
+    except (OSError, ValueError, IndexError) as error:
+        # What av raises of damaged files are subclasses of these.
+        raise DatasetError(
+            "a video cannot be decoded",
+            where=str(file),
+            why=f"{type(error).__name__}: {error}",
+            help="copy the file again, or leave its episodes out by `data.episodes`",
+        ) from error

@@ -1,0 +1,274 @@
+"""Writes LeRobotDataset folders, version 3.
+
+A folder has its name once it is whole: until then it is written beside it. Rows are in Parquet files of about 100 MB
+with a group of rows for each episode; pictures are PNG within them, or an mp4 for each episode and camera.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.errors import DatasetError, needed
+from recipes.demonstrations.info import (
+    CHUNK_SIZE,
+    EPISODES_PATH,
+    INDICES,
+    INFO,
+    STATISTICS,
+    TASKS,
+    DatasetInfo,
+    Feature,
+)
+from recipes.demonstrations.pictures import encoded, write_video
+from recipes.demonstrations.statistics import PictureStatistics, Statistics, of_numbers
+
+_FILE_BYTES: Final = 100 * 2**20
+ORIGIN: Final = "meta/rlinf.json"
+
+
+class DatasetWriter:
+    """Writes episodes into a new folder; leaving the block finishes it with the episodes that are there.
+
+    Args:
+        folder: of the data set; must not exist.
+        fps: rows in a second.
+        features: by name; `INDICES` come by themselves.
+        robot_type: kind of robot, free text.
+        origin: where the episodes come from, kept in `meta/rlinf.json`.
+
+    Raises:
+        DatasetError: the folder exists, or cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fps: int,
+        features: Mapping[str, Feature],
+        *,
+        robot_type: str | None = None,
+        origin: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_new(folder)
+        self._target = folder
+        self._folder = folder.with_name(f".writing-{folder.name}")
+        self._info = DatasetInfo(fps=fps, features=dict(features), robot_type=robot_type)
+        self._origin = dict(origin or {})
+        self._arrow = needed("pyarrow", "a LeRobotDataset")
+        self._parquet = needed("pyarrow.parquet", "a LeRobotDataset")
+        self._tasks: dict[str, int] = {}
+        self._episodes: list[dict[str, Any]] = []
+        self._columns: dict[str, list[NDArray[Any]]] = {}
+        self._pictures = {name: PictureStatistics() for name in self._info.cameras}
+        self._data: Any = None
+        self._data_file = -1
+        self._data_bytes = 0
+        try:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            (self._folder / "meta").mkdir(parents=True)
+        except OSError as error:
+            raise DatasetError("the data set cannot be written", where=str(folder), why=str(error)) from error
+
+    def add(self, columns: Mapping[str, NDArray[Any]], tasks: Sequence[str] | str) -> None:
+        """Write an episode.
+
+        Args:
+            columns: [T, ...] of every feature; pictures uint8 [T, H, W, 3].
+            tasks: the instruction, or that of each row.
+
+        Raises:
+            DatasetError: a column is missing, or has another shape than its feature; or the disk is full.
+        """
+        length = self._check(columns)
+        texts = [tasks] * length if isinstance(tasks, str) else list(tasks)
+        number, first = len(self._episodes), self._info.total_frames
+        numbers: dict[str, NDArray[Any]] = {
+            "timestamp": (np.arange(length) / self._info.fps).astype(np.float32),
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, number),
+            "index": np.arange(first, first + length),
+            "task_index": np.array([self._tasks.setdefault(text, len(self._tasks)) for text in texts]),
+        }
+        for name, feature in self._info.features.items():
+            if not feature.is_camera:
+                numbers[name] = columns[name].astype(feature.dtype)
+        statistics: dict[str, Statistics] = {
+            name: of_numbers(rows) for name, rows in numbers.items() if rows.dtype.kind in "fiub"
+        }
+        videos: dict[str, Any] = {}
+        for name, feature in self._info.cameras.items():
+            mine = PictureStatistics()
+            mine.add(columns[name])
+            self._pictures[name].merge(mine)
+            statistics[name] = mine.statistics()
+            if feature.dtype == "video":
+                videos |= self._write_video(name, number, columns[name])
+        self._write_rows(columns, numbers)
+        for name, rows in numbers.items():
+            self._columns.setdefault(name, []).append(rows)
+        self._episodes.append(
+            {
+                "episode_index": number,
+                "tasks": list(dict.fromkeys(texts)),
+                "length": length,
+                "data/chunk_index": self._data_file // CHUNK_SIZE,
+                "data/file_index": self._data_file % CHUNK_SIZE,
+                "dataset_from_index": first,
+                "dataset_to_index": first + length,
+                **videos,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+                **{f"stats/{name}/{key}": value for name, each in statistics.items() for key, value in each.items()},
+            }
+        )
+        self._info = replace(self._info, total_frames=first + length, total_episodes=number + 1)
+
+    def finish(self) -> None:
+        """Write what describes the data set, and give the folder its name; without episodes nothing remains.
+
+        Raises:
+            DatasetError: it cannot be written, or the name has been taken meanwhile.
+        """
+        if self._data is not None:
+            self._data.close()
+            self._data = None
+        if not self._episodes:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
+        check_new(self._target)
+        try:
+            self._write_meta()
+            self._folder.rename(self._target)
+        except OSError as error:
+            raise DatasetError("the data set cannot be written", where=str(self._target), why=str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def _check(self, columns: Mapping[str, NDArray[Any]]) -> int:
+        lengths = {len(rows) for rows in columns.values()}
+        if len(lengths) != 1 or lengths == {0}:
+            raise DatasetError("an episode needs columns of one length, and at least one row", where=str(self._target))
+        for name, feature in self._info.features.items():
+            found = columns[name].shape[1:] if name in columns else None
+            if found != feature.shape and not (found == () and feature.shape == (1,)):
+                has = "is missing" if found is None else f"has rows of shape {list(found)}"
+                raise DatasetError(
+                    f"the column `{name}` {has}, and the data set has {list(feature.shape)}", where=str(self._target)
+                )
+        return lengths.pop()
+
+    def _write_video(self, name: str, number: int, pictures: NDArray[np.uint8]) -> dict[str, Any]:
+        chunk, file = divmod(number, CHUNK_SIZE)
+        path = self._folder / self._info.video_path.format(video_key=name, chunk_index=chunk, file_index=file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        info = write_video(path, pictures, self._info.fps)
+        self._info = replace(self._info, video_info={**self._info.video_info, name: info})
+        return {
+            f"videos/{name}/chunk_index": chunk,
+            f"videos/{name}/file_index": file,
+            f"videos/{name}/from_timestamp": 0.0,
+            f"videos/{name}/to_timestamp": len(pictures) / self._info.fps,
+        }
+
+    def _write_rows(self, columns: Mapping[str, NDArray[Any]], numbers: Mapping[str, NDArray[Any]]) -> None:
+        arrow = self._arrow
+        arrays: dict[str, Any] = {}
+        for name, feature in self._info.features.items():
+            if feature.dtype == "image":
+                files = [encoded(picture) for picture in columns[name]]
+                kind = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+                arrays[name] = arrow.array([{"bytes": each, "path": None} for each in files], kind)
+                self._data_bytes += sum(map(len, files))
+            elif not feature.is_camera:
+                arrays[name] = _array(arrow, numbers[name], feature)
+                self._data_bytes += numbers[name].nbytes
+        for name in INDICES:
+            arrays[name] = arrow.array(numbers[name])
+        table = arrow.table(arrays)
+        if self._data is None or self._data_bytes > _FILE_BYTES:
+            if self._data is not None:
+                self._data.close()
+            self._data_file, self._data_bytes = self._data_file + 1, 0
+            chunk, file = divmod(self._data_file, CHUNK_SIZE)
+            path = self._folder / self._info.data_path.format(chunk_index=chunk, file_index=file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._data = self._parquet.ParquetWriter(str(path), table.schema, compression="snappy")
+        self._data.write_table(table)
+
+    def _write_meta(self) -> None:
+        arrow, parquet = self._arrow, self._parquet
+        self._info = replace(self._info, total_tasks=len(self._tasks))
+        (self._folder / INFO).write_text(json.dumps(self._info.as_json(), indent=4), encoding="utf-8")
+        statistics = {name: of_numbers(np.concatenate(rows)) for name, rows in self._columns.items()}
+        statistics |= {name: each.statistics() for name, each in self._pictures.items()}
+        write_statistics(self._folder, statistics)
+        parquet.write_table(_task_table(arrow, self._tasks), str(self._folder / TASKS))
+        columns = {
+            name: [value.tolist() if isinstance(value := each[name], np.ndarray) else value for each in self._episodes]
+            for name in self._episodes[0]
+        }
+        path = self._folder / EPISODES_PATH.format(chunk_index=0, file_index=0)
+        path.parent.mkdir(parents=True)
+        parquet.write_table(arrow.table(columns), str(path))
+        origin = json.dumps({"schema": "rlinf.demonstrations/1", **self._origin}, indent=2)
+        (self._folder / ORIGIN).write_text(origin + "\n", encoding="utf-8")
+
+
+def check_new(folder: Path) -> None:
+    """Refuse to write where something is.
+
+    Raises:
+        DatasetError: the folder exists.
+    """
+    if folder.exists():
+        raise DatasetError(
+            "there is something at the place of the new data set already",
+            where=str(folder),
+            help="name another folder, or remove this one",
+        )
+
+
+def write_statistics(folder: Path, statistics: Mapping[str, Statistics]) -> None:
+    """Write `meta/stats.json` of a data set."""
+    listed = {name: {key: value.tolist() for key, value in each.items()} for name, each in statistics.items()}
+    (folder / STATISTICS).write_text(json.dumps(listed, indent=4), encoding="utf-8")
+
+
+def _array(arrow: Any, rows: NDArray[Any], feature: Feature) -> Any:
+    """Return a column as Arrow keeps it: numbers, or lists of a fixed length."""
+    if feature.shape == (1,):
+        return arrow.array(rows.reshape(-1))
+    flat = arrow.array(rows.reshape(-1))
+    for size in reversed(feature.shape):
+        flat = arrow.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
+def _task_table(arrow: Any, tasks: Mapping[str, int]) -> Any:
+    """Return the table of instructions. Its metadata says what pandas, by which LeRobot reads it, makes of it."""
+    table = arrow.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+    text = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"}
+    meaning = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [{**number, "metadata": None}, {**text, "metadata": None}],
+        "creator": {"library": "pyarrow", "version": arrow.__version__},
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(meaning)})

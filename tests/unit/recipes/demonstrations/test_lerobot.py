@@ -1,0 +1,225 @@
+"""LeRobotDataset folders: what is written is read again, and what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recipes.demonstrations.demonstrations import joined
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.info import Feature, read_info
+from recipes.demonstrations.lerobot import read_lerobot, read_statistics
+from recipes.demonstrations.load import load_demonstrations
+from recipes.demonstrations.writer import DatasetWriter
+
+LENGTHS = (5, 3, 7)
+SIZE = (16, 24, 3)
+MAIN = "observation.images.main"
+
+
+def features(dtype: str = "image") -> dict[str, Feature]:
+    return {
+        "observation.state": Feature("float32", (4,)),
+        MAIN: Feature(dtype, SIZE, ["height", "width", "channels"]),
+        "action": Feature("float32", (2,), ["x", "y"]),
+        "next.reward": Feature("float32", (1,)),
+        "next.done": Feature("bool", (1,)),
+    }
+
+
+def episode(number: int, length: int) -> dict[str, NDArray[Any]]:
+    random = np.random.default_rng(number)
+    # Smooth pictures: noise is what no codec of videos keeps.
+    ramp = np.linspace(0, 200, SIZE[0] * SIZE[1]).reshape(SIZE[:2])
+    shades = [np.stack([ramp, ramp[::-1], np.full(SIZE[:2], 40.0 * number + 5 * t)], axis=-1) for t in range(length)]
+    return {
+        "observation.state": random.normal(size=(length, 4)).astype(np.float32),
+        MAIN: np.stack(shades).astype(np.uint8),
+        "action": random.uniform(-1, 1, size=(length, 2)).astype(np.float32),
+        "next.reward": random.normal(size=length).astype(np.float32),
+        "next.done": np.arange(length) == length - 1,
+    }
+
+
+def write(folder: Path, dtype: str = "image", fps: int = 10) -> list[dict[str, NDArray[Any]]]:
+    episodes = [episode(number, length) for number, length in enumerate(LENGTHS)]
+    with DatasetWriter(folder, fps, features(dtype), robot_type="panda", origin={"env": "test"}) as writer:
+        for number, each in enumerate(episodes):
+            writer.add(each, "pick it up" if number != 1 else "put it down")
+    return episodes
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("image", 0), ("video", 6)])
+def test_what_is_written_is_read_again(tmp_path: Path, dtype: str, tolerance: int) -> None:
+    written = write(tmp_path / "set", dtype)
+    read = load_demonstrations([str(tmp_path / "set")])
+    assert (read.fps, read.episodes, len(read)) == (10, 3, sum(LENGTHS))
+    assert read.bounds.tolist() == [0, 5, 8, 15]
+    assert [read.tasks[task] for task in read.task_of[[0, 6, 9]]] == ["pick it up", "put it down", "pick it up"]
+    assert read.states is not None
+    assert np.array_equal(read.actions, np.concatenate([each["action"] for each in written]))
+    assert np.array_equal(read.states, np.concatenate([each["observation.state"] for each in written]))
+    pictures = np.concatenate([each[MAIN] for each in written]).astype(int)
+    shuffled = np.random.default_rng(0).permutation(len(read))
+    found = read.cameras["main"].read(shuffled).astype(int)
+    assert np.abs(found - pictures[shuffled]).mean() <= tolerance
+    # Blue tells the frames apart.
+    assert np.abs((found - pictures[shuffled])[..., 2].mean(axis=(1, 2))).max() < 2.5
+
+
+def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
+    written = write(tmp_path / "set")
+    found = read_statistics(tmp_path / "set")
+    assert found is not None
+    actions = np.concatenate([each["action"] for each in written]).astype(np.float64)
+    pictures = np.concatenate([each[MAIN] for each in written]) / 255
+    np.testing.assert_allclose(found["action"]["mean"], actions.mean(axis=0))
+    np.testing.assert_allclose(found["action"]["std"], actions.std(axis=0))
+    np.testing.assert_allclose(found["action"]["q10"], np.quantile(actions, 0.1, axis=0))
+    np.testing.assert_allclose(found[MAIN]["mean"].ravel(), pictures.mean(axis=(0, 1, 2)))
+    np.testing.assert_allclose(found[MAIN]["std"].ravel(), pictures.std(axis=(0, 1, 2)))
+    np.testing.assert_allclose(found[MAIN]["max"].ravel(), pictures.max(axis=(0, 1, 2)))
+    computed = read_lerobot(tmp_path / "set").computed_statistics(pictures=True)
+    np.testing.assert_allclose(computed[MAIN]["q50"], found[MAIN]["q50"])
+    np.testing.assert_allclose(computed["action"]["std"], found["action"]["std"])
+
+
+def test_a_folder_has_its_name_once_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "set"
+    writer = DatasetWriter(target, 10, features())
+    writer.add(episode(0, 4), "do it")
+    assert not target.exists()
+    writer.finish()
+    with pytest.raises(DatasetError, match="something at the place"):
+        DatasetWriter(target, 10, features())
+    assert len(read_lerobot(target)) == 4
+
+
+def test_a_recording_without_episodes_leaves_nothing(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", 10, features()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_recording_keeps_its_episodes(tmp_path: Path) -> None:
+    def record() -> None:
+        with DatasetWriter(tmp_path / "set", 10, features()) as writer:
+            writer.add(episode(0, 4), "do it")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record()
+    assert read_lerobot(tmp_path / "set").episodes == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action": np.zeros((4, 3), np.float32)}, r"the column `action` has rows of shape \[3\].* has \[2\]"),
+        ({"action": np.zeros((3, 2), np.float32)}, "columns of one length"),
+        ({"observation.state": None}, "the column `observation.state` is missing"),
+    ],
+)
+def test_an_episode_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    columns = {name: rows for name, rows in {**episode(0, 4), **change}.items() if rows is not None}
+    writer = DatasetWriter(tmp_path / "set", 10, features())
+    with pytest.raises(DatasetError, match=message):
+        writer.add(columns, "do it")
+
+
+def remove(pattern: str) -> Callable[[Path], None]:
+    def do(folder: Path) -> None:
+        next(iter(sorted(folder.glob(pattern)))).unlink()
+
+    return do
+
+
+def damage(pattern: str) -> Callable[[Path], None]:
+    def do(folder: Path) -> None:
+        file = sorted(folder.glob(pattern))[1 if "mp4" in pattern else 0]
+        file.write_bytes(b"no such thing" * 20)
+
+    return do
+
+
+def describe(**changes: Any) -> Callable[[Path], None]:
+    def do(folder: Path) -> None:
+        file = folder / "meta" / "info.json"
+        said = json.loads(file.read_text())
+        action = changes.pop("action", None)
+        if action:
+            said["features"]["action"]["shape"] = action
+        file.write_text(json.dumps({**said, **changes}))
+
+    return do
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message", "place"),
+    [
+        (remove("meta/info.json"), "it has no `meta/info.json`", "set"),
+        (damage("meta/info.json"), "cannot be understood", "info.json"),
+        (remove("meta/tasks.parquet"), "a file of the data set is missing", "tasks.parquet"),
+        (remove("data/*/*.parquet"), "the file with the rows of episode 0 is missing", "file-000.parquet"),
+        (damage("data/*/*.parquet"), "cannot be read", "file-000.parquet"),
+        (remove("meta/episodes/*/*.parquet"), "the list of episodes is missing", "episodes"),
+        (remove("videos/*/*/*.mp4"), "the video of episode 0, camera `main`, is missing", "file-000.mp4"),
+        (damage("videos/*/*/*.mp4"), "a video cannot be decoded", "file-001.mp4"),
+        (describe(fps=30), "30 rows in a second would put it at", "set"),
+        (describe(codebase_version="v2.1"), "version v2.1", "info.json"),
+        (describe(total_frames=99), "says that it has 99 rows", "set"),
+        (describe(action=[3]), "`action` has 2 numbers a row, and its description says 3", "set"),
+        (damage("meta/stats.json"), "the statistics of the data set cannot be understood", "stats.json"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, spoil: Callable[[Path], None], message: str, place: str) -> None:
+    write(tmp_path / "set", "video")
+    spoil(tmp_path / "set")
+    with pytest.raises(DatasetError, match=message) as raised:
+        read_lerobot(tmp_path / "set").cameras["main"].read(np.arange(sum(LENGTHS)))
+    assert raised.value.where is not None
+    assert raised.value.where.endswith(place)
+
+
+def test_statistics_may_be_missing(tmp_path: Path) -> None:
+    write(tmp_path / "set")
+    (tmp_path / "set" / "meta" / "stats.json").unlink()
+    assert read_lerobot(tmp_path / "set").statistics is None
+
+
+def test_several_data_sets_are_one(tmp_path: Path) -> None:
+    written = [*write(tmp_path / "one"), *write(tmp_path / "two", "video")]
+    both = load_demonstrations([str(tmp_path / "one"), str(tmp_path / "two")])
+    assert both.episodes == 6
+    assert np.array_equal(both.actions, np.concatenate([each["action"] for each in written]))
+    rows = np.array([20, 3, 16, 0])
+    pictures = np.concatenate([each[MAIN] for each in written])[rows]
+    assert np.abs(both.cameras["main"].read(rows).astype(int) - pictures).max() <= 24
+    part = both.chosen([4, 1])
+    assert part.bounds.tolist() == [0, 3, 6]
+    assert np.array_equal(part.actions, both.actions[[20, 21, 22, 5, 6, 7]])
+    with pytest.raises(DatasetError, match="no episode 6"):
+        both.chosen([6])
+
+
+def test_data_sets_of_other_rates_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "one")
+    write(tmp_path / "two", fps=20)
+    parts = [read_lerobot(tmp_path / name) for name in ("one", "two")]
+    with pytest.raises(DatasetError, match=r"other rows in a second \(fps\): 20, and"):
+        joined(parts)
+
+
+def test_the_description_is_that_of_lerobot(tmp_path: Path) -> None:
+    write(tmp_path / "set", "video")
+    said = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())
+    assert said["codebase_version"] == "v3.0"
+    assert said["features"]["timestamp"] == {"dtype": "float32", "shape": [1], "names": None}
+    assert said["features"][MAIN]["info"]["video.codec"] == "h264"
+    assert read_info(tmp_path / "set").features == features("video")
