@@ -24,7 +24,8 @@ import torch
 from benchmarks.table import Result, run_parts
 from recipes.language.engines.torch_engine import TorchEngine
 from recipes.language.sequences import Request, SamplingParams
-from recipes.language.weights import WeightUpdate
+from recipes.language.weights import IncomingWeights, messages
+from recipes.training.weight_sync import WeightSender
 from recipes.training.weights import FlatWeights
 from rlinf_core import Cluster, NodePlacementStrategy, Worker
 
@@ -227,11 +228,11 @@ class Sender(Worker):
     def warm(self) -> None:
         torch.set_num_threads(1)
         self.weights = FlatWeights.adopt(of_135_million())
+        self.sender = WeightSender(self, ("senders", 0), "receivers", range(1), in_background=False)
 
     def give(self, version: int) -> float:
         begun = time.perf_counter()
-        update = WeightUpdate.of(self.weights, version)
-        self.broadcast(update, [("receivers", [0])], ("senders", 0))
+        self.sender.send_each(messages(self.weights, version))
         return time.perf_counter() - begun
 
     def copy(self) -> float:
@@ -251,8 +252,8 @@ class Receiver(Worker):
 
     def take(self) -> float:
         begun = time.perf_counter()
-        update: WeightUpdate = self.broadcast(None, [("receivers", [0])], ("senders", 0))
-        update.apply(self.engine)
+        incoming = IncomingWeights(lambda: self.broadcast(None, [("receivers", [0])], ("senders", 0), async_op=True))
+        incoming.wait().apply(self.engine)
         return time.perf_counter() - begun
 
 

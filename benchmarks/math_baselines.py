@@ -1,12 +1,15 @@
 """GRPO on sums by TRL or by a plain loop, for bench_math.py; it needs neither rlinf nor its interpreter.
 
-    python benchmarks/math_baselines.py trl|plain SETTINGS
+    python benchmarks/math_baselines.py trl|plain|score SETTINGS
 
 SETTINGS is a file with a JSON object: `model` (a folder), `problems` (a list of [prompt, answer], taken in turn),
 `steps`, `prompts` (a step), `group_size`, `max_new_tokens`, `lr`, `lora_rank` (0: all weights), `threads`, `stop` (a
 text that ends an answer, or ""). Prints one JSON object: `cpu_seconds` of this process and all it started, from the
 first step on, without imports and start-up; `samples`; `rewards`, the mean of each step. A reward is 1 for the right
 answer that ended, else 0; ratios are clipped to 0.8 and 1.28, and there is no reference model.
+
+`score` trains nothing: it prints the `score` of greedy answers to problems, which end with their line, by transformers'
+`generate`, one at a time; SETTINGS has `model`, `problems` and `longest` (the most tokens of an answer).
 """
 
 from __future__ import annotations
@@ -202,12 +205,30 @@ def _generate(model: Any, ids: Any, mask: Any, longest: int, stopping: Any, pad:
     return torch.stack(drawn, 1).clone(), mask.clone()
 
 
+def score(settings: dict[str, Any], _: str) -> dict[str, Any]:
+    """Score greedy answers of a model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(settings["model"])
+    right = 0
+    for asked, answer in settings["problems"]:
+        tokens = tokenizer(asked, return_tensors="pt")
+        drawn = model.generate(**tokens, max_new_tokens=settings["longest"], do_sample=False)
+        text = tokenizer.decode(drawn[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
+        line, ended, _rest = text.partition("\n")
+        right += bool(ended) and line.strip() == answer
+    return {"score": right / len(settings["problems"])}
+
+
 def main() -> int:
     import tempfile
 
     kind, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     with tempfile.TemporaryDirectory() as folder:
-        found = {"trl": trl, "plain": plain}[kind](settings, folder)
+        found = {"trl": trl, "plain": plain, "score": score}[kind](settings, folder)
     print(json.dumps(found))
     return 0
 

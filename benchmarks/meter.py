@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.runners.events import Evaluated, Event, RunStarted, StepFinished
+from rlinf_core.runners.events import CheckpointSaved, Evaluated, Event, RunStarted, StepFinished
 
+# The number of the last mark.
+END = -1
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,7 +47,8 @@ class Meter:
     """A listener to a run that keeps the CPU time of all its processes.
 
     Attributes:
-        marks: CPU seconds by process and the wall clock, when the workers were there (0) and after each step asked for.
+        marks: CPU seconds by process and the wall clock, when the workers were there (0), after each step asked for,
+            and after the last evaluation or checkpoint (`END`).
         evaluations: metrics of evaluations, by step.
         times: metrics of every step.
         startup: seconds until training began.
@@ -69,11 +72,17 @@ class Meter:
                 self.marks[event.step] = cpu_seconds(), time.monotonic()
         elif isinstance(event, Evaluated):
             self.evaluations[event.step] = dict(event.metrics)
+        if isinstance(event, Evaluated | CheckpointSaved):
+            self.marks[END] = cpu_seconds(), time.monotonic()
 
     def cpu(self, first: int, last: int) -> float:
         """Return CPU seconds between two marks."""
         before, after = self.marks[first][0], self.marks[last][0]
         return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+
+    def cpu_in_all(self) -> float:
+        """Return CPU seconds from the first process to the mark `END`, start-up and imports included."""
+        return sum(self.marks[END][0].values())
 
     def wall(self, first: int, last: int) -> float:
         """Return seconds between two marks."""

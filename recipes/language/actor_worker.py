@@ -22,7 +22,7 @@ from recipes.language.logprob_gap import GAP_LIMITS, logprob_gap
 from recipes.language.models import make_tokenizer
 from recipes.language.policy import LanguagePolicy
 from recipes.language.warm_start import initial_policy
-from recipes.language.weights import WeightUpdate
+from recipes.language.weights import messages
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
@@ -95,6 +95,7 @@ class LanguageActor(Worker):
                 epochs=algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
                 max_answers=config.micro_batch_size,
+                longest=self._config.rollout.sampling_params.max_new_tokens,
                 share_prompts=config.share_prompts,
                 temperature=self._config.rollout.sampling_params.temperature,
                 clip_grad=config.optim.clip_grad,
@@ -112,10 +113,8 @@ class LanguageActor(Worker):
     def sync_model_to_rollout(self) -> int:
         """Send the weights to the rollout workers; each actor serves its share of them. Return their version."""
         state, is_adapter = self._state, self._lora
-        self._sender.send(
-            state.whole_weights(),
-            lambda weights: WeightUpdate.of(weights, state.version, prefix="model.", adapter_only=is_adapter),
-        )
+        weights = state.whole_weights()
+        self._sender.send_each(messages(weights, state.version, prefix="model.", adapter_only=is_adapter))
         return state.version
 
     # A training step

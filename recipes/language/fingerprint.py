@@ -11,18 +11,37 @@ from torch import Tensor
 _BLOCK_BYTES = 16384
 
 
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return 16 hexadecimal digits that depend on the names, types, shapes and contents of all tensors.
+class Fingerprint:
+    """A fingerprint of tensors that come one after the other, in whatever order.
 
-    Contents enter as sums of their bits, eight bytes a number, over blocks of 16 KiB, at the speed of reading memory: a
-    torn or stale transfer is found, a forged one is not. Tensors are taken in the order of their names.
+    It depends on the names, types, shapes and contents of all of them. Contents enter as sums of their bits, eight
+    bytes a number, over blocks of 16 KiB, at the speed of reading memory: a torn or stale transfer is found, a forged
+    one is not.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+
+    def __init__(self) -> None:
+        self._parts: dict[str, bytes] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take a tensor into account; its bytes are read now."""
         plain = tensor.detach().contiguous().flatten()
-        digest.update(f"{name} {plain.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(_block_sums(plain).cpu().numpy().tobytes())
-    return digest.hexdigest()
+        head = f"{name} {plain.dtype} {list(tensor.shape)}\n".encode()
+        self._parts[name] = head + _block_sums(plain).cpu().numpy().tobytes()
+
+    def text(self) -> str:
+        """Return 16 hexadecimal digits."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name in sorted(self._parts):
+            digest.update(self._parts[name])
+        return digest.hexdigest()
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the `Fingerprint` of named tensors as text."""
+    found = Fingerprint()
+    for name, tensor in tensors:
+        found.add(name, tensor)
+    return found.text()
 
 
 def _block_sums(flat: Tensor) -> Tensor:

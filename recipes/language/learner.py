@@ -34,6 +34,7 @@ class LearnerSettings:
         epochs: passes over the answers of a training step.
         max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
         max_answers: answers of one forward and backward pass at most; None: any number.
+        longest: most tokens that an answer may have; None: as many as the longest of a batch.
         share_prompts: whether the prompt of a group stands once in a packed row.
         temperature: that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
@@ -45,6 +46,7 @@ class LearnerSettings:
     epochs: int = 1
     max_tokens: int = 4096
     max_answers: int | None = None
+    longest: int | None = None
     share_prompts: bool = True
     temperature: float = 1.0
     clip_grad: float = 1.0
@@ -178,7 +180,11 @@ class AnswerLearner(ABC):
         counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, moved), ("token-mean", moved))
         for kind, counted in counts:
             part = mask[torch.tensor(counted, dtype=torch.int64)]
-            found.append(denominator(part, part.shape, kind, least=0) if counted else torch.zeros(()))
+            found.append(
+                denominator(part, part.shape, kind, least=0, longest=self._settings.longest)
+                if counted
+                else torch.zeros(())
+            )
         summed = self._strategy.reduce_sum(torch.stack(found).to(self._device)).clamp(min=1)
         names = ("total", "entropy_total", "token_total")
         return dict(zip(names, (summed / self._strategy.world_size).unbind(), strict=True))

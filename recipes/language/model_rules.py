@@ -63,6 +63,15 @@ def check_model(config: LanguageConfig, report: Report) -> None:
             "the tokenizer of a model that is built on the spot has no chat template",
             "write `apply_chat_template: false`, or give `actor.model.model_path`",
         )
+    if folder is None and config.actor.model.adapter() is not None:
+        report(
+            ("actor", "model", "lora"),
+            "conflicting-settings",
+            "there is no `model_path`: adapters of a model that is built on the spot begin with random weights below"
+            " them, which stay as they are",
+            "give `actor.model.model_path`, or remove `lora`",
+            severity=Severity.WARNING,
+        )
     if folder is None and (config.data.type == "reasoning_gym" or config.data.train_data_paths):
         report(
             blame(config, ("data", "train_data_paths"), ("data", "type"), _MODEL),

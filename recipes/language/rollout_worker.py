@@ -15,9 +15,9 @@ from recipes.language.engines.base import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.layout import LanguageLayout
 from recipes.language.models import make_tokenizer, stop_token_ids
-from recipes.language.weights import WeightUpdate
+from recipes.language.weights import IncomingWeights
 from recipes.training.weight_sync import receivers_of
-from rlinf_core import Work, Worker
+from rlinf_core import Worker
 from rlinf_core.runners.generation import ANSWERS, orders_key
 from rlinf_core.runners.inbox import Inbox
 from rlinf_core.runners.prompts import Prompt
@@ -90,11 +90,12 @@ class LanguageRolloutWorker(Worker):
         self._answering.load(self._receive().wait())
         return self._answering.version
 
-    def _receive(self) -> Work[WeightUpdate]:
+    def _receive(self) -> IncomingWeights:
         """Begin to receive the weights that the actor sends."""
         layout, source = self._layout, self._rank % self._layout.actors
         groups = [(self._config.rollout.group_name, receivers_of(source, layout.actors, layout.rollouts))]
-        return self.broadcast(None, groups, (self._config.actor.group_name, source), async_op=True)
+        actor = (self._config.actor.group_name, source)
+        return IncomingWeights(lambda: self.broadcast(None, groups, actor, async_op=True))
 
     def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
         """Answer those of the prompts that are this worker's, and return when all of them are answered."""

@@ -82,7 +82,8 @@ class AlgorithmConfig(ConfigModel):
     )
     loss_agg_func: LossAggregation = Field(
         default="token-mean",
-        description="How losses of tokens become one: token-mean, seq-mean-token-sum or seq-mean-token-mean.",
+        description="How losses of tokens become one: token-mean, seq-mean-token-sum, seq-mean-token-mean or"
+        " seq-mean-token-sum-norm.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from recipes.training.weights import FlatWeights
 from rlinf_core import Work, Worker
@@ -54,6 +54,13 @@ class WeightSender:
             self._sending = self._worker.broadcast(message(weights), self._groups, self._source, async_op=True)
         if not self._in_background:
             self._wait()
+
+    def send_each(self, messages: Iterable[object]) -> None:
+        """Send messages one after the other, and return when their memory may change; none where nobody gets them."""
+        (_, ranks) = self._groups[0]
+        if ranks:
+            for message in messages:
+                self._worker.broadcast(message, self._groups, self._source)
 
     def _wait(self) -> None:
         if self._sending is not None:

@@ -3,9 +3,11 @@
 Losses have the shape [sequences, ...]: the first dimension counts sequences (samples, answers), all others together are
 the tokens of a sequence. A mask of the same shape, or of its leading dimensions, tells which tokens count.
 
-    token-mean           sum of all tokens / number of tokens                (DAPO, arXiv 2503.14476, eq. 8)
-    seq-mean-token-sum   mean over sequences of the sum over their tokens    (Dr. GRPO, arXiv 2503.20783)
-    seq-mean-token-mean  mean over sequences of the mean over their tokens   (GRPO, arXiv 2402.03300, eq. 3)
+    token-mean               sum of all tokens / number of tokens                (DAPO, arXiv 2503.14476, eq. 8)
+    seq-mean-token-sum       mean over sequences of the sum over their tokens
+    seq-mean-token-sum-norm  the same, divided by the tokens that a sequence may have at most
+                                                                                 (Dr. GRPO, arXiv 2503.20783, appendix)
+    seq-mean-token-mean      mean over sequences of the mean over their tokens   (GRPO, arXiv 2402.03300, eq. 3)
 
 Sequences of which no token counts are left out of every mean.
 """
@@ -51,19 +53,27 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(counted, values, 0).sum() / counted.sum().clamp(min=1)
 
 
-def denominator(mask: Tensor | None, shape: torch.Size, how: LossAggregation, least: int = 1) -> Tensor:
+def denominator(
+    mask: Tensor | None, shape: torch.Size, how: LossAggregation, least: int = 1, longest: int | None = None
+) -> Tensor:
     """Return the denominator of `aggregate`, a float32 scalar: how many tokens, or sequences, count; at least `least`.
+
+    With `seq-mean-token-sum-norm` the number of sequences is multiplied by `longest`, the most tokens that a sequence
+    may have, by default as many as `shape` has room for.
 
     To accumulate gradients over micro batches, or over ranks, add up the denominators of all parts and hand the sum to
     `aggregate` of each part: the losses of the parts then add up to the loss of the whole. A part of which nothing
     counts must add nothing, so `least` is 0 for parts, and the sum is at least 1.
     """
+    scale = 1
+    if how == "seq-mean-token-sum-norm":
+        scale = longest or shape[1:].numel()
     if mask is None:
         count = shape.numel() if how == "token-mean" else shape[0]
-        return torch.tensor(float(max(count, least)))
+        return torch.tensor(float(max(count, least))) * scale
     counted = expand_trailing(mask.bool(), shape).reshape(shape[0], -1)
     number = counted.sum() if how == "token-mean" else counted.any(dim=1).sum()
-    return number.clamp(min=least).float()
+    return number.clamp(min=least).float() * scale
 
 
 def aggregate(
@@ -84,11 +94,11 @@ def aggregate(
         A scalar.
 
     Raises:
-        ValueError: `how` is none of the three.
+        ValueError: `how` is none of them.
     """
     if how not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation `{how}`, known: {quoted(AGGREGATIONS)}")
-    if mask is None and total is None and how != "seq-mean-token-sum":
+    if mask is None and total is None and how in ("token-mean", "seq-mean-token-mean"):
         return losses.mean()  # sequences of equal length: the two means are the same
     whole = denominator(mask, losses.shape, how) if total is None else total
     rows = losses.reshape(losses.shape[0], -1)

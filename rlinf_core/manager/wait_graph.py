@@ -232,7 +232,7 @@ class WaitGraph:
                 wait = self._waits[node]
                 sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}")
                 if wait.role and not wait.waits_for:
-                    sentences.append(f"it has no {wait.role}")
+                    sentences.append(f"it has had no {wait.role} so far")
                 only = "only " if len(wait.waits_for) == 1 else ""
                 towards = f"its {only}{wait.role} " if wait.role else ""
                 for name in wait.waits_for:

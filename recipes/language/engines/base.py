@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +39,22 @@ class EngineStats:
     prompt_tokens: int
     cache_bytes: int
     version: int
+
+
+class ArrivingTensors(Iterable[tuple[str, Tensor]]):
+    """Named tensors that arrive one by one, and whose shapes are known before.
+
+    Args:
+        shapes: of all tensors, by name.
+        tensors: names and values, once.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], tensors: Iterator[tuple[str, Tensor]]) -> None:
+        self.shapes = shapes
+        self._tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._tensors
 
 
 class Engine(ABC):
@@ -84,7 +100,7 @@ class Engine(ABC):
         """Replace weights between two steps and return a fingerprint of what was loaded.
 
         Args:
-            tensors: names and values, as the trainer's `state_dict` has them.
+            tensors: names and values, as the trainer's `state_dict` has them; they may still be arriving.
             version: of these weights; tokens drawn from now on carry it.
             adapter_only: whether the tensors are those of a LoRA adapter alone.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from recipes.language.attention import NO_PARENT, PackedPlan, Segment, use_plans
 from recipes.language.engines.adapter import MergedAdapter
-from recipes.language.engines.base import Engine, EngineStats, PauseMode
+from recipes.language.engines.base import ArrivingTensors, Engine, EngineStats, PauseMode
 from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan, SharedPrefix
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.rows import Rows
 from recipes.language.engines.sampling import draw
-from recipes.language.fingerprint import fingerprint
+from recipes.language.fingerprint import Fingerprint
 from recipes.language.packing import MIN_SHARED, common_prefix
 from recipes.language.sequences import Request, Sequence
 
@@ -254,24 +254,32 @@ class TorchEngine(Engine):
         return digest
 
     def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
-        given = dict(tensors)
         own: dict[str, Tensor] = self._model.state_dict()
+        if not isinstance(tensors, ArrivingTensors):
+            given = dict(tensors)
+            tensors = ArrivingTensors({name: tuple(each.shape) for name, each in given.items()}, iter(given.items()))
         # All is looked at before anything is changed.
-        for name, value in given.items():
+        self._check_shapes(tensors.shapes, own)
+        found = Fingerprint()
+        for name, value in tensors:
+            own[name].copy_(value)
+            # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
+            found.add(name, own[name].to(value.dtype))
+        self._adapter.forget()
+        return found.text()
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]], own: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless these are the weights of the model."""
+        for name, shape in shapes.items():
             target = own.get(name)
             if target is None:
                 raise ValueError(f"the engine's model has no weight `{name}`")
-            if target.shape != value.shape:
-                raise ValueError(f"weight `{name}` is {list(value.shape)}, the engine's model has {list(target.shape)}")
-        there = {own[name].data_ptr() for name in given}
+            if tuple(target.shape) != shape:
+                raise ValueError(f"weight `{name}` is {list(shape)}, the engine's model has {list(target.shape)}")
+        there = {own[name].data_ptr() for name in shapes}
         missing = [name for name, weight in self._model.named_parameters() if weight.data_ptr() not in there]
         if missing:
             raise ValueError(f"there is no value for weight `{missing[0]}` of the engine's model")
-        for name, value in given.items():
-            own[name].copy_(value)
-        self._adapter.forget()
-        # In the precision of the trainer, in which its fingerprint is.
-        return fingerprint((name, own[name].to(value.dtype)) for name, value in given.items())
 
     @torch.inference_mode()
     def sleep(self, level: int = 1) -> None:

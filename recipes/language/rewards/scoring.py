@@ -81,7 +81,7 @@ class Scorer:
         *,
         correct: float = 1.0,
         incorrect: float = 0.0,
-        timeout: float = 5.0,
+        timeout: float = 1.0,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._kind = kind

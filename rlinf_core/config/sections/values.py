@@ -20,7 +20,7 @@ NonNegativeFloat = Annotated[Float, Field(ge=0, allow_inf_nan=False)]
 Seed = Annotated[Int, Field(ge=0, lt=2**32)]
 Precision = Literal["fp32", "bf16", "fp16"]
 # How the losses of tokens become one, and what a probability ratio or an entropy is taken of.
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"]
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 Level = Literal["token_level", "action_level", "chunk_level"]
 
 

@@ -1,4 +1,4 @@
-"""One loss out of many: three ways, with masks, and in parts that add up."""
+"""One loss out of many: in several ways, with masks, and in parts that add up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def naive(losses: torch.Tensor, mask: torch.Tensor, how: str) -> float:
         return 0.0
     if how == "token-mean":
         return sum(map(sum, rows)) / sum(map(len, rows))
-    per_row = [sum(row) / (len(row) if how == "seq-mean-token-mean" else 1) for row in rows]
+    scale = {"seq-mean-token-mean": 0, "seq-mean-token-sum": 1, "seq-mean-token-sum-norm": losses.shape[1]}[how]
+    per_row = [sum(row) / (scale or len(row)) for row in rows]
     return sum(per_row) / len(rows)
 
 
@@ -46,6 +47,14 @@ def test_parts_add_up_to_the_whole(seed: int, how: LossAggregation, cut: int) ->
     total = torch.stack([denominator(marks, part.shape, how) for part, marks in parts]).sum()
     found = sum(aggregate(part, marks, how, total).item() for part, marks in parts)
     assert found == pytest.approx(aggregate(losses, mask, how).item(), abs=1e-6)
+
+
+def test_a_constant_length_does_not_depend_on_the_batch() -> None:
+    for width in (2, 3):
+        losses, mask = torch.ones(4, width), torch.tensor([[1] * width, [1] + [0] * (width - 1)] * 2)
+        total = denominator(mask, losses.shape, "seq-mean-token-sum-norm", longest=10)
+        found = aggregate(losses, mask, "seq-mean-token-sum-norm", total)
+        assert found.item() == pytest.approx(2 * (width + 1) / (4 * 10))
 
 
 def test_what_is_masked_may_be_anything() -> None:

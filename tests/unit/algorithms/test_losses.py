@@ -155,7 +155,7 @@ def test_the_first_step_follows_the_policy_gradient() -> None:
     torch.testing.assert_close(logprobs.grad, -advantages / 3)
 
 
-@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_gradients_are_those_of_finite_differences(how: str) -> None:
     b = batch(5)
     settings = replace(SETTINGS, loss_agg_func=how, value_clip=0.5, huber_delta=1.0)

@@ -67,7 +67,7 @@ def test_a_picture_of_one_operation_of_several() -> None:
 
 def test_a_channel_without_producers_is_said() -> None:
     graph = WaitGraph([Process("env:0", (get("action", anyone=True),))])
-    assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has no producer"
+    assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has had no producer so far"
 
 
 def test_a_long_picture_is_cut() -> None:

@@ -132,7 +132,17 @@ def test_passes_are_bounded_by_tokens_and_by_answers(tmp_path: Path) -> None:
 
 
 def test_the_adapterless_actor_is_a_reference(findings: Any) -> None:
-    assert findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n") == []
+    found = findings(LAPTOP + "algorithm:\n  kl_beta: 0.1\nactor:\n  model: {lora: {rank: 4}}\n", messages=True)
+    assert not [each for each in found if "reference" in each[2]]
+
+
+def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path) -> None:
+    adapters = "{lora: {rank: 4}}"
+    found = findings(LAPTOP + f"actor:\n  model: {adapters}\n", messages=True)
+    assert [(each[0], each[3]) for each in found] == [
+        ("conflicting-settings", "give `actor.model.model_path`, or remove `lora`")
+    ]
+    assert findings(LAPTOP + f"actor:\n  model: {{model_path: {model}, lora: {{rank: 4}}}}\n") == []
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from recipes.language.layout import LanguageLayout
 from recipes.language.models import make_tokenizer, stop_token_ids
 from recipes.language.reference_worker import LanguageReference
 from recipes.language.sequences import Request, SamplingParams
+from recipes.language.weights import IncomingWeights
 from recipes.math.config import MathConfig
 from recipes.math.program import optional_components
 from rlinf_core.job.load import load_job
-from tests.unit.recipes.language.in_threads import Hub, in_thread
+from tests.unit.recipes.language.in_threads import Hub, Post, in_thread
 
 
 class LocalJob:
@@ -67,7 +68,8 @@ class LocalJob:
     def step(self, step: int, change: Callable[[RolloutBatch], RolloutBatch] = lambda batch: batch) -> RolloutBatch:
         """Take a training step, and return its batch; `change` is made to it before it is learned from."""
         self.actor.sync_model_to_rollout()
-        self.hub.inbox(self.config.rollout.group_name, 0).get().apply(self.engine)
+        inbox = self.hub.inbox(self.config.rollout.group_name, 0)
+        IncomingWeights(lambda: cast("Any", Post(inbox))).wait().apply(self.engine)
         batch = change(self._answers(step))
         self.rewards.append(batch.rewards.mean().item())
         self.hub.channel("scored").put(batch, key="0")

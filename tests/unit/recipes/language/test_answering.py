@@ -16,7 +16,7 @@ from recipes.language.data.problems import Problem
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import EngineAnswerError
 from recipes.language.sequences import Request, Sequence
-from recipes.language.weights import WeightUpdate
+from recipes.language.weights import WeightHeader, WeightUpdate
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.prompts import NewWeights, Prompt
 
@@ -129,7 +129,10 @@ class Weights:
             left -= 1
             return left < 0
 
-        return SimpleNamespace(done=done, wait=lambda: WeightUpdate(version, (), [], "same"))
+        def wait() -> WeightUpdate:
+            return WeightUpdate(WeightHeader(version, ()), iter(()), lambda: "same")
+
+        return SimpleNamespace(done=done, wait=wait)
 
 
 def prompt(slot: int, length: int, version: int = 0, answers: int = 2, step: int = 1) -> Prompt:

@@ -36,7 +36,7 @@ def targets_of(batch: Any) -> TokenTargets:
     return TokenTargets(advantages=advantages, old_logprobs=batch.logprobs)
 
 
-@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
     batch = random_batch(0, size=3)
     gradients: list[list[torch.Tensor]] = []
@@ -57,7 +57,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
             torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
+@pytest.mark.parametrize("how", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_answers_without_advantage_are_left_out_of_the_passes_and_not_of_the_mean(
     monkeypatch: pytest.MonkeyPatch, how: Any
 ) -> None:

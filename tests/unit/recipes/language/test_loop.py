@@ -139,7 +139,7 @@ def test_how_many_workers_answer_changes_no_answer(train: LocalTrain, learned: d
 
 
 def test_workers_without_a_prompt_are_no_hindrance(train: LocalTrain) -> None:
-    run = train("data.rollout_batch_size=1", "runner.max_steps=2", rollouts=3, rewards=2)
+    run = train("data.rollout_batch_size=1", "algorithm.n_minibatches=1", "runner.max_steps=2", rollouts=3, rewards=2)
     assert run.steps == [1, 2]
 
 

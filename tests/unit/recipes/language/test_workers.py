@@ -22,8 +22,13 @@ SMALL = ("data.rollout_batch_size=4", "algorithm.group_size=4", "actor.model.hid
 REFERENCE = "cluster.component_placement={'actor,rollout,reward,reference': {node_group: node, placement: 0}}"
 
 
+# One optimizer step of full size in every training step.
+PLAIN = ("algorithm.n_minibatches=1", "actor.optim.lr_warmup_steps=0", "actor.optim.lr_scheduler=constant")
+
+
 def job(name: str = "math_laptop", *overrides: str, warm_start: int = 2) -> LocalJob:
-    return LocalJob(name, *SMALL, f"actor.warm_start.steps={warm_start}", *overrides)
+    plain = PLAIN if name == "math_laptop" else ()
+    return LocalJob(name, *SMALL, *plain, f"actor.warm_start.steps={warm_start}", *overrides)
 
 
 def half_right(batch: RolloutBatch) -> RolloutBatch:
@@ -120,7 +125,7 @@ def test_a_divergence_in_the_reward_lowers_the_advantages() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        ("algorithm.adv_type=dr_grpo", "algorithm.loss_agg_func=seq-mean-token-sum"),
+        ("algorithm.adv_type=dr_grpo", "algorithm.loss_agg_func=seq-mean-token-sum-norm"),
         ("algorithm.adv_type=rloo", "algorithm.entropy_bonus=0.01"),
         ("algorithm.loss_type=gspo", "algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.n_minibatches=2"),
         ("algorithm.loss_type=decoupled_actor", "algorithm.recompute_logprobs=true"),
