@@ -214,7 +214,7 @@ REGISTER: Mapping[str, EnvVar[object]] = {
 
 _PREFIX = "RLINF_"
 # What rlinf tells its own processes by; they are set by it, and by nobody else.
-MARKS = frozenset({"RLINF_DRIVER_FOLDER", "RLINF_UP"})
+MARKS = frozenset({"RLINF_RAY"})
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:

@@ -129,10 +129,6 @@ class Routes:
     def _of(self, rollout: int, stage: int) -> list[EnvRange]:
         return [each for each in self.ranges if (each.rollout, each.stage) == (rollout, stage)]
 
-    def of_actor(self, actor: int) -> tuple[EnvRange, ...]:
-        """Return what an actor learns from, by number."""
-        return tuple(each for each in self.ranges if each.actor == actor)
-
 
 def _joined(shares: list[Share]) -> tuple[Share, ...]:
     """Neighbouring rows of the same peer as one share."""

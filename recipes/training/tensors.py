@@ -7,11 +7,6 @@ from typing import cast
 from torch import Tensor
 
 
-def ints(tensor: Tensor) -> list[int]:
-    """Return the values of a tensor of integers, [n], as a list."""
-    return cast("list[int]", tensor.tolist())
-
-
 def floats(tensor: Tensor) -> list[float]:
     """Return the values of a tensor of floats, [n], as a list."""
     return cast("list[float]", tensor.tolist())

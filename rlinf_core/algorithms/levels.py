@@ -6,7 +6,6 @@ the tokens that a language model spells it with). Probabilities of independent t
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rlinf_core.config.sections.values import Level
@@ -48,18 +47,3 @@ def fold_chunks(values: Tensor, chunk: int) -> Tensor:
     """Reshape [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
     steps, batch = values.shape
     return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)
-
-
-def until_done(dones: Tensor) -> Tensor:
-    """Return which steps belong to the first episode of a trajectory: all up to and with the one that ends it.
-
-    Args:
-        dones: bool [T, B].
-
-    Returns:
-        bool [T, B].
-    """
-    ended = torch.cumsum(dones.int(), dim=0) > 0
-    before = torch.zeros_like(ended)
-    before[1:] = ended[:-1]
-    return ~before

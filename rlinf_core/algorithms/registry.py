@@ -1,4 +1,4 @@
-"""Advantages, losses and rewards by the names that a configuration gives them.
+"""Advantages and losses by the names that a configuration gives them.
 
     @register_advantage("leave_one_out")
     def leave_one_out(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages: ...
@@ -10,7 +10,7 @@ take a registered name or `package.module:name`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlinf_core.registry import Registry
 
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
     AdvantageFunction: TypeAlias = Callable[[Trajectories, AdvantageSettings], Advantages]
     PolicyLossFunction: TypeAlias = Callable[[LossInputs, LossSettings], Loss]
-
-
-class RewardFunction(Protocol):
-    """Scores an answer by rule."""
-
-    def __call__(self, completion: str, answer: str) -> float:
-        """Return how good `completion` is, where `answer` is right. 1 is right, 0 is wrong, between them is allowed."""
-        ...
 
 
 _ADVANTAGES: Registry[AdvantageFunction] = Registry(
@@ -44,11 +36,7 @@ _POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
         for name in ("actor_critic", "actor", "decoupled_actor", "gspo")
     },
 )
-_REWARDS: Registry[RewardFunction] = Registry("reward", {})
-
 register_advantage = _ADVANTAGES.register
 get_advantage = _ADVANTAGES.get
 register_policy_loss = _POLICY_LOSSES.register
 get_policy_loss = _POLICY_LOSSES.get
-register_reward = _REWARDS.register
-get_reward = _REWARDS.get

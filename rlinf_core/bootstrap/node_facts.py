@@ -17,7 +17,7 @@ import time
 from typing import Any, cast
 
 from rlinf_core.bootstrap.node_env import merged
-from rlinf_core.bootstrap.node_processes import alive, described, listeners, marked, session_of
+from rlinf_core.bootstrap.node_processes import MARK, alive, described, listeners, processes_of
 
 _RECORD = "node.json"
 _TOKEN = "token"
@@ -68,6 +68,9 @@ print(json.dumps({
 _SOFTWARE_SECONDS = 30.0
 # The kernel's limit of a unix socket's path is 107 characters. Ray's take 63 below its folder, whose name has up to 12.
 _LONGEST_BASE = 28
+# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
+_OBJECT_STORE_BYTES = 512 * 2**20
+_SMALLEST_STORE_BYTES = 80 * 2**20
 
 
 def private_base() -> str:
@@ -108,6 +111,35 @@ def write_private(path: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def make_private(folder: str) -> bool:
+    """Make a folder unless it is there; return whether only this user may enter it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    info = os.stat(folder)
+    return info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
+    """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
+    if token is None:
+        return {MARK: owner, "RAY_AUTH_MODE": "disabled"}
+    path = os.path.join(folder, _TOKEN)
+    write_private(path, token)
+    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
+
+
+def object_store_bytes() -> int:
+    """Return the size of Ray's object store: no more than half of /dev/shm, of which containers often have 64 MB."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return _OBJECT_STORE_BYTES
+    return max(_SMALLEST_STORE_BYTES, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))
 
 
 def digest_of(text: str) -> str:
@@ -195,7 +227,6 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     env = environment(request)
     existing = os.path.dirname(os.path.dirname(folder))
     record = running(folder)
-    session = session_of(record.get("process")) if record else 0
     disk = shutil.disk_usage(existing)
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
@@ -211,7 +242,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
         "cores": os.cpu_count() or 1,
         "record": record,
-        "taken": taken_ports(request.get("ports", {}), set(marked(cluster, session))),
+        "taken": taken_ports(request.get("ports", {}), set(processes_of(cluster, folder))),
         **software(env),
     }
 

@@ -1,5 +1,7 @@
 """Processes, ports and files of one node: what is there, whose it is, and ending what is ours.
 
+    python -I -S node_processes.py FOLDER    waits until its standard input ends, then ends a driver's embedded Ray
+
 Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
 
@@ -11,12 +13,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from typing import NamedTuple
 
-# Every process that a node's Ray starts inherits it; that is how they are told from those of others.
-MARK = "RLINF_UP"
+# Every process that a Ray of ours starts inherits it, which tells it from those of others. Its value is the id of the
+# cluster, or the driver's folder where the Ray is embedded.
+MARK = "RLINF_RAY"
+# In the commands of Ray's own processes.
+_ENGINE = (b"ray::", b"/ray/core/src/ray/", b"/ray/_private/", b"/ray/dashboard/")
 _KILL_SECONDS = 5.0
 _PAUSE = 0.1
 _LISTEN = "0A"
@@ -39,38 +45,35 @@ def alive(written: object) -> bool:
     return pid.isdigit() and identity(int(pid)) == written
 
 
-def session_of(written: object) -> int:
-    """Return the session of a `ray start` whose identity was written; 0 when there is none."""
-    pid = str(written).split(":")[0]
-    if not pid.isdigit():
-        return 0
-    # Another process of the same number leads a session of its own.
-    now = identity(int(pid))
-    return int(pid) if now is None or now == written else 0
+def processes_of(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
+    """Return the living processes of a Ray, without this one.
 
+    They carry its mark in their environment. Those of Ray that give themselves a title write over it; they are known by
+    files of its folder that they have open.
 
-def marked(cluster: str, session: int = 0) -> list[int]:
-    """Return the living processes of a cluster, without this one.
-
-    They carry its mark in their environment. Those of Ray that give themselves a title write over it, and are known by
-    their title and by the session that they share with the `ray start` they come from.
+    Args:
+        owner: the value of the mark.
+        folder: of the Ray.
+        engine_only: whether to leave out what users' code has started by itself.
     """
-    mark = b"\0" + f"{MARK}={cluster}".encode() + b"\0"
+    mark = b"\0" + f"{MARK}={owner}".encode() + b"\0"
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        pid = int(name)
         try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                command = file.read()
+            engine = any(each in command for each in _ENGINE)
+            if engine_only and not engine:
+                continue
             with open(f"/proc/{name}/environ", "rb") as file:
                 ours = mark in b"\0" + file.read()
-            if not ours and session:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    ours = file.read(5) == b"ray::" and os.getsid(pid) == session
         except OSError:
             continue  # it ended, or is another user's
-        if ours and identity(pid) is not None:
-            found.append(pid)
+        ours = ours or (engine and any(target.startswith(f"{folder}/") for target in _open_files(int(name))))
+        if ours and identity(int(name)) is not None:
+            found.append(int(name))
     return found
 
 
@@ -91,25 +94,44 @@ def send(pids: list[int], number: int) -> None:
             continue
 
 
-def wait_gone(cluster: str, session: int, seconds: float) -> list[int]:
-    """Wait until none of the cluster's processes is there; return those that are at the end."""
+def wait_gone(owner: str, folder: str, seconds: float) -> None:
+    """Wait until none of a Ray's processes is there, or the time is over."""
     end = time.monotonic() + seconds
-    left = marked(cluster, session)
-    while left and time.monotonic() < end:
+    while processes_of(owner, folder) and time.monotonic() < end:
         time.sleep(_PAUSE)
-        left = marked(cluster, session)
-    return left
 
 
-def kill_all(cluster: str, session: int) -> list[int]:
-    """Kill every process of the cluster, also those that are started meanwhile; return those that don't end."""
+def kill_all(owner: str, folder: str, *, engine_only: bool = False) -> list[int]:
+    """Kill every process of a Ray, also those that are started meanwhile; return those that don't end."""
     end = time.monotonic() + _KILL_SECONDS
-    left = marked(cluster, session)
+    left = processes_of(owner, folder, engine_only=engine_only)
     while left and time.monotonic() < end:
         send(left, signal.SIGKILL)
         time.sleep(_PAUSE)
-        left = marked(cluster, session)
+        left = processes_of(owner, folder, engine_only=engine_only)
     return left
+
+
+def guard(folder: str) -> subprocess.Popen[bytes]:
+    """Start the guardian of this process's embedded Ray; it ends Ray when this process ends or closes its `stdin`.
+
+    Ray's own processes don't always end with their driver: its agents try to tell a head that is gone. The guardian is
+    no child of Ray. It waits for a pipe whose other end only the driver holds: the kernel closes it, however that ends.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C and a hang-up of the terminal are the driver's; the guardian outlives it.
+        start_new_session=True,
+    )
+
+
+def reap(folder: str) -> None:
+    """End what is left of the embedded Ray of a driver that is gone, and remove the driver's folder."""
+    kill_all(folder, folder, engine_only=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Holdings(NamedTuple):
@@ -254,3 +276,8 @@ def tail(path: str, lines: int = 12, size: int = 16384) -> str:
     except OSError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    reap(sys.argv[1])

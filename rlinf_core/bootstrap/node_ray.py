@@ -27,9 +27,6 @@ _GRACE_SECONDS = 8.0
 _LOG = "up.log"
 # What `ray start` says when its raylet has not registered after 30 s, which no option of Ray's changes.
 _OWN_LIMIT = "The current node timed out during startup"
-# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
-_OBJECT_STORE_BYTES = 512 * 2**20
-_SMALLEST_STORE_BYTES = 80 * 2**20
 
 
 class NodeError(Exception):
@@ -91,18 +88,10 @@ def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end:
 
 def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Popen[bytes]:
     env = facts.environment(request)
-    env[processes.MARK] = request["cluster"]
-    env["RAY_USAGE_STATS_ENABLED"] = "0"
+    env.update(facts.ray_environment(request["cluster"], folder, request.get("token")), RAY_USAGE_STATS_ENABLED="0")
     if address.startswith("127."):
         # Else Ray takes a loopback address for a mistake, puts the machine's own in its place, and listens everywhere.
         env["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    token = request.get("token")
-    if token is None:
-        env["RAY_AUTH_MODE"] = "disabled"
-    else:
-        path = os.path.join(folder, "token")
-        facts.write_private(path, token)
-        env["RAY_AUTH_MODE"], env["RAY_AUTH_TOKEN_PATH"] = "token", path
     command = _command(request, folder, address)
     log = os.open(os.path.join(folder, _LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -154,19 +143,10 @@ def _command(request: dict[str, Any], folder: str, address: str) -> list[str]:
         f"--min-worker-port={ports['first_worker']}",
         f"--max-worker-port={ports['last_worker']}",
         f"--temp-dir={folder}",
-        f"--object-store-memory={_object_store_bytes()}",
+        f"--object-store-memory={facts.object_store_bytes()}",
         f"--labels={labels}",
         "--disable-usage-stats",
     ]
-
-
-def _object_store_bytes() -> int:
-    """No more than half of /dev/shm: containers often have 64 MB of it."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return _OBJECT_STORE_BYTES
-    return max(_SMALLEST_STORE_BYTES, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))
 
 
 def _wait_ready(
@@ -267,9 +247,7 @@ def no_room(folder: str, error: OSError) -> NodeError:
 
 
 def _make_private(folder: str) -> None:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    info = os.stat(folder)
-    if info.st_uid != os.getuid() or info.st_mode & 0o077:
+    if not facts.make_private(folder):
         raise NodeError(f"`{folder}` is not a private folder of this user", help="remove it")
 
 
@@ -325,14 +303,13 @@ def _leave_no_base(folder: str) -> None:
 def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[str, Any]:
     record = facts.read_record(folder)
     process = record.get("process") if record else None
-    session = processes.session_of(process)
-    pids = processes.marked(cluster, session)
+    pids = processes.processes_of(cluster, folder)
     held = processes.holdings(pids)
     if pids and processes.alive(process):
         # Ray's own way: it tells its head and its workers, and takes seconds.
         processes.send([int(str(process).split(":")[0])], signal.SIGTERM)
-        processes.wait_gone(cluster, session, grace)
-    left = processes.kill_all(cluster, session)
+        processes.wait_gone(cluster, folder, grace)
+    left = processes.kill_all(cluster, folder)
     others = processes.listeners() if held.ports else {}
     shared = [path for path in held.shared if processes.remove(path)] if not left else list(held.shared)
     processes.reap_sockets()

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -103,10 +103,6 @@ class ClusterRecord:
         own = node_facts.machine()
         alone = len(self.nodes) == 1 and self.nodes[0].host is None
         return next((node for node in self.nodes if alone or node.machine == own), None)
-
-    def with_node(self, node: RecordedNode) -> ClusterRecord:
-        """Return the same cluster with what is known of one node replaced."""
-        return replace(self, nodes=tuple(node if each.rank == node.rank else each for each in self.nodes))
 
 
 def cluster_name(file: str, name: str | None = None) -> str:

@@ -10,9 +10,8 @@ Both ways are pure bookkeeping: what an item is and how it gets to its rank is t
 from __future__ import annotations
 
 import heapq
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from rlinf_core.arguments import as_index, short_repr
@@ -49,12 +48,6 @@ class Balancer(ABC):
     def counts(self) -> tuple[int, ...]:
         """The number of items that each rank has been given."""
         return tuple(self._counts)
-
-    @property
-    def imbalance(self) -> float:
-        """The heaviest rank's load over the mean load; 1 is perfect, and the answer before anything was given."""
-        total = math.fsum(self._loads)
-        return max(self._loads) * self.num_ranks / total if total else 1.0
 
     def assign(self, weight: float = 1) -> int:
         """Return the rank that gets an item of this weight.
@@ -118,28 +111,6 @@ def _checked_ranks(num_ranks: int) -> int:
     if number is None or number < 1:
         raise ValueError(f"`num_ranks` is {short_repr(num_ranks)}, expected a whole number from 1")
     return number
-
-
-def check_balancer(balancer: Balancer) -> None:
-    """Check that it is a load balancer.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if not isinstance(balancer, Balancer):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
-        raise TypeError(f"`balancer` is {short_repr(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
-
-
-def hand_out(items: Iterable[tuple[T, float]], balancer: Balancer) -> Iterator[tuple[int, T]]:
-    """Return the rank of each item and the item, as the pairs of item and weight come.
-
-    Raises:
-        TypeError: `balancer` is none.
-        ValueError: a weight is negative or not finite.
-    """
-    check_balancer(balancer)
-    for item, weight in items:
-        yield balancer.assign(weight), item
 
 
 def partition(weights: Sequence[float], num_ranks: int, *, equal_counts: bool = False) -> list[list[int]]:
@@ -223,7 +194,8 @@ def distribute(
     for what, channel in (("source", source), ("target", target)):
         if not isinstance(channel, Channel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
             raise TypeError(f"`{what}` is {short_repr(channel)}, expected a channel")
-    check_balancer(balancer)
+    if not isinstance(balancer, Balancer):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise TypeError(f"`balancer` is {short_repr(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
     if not callable(weight):
         raise TypeError(f"`weight` is {short_repr(weight)}, expected a function of an item, as `len`")
     _check_count(count)

@@ -1,7 +1,8 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
-A Ray that we start is private: its own folder, its own token, loopback only. Its guardian (`manager/orphan_reaper.py`)
-ends and removes what outlives the driver; what a guardian that was killed too leaves, the next start removes.
+A Ray that we start is private: its own folder, its own token, loopback only. Its guardian, of
+`bootstrap/node_processes.py`, ends and removes what outlives the driver; what a guardian that was killed too leaves,
+the next start removes.
 """
 
 from __future__ import annotations
@@ -20,18 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_core.bootstrap import attach
+from rlinf_core.bootstrap import attach, node_facts
+from rlinf_core.bootstrap.node_processes import MARK, guard
 from rlinf_core.cluster import exit_status, forked, ray_output, reachable
+from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
-from rlinf_core.manager.folders import new_folder
-from rlinf_core.manager.orphan_reaper import MARK, guard
 
 LOGGER = logging.getLogger("rlinf")
-
-# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
-_OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +202,7 @@ def _start(namespace: str) -> RayEngine:
     _set_up_authentication(folder)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ[MARK] = str(folder)
-    guardian = guard(folder)
+    guardian = guard(str(folder))
     ray = ray_api()
 
     try:
@@ -213,7 +211,7 @@ def _start(namespace: str) -> RayEngine:
                 address="local",
                 namespace=namespace,
                 include_dashboard=False,
-                object_store_memory=_object_store_bytes(),
+                object_store_memory=node_facts.object_store_bytes(),
                 _temp_dir=str(folder),
                 _node_ip_address=LOOPBACK,
                 **_options(),
@@ -240,23 +238,9 @@ def _set_up_authentication(folder: Path) -> None:
             return
         _own_token = secrets.token_hex(32)
     # A second cluster of this process has another folder, and the token that Ray knows from the first.
-    token = folder / "token"
-    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(_own_token)
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+    os.environ.update(node_facts.ray_environment(str(folder), str(folder), _own_token))
 
 
 def _options() -> dict[str, Any]:
     ray_output.take_over()
     return {"logging_level": logging.ERROR, "log_to_driver": True, "job_config": job_config()}
-
-
-def _object_store_bytes() -> int:
-    """No more than half of /dev/shm: containers often have 64 MB of it."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return _OBJECT_STORE_BYTES
-    return max(80 * 2**20, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))

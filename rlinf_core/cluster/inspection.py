@@ -8,7 +8,7 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.job_record import JobRecord, running_jobs
+from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure

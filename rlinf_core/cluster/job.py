@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.job_record import JobRecord
+from rlinf_core.cluster.driver_folder import JobRecord
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError

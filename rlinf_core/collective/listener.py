@@ -188,11 +188,6 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="rlinf-accept", daemon=True)
         self._thread.start()
 
-    def unproven(self) -> int:
-        """Return how many connections have not authenticated yet."""
-        with self._lock:
-            return sum(map(len, self._unproven.values()))
-
     def close(self) -> None:
         self._stopped = True
         os.eventfd_write(self._stop, 1)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUndefined
+from pydantic_core import PydanticUndefined
 
 from rlinf_core.config.model_fields import (
     ITEM,
@@ -31,7 +30,7 @@ from rlinf_core.config.paths import PathSyntaxError, parse_path
 from rlinf_core.config.rank_values import NodeRanks, RankMap
 from rlinf_core.config.ranks import format_range
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
+from rlinf_core.hardware.robots.registry import hardware_models
 from rlinf_core.hardware.robots.unit import RobotUnit
 
 _WORDS: Final[dict[object, str]] = {
@@ -166,20 +165,7 @@ def _children(spot: _Spot) -> list[_Spot]:
 def _members(annotation: object) -> Iterator[object]:
     """Return the members of a type; a robot is one of the registered ones."""
     for member in alternatives(annotation):
-        section = model_of(member)
-        yield from [member] if section is None else _sections(section)
-
-
-def _sections(section: type[BaseModel]) -> list[type[BaseModel]]:
-    """Return the models that a section may have: for a robot, those of all registered types."""
-    if section is not RobotUnit:
-        return [section]
-    found: list[type[BaseModel]] = []
-    for name in hardware_types():
-        # A package of the user's that cannot be loaded is told where a file names its type.
-        with suppress(PydanticCustomError):
-            found.append(hardware_model(name))
-    return found
+        yield from hardware_models().values() if member is RobotUnit else [member]
 
 
 def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:

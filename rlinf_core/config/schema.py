@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
 
 from rlinf_core.config.cluster import ClusterConfig, HardwareConfig
-from rlinf_core.hardware.robots.registry import hardware_model, hardware_types
+from rlinf_core.hardware.robots.registry import hardware_models
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -74,7 +74,7 @@ def _file(title: str) -> Schema:
 
 def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schema], dict[str, Schema]]:
     """Return the definitions of all models, and a reference to each of `models` by its key."""
-    robots = {name: hardware_model(name) for name in _loadable_types()}
+    robots = hardware_models()
     wanted = {HardwareConfig, *models.values(), *robots.values()}
     found, document = models_json_schema(
         sorted(((model, "validation") for model in wanted), key=lambda pair: pair[0].__name__),
@@ -91,19 +91,6 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
         if "recipe" in model.model_fields:
             _resolve(definitions, found[model, "validation"])["properties"]["extends"] = _EXTENDS
     return definitions, references
-
-
-def _loadable_types() -> list[str]:
-    from pydantic_core import PydanticCustomError
-
-    names: list[str] = []
-    for name in hardware_types():
-        try:
-            hardware_model(name)
-        except PydanticCustomError:
-            continue  # a package that cannot be loaded; `rlinf validate` says why as soon as a file names it
-        names.append(name)
-    return names
 
 
 def _choose_units(hardware: Schema, units: Mapping[str, Schema]) -> None:

@@ -49,10 +49,6 @@ class SourceText:
             starts.append(at)
         return starts
 
-    @property
-    def line_count(self) -> int:
-        return len(self._line_starts)
-
     def position(self, offset: int) -> Position:
         """Return the line and column of a code point offset; an offset past the end is the end."""
         offset = max(0, min(offset, len(self.text)))

@@ -1,6 +1,8 @@
 """Construction of a tree with positions from the parser's events.
 
-Nothing is constructed but the nodes of `tree.py`, and nothing recurses, so neither a tag nor a depth can hurt.
+Nothing is constructed but the nodes of `tree.py`, and nothing recurses, so neither a tag nor a depth can hurt. The
+parser's own composer is not used: it recurses, and raises at the first unknown alias or second document, where a file's
+other mistakes are still to be found.
 Aliases become the nodes they name (shared, not copied) and are counted as if they were copied, for that is what they
 cost later.
 """

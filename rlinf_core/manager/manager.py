@@ -22,7 +22,7 @@ from rlinf_core.manager import messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.job_picture import views
-from rlinf_core.manager.ownership import Ownership, Resource, ResourceKind
+from rlinf_core.manager.ownership import Ownership
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, WorkerRecord, WorkerRegistry
@@ -77,7 +77,7 @@ class Manager:
         self._job = job
         self._info = endpoint.info
         self._registry: WorkerRegistry[EndpointInfo] = WorkerRegistry()
-        self._ownership = Ownership(m.DRIVER)
+        self._ownership = Ownership()
         self._peers: dict[str, Peer] = {}
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
@@ -128,8 +128,8 @@ class Manager:
 
     def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
-        kind = ResourceKind.CHANNEL if message.channel else ResourceKind.GROUP
-        self._ownership.claim(Resource(kind, message.name), stream.peer)
+        if not message.channel:
+            self._ownership.claim(message.name, stream.peer)
         self._retry_pending()
         return incarnation
 
@@ -144,7 +144,7 @@ class Manager:
             self._deaths.pop(str(address), None)
             if peer is not None:
                 self._tell(peer, "its group was shut down")
-        self._ownership.release(Resource(ResourceKind.GROUP, name))
+        self._ownership.release(name)
 
     def _declare(self, stream: PeerStream, message: object) -> None:
         self._registry.declare(expect(message, m.Declare).groups)
@@ -249,9 +249,8 @@ class Manager:
             return
         if not self._registry.died(address, peer.hello.incarnation, time.monotonic(), node=peer.hello.node):
             return
-        for resource in self._ownership.gone(lost.peer):
-            if resource.kind is ResourceKind.GROUP:
-                self._end_group(resource.name)
+        for group in self._ownership.gone(lost.peer):
+            self._end_group(group)
         self._find_cause(peer, lost.reason)
 
     def _find_cause(self, peer: Peer, reason: str) -> None:

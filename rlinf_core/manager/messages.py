@@ -321,4 +321,3 @@ class JobPicture:
 ToManager: TypeAlias = (
     Hello | CloseGroup | Declare | Forget | WaitReport | Cancel | Dismiss | ManagerRequest | ProcessAnswer | Postmortem
 )
-ToProcess: TypeAlias = Reply | NotYetNotice | Question | PostmortemQuestion | Died | Stuck | Cancelled

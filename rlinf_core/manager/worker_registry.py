@@ -199,11 +199,6 @@ class WorkerRegistry(Generic[C]):
         )
         return news
 
-    def is_current(self, address: WorkerAddress, incarnation: int) -> bool:
-        """Return whether this life of a worker is its present one: a connection that says otherwise is stale."""
-        known = self._current(address, incarnation)
-        return known is not None and known.life is not Life.DEAD
-
     def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
         """Return what is known of a worker, or None."""
         return self._find(address)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
+from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.errors import RunError
-from rlinf_core.manager.folders import identity
 
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
@@ -37,7 +37,7 @@ class RunState(NamedTuple):
         reason: why it failed, in one line, else empty.
         pid: of the process that drives it.
         host: the name of that process's machine.
-        start: tells that process from a later one with its pid, as `rlinf_core.manager.folders.identity` does.
+        start: tells that process from a later one with its pid, as `rlinf_core.cluster.driver_folder.identity` does.
         address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
         created: when the folder was made.
         updated: when this was written.

@@ -67,7 +67,7 @@ def joined(env: dict[str, str], **more: str) -> list[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, env: dict[str, str]) -> Iterator[Run]:
+def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     """Runs `rlinf`: `run("up", "--quiet")`; the cluster is down at the end."""
     ports = free_ports()
     name = f"here-{os.getpid()}"
@@ -82,7 +82,8 @@ def run(tmp_path: Path, env: dict[str, str]) -> Iterator[Run]:
 
     yield call
     call("down", "--force")
-    assert not node_processes.marked(state.cluster_id(name))
+    cluster = state.cluster_id(name)
+    assert not node_processes.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 
 def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:

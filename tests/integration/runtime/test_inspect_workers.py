@@ -128,7 +128,7 @@ def test_a_job_that_does_not_run(job: Any) -> None:
 
 
 def test_the_record_of_a_job_is_its_users_only(job: Any) -> None:
-    from rlinf_core.manager.folders import base_folder
+    from rlinf_core.cluster.driver_folder import base_folder
 
     records = [folder / "job" for folder in base_folder().iterdir() if (folder / "job").exists()]
     assert records

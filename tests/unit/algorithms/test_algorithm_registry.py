@@ -13,9 +13,7 @@ from rlinf_core.algorithms.losses.policy_loss import actor_critic
 from rlinf_core.algorithms.registry import (
     get_advantage,
     get_policy_loss,
-    get_reward,
     register_advantage,
-    register_reward,
 )
 from rlinf_core.errors import ConfigError
 
@@ -32,12 +30,7 @@ def test_users_add_their_own() -> None:
     def rewards_themselves(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
         return Advantages(trajectories.rewards)
 
-    @register_reward("test_same_length")
-    def same_length(completion: str, answer: str) -> float:
-        return float(len(completion) == len(answer))
-
     assert get_advantage("test_rewards_themselves") is rewards_themselves
-    assert get_reward("test_same_length")("ab", "cd") == 1
 
 
 def test_wrong_names_say_what_is_known() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks, until_done
+from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 from rlinf_core.algorithms.returns import BootstrapType, bootstrap_rewards, discounted_returns, explained_variance
 
 
@@ -68,8 +68,3 @@ def test_chunks_unfold_in_time() -> None:
     by_action, ends = rewards_to_level(rewards, dones, "action_level")
     assert by_action.shape == ends.shape == (6, 2)
     assert ends[:, 0].tolist() == [False, False, False, False, True, False]
-
-
-def test_the_first_episode_includes_its_last_step() -> None:
-    dones = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 0]]).bool()
-    assert until_done(dones).int().tolist() == [[1, 1, 1], [1, 0, 1], [0, 0, 1]]

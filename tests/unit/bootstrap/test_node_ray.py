@@ -50,7 +50,7 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return {**who, "ports": ports, "fixed": [], "spec": {}, "deadline": deadline}
 
     yield make
-    node_processes.kill_all(cluster, 0)
+    node_processes.kill_all(cluster, str(folder / cluster))
 
 
 def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,8 @@ def test_the_folder_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, t
 def test_which_node_is_here() -> None:
     made = record()
     assert made.here() is None
-    here = made.with_node(made.nodes[1]._replace(machine=node_facts.machine()))
-    found = here.here()
+    nodes = (made.nodes[0], made.nodes[1]._replace(machine=node_facts.machine()), *made.nodes[2:])
+    found = replace(made, nodes=nodes).here()
     assert found is not None
     assert found.rank == 1
 

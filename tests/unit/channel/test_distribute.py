@@ -80,7 +80,7 @@ def test_in_turn_from_a_queue_that_fills_as_rollouts_finish_every_rank_gets_abou
     balancer = distribute(rollout_output_queue, to_train, RoundRobin(RANKS), weight=len)
     trained = [sum(map(len, to_train.get_batch(balancer.loads[rank], key=rank_key(rank)))) for rank in range(RANKS)]
     assert tuple(trained) == balancer.loads
-    assert balancer.imbalance < 1.1
+    assert max(balancer.loads) * RANKS / sum(balancer.loads) < 1.1
     # What a split into consecutive parts would have given, as by a sampler that knows nothing of lengths.
     quarter = (len(lengths) - RANKS) // RANKS
     parts = [sum(lengths[rank * quarter : (rank + 1) * quarter]) for rank in range(RANKS)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.manager.folders import identity
+from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import outcome

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_core.bootstrap import node_processes
+from rlinf_core.cluster import driver_folder as folders
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager import folders, orphan_reaper
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +25,11 @@ def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     with tempfile.TemporaryDirectory(prefix="rl", dir="/tmp") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
+
+
+def ray_processes(folder: Path) -> list[int]:
+    """Return the processes of the embedded Ray of a driver's folder."""
+    return node_processes.processes_of(str(folder), str(folder), engine_only=True)
 
 
 def test_a_folder_is_its_makers_while_it_lives() -> None:
@@ -37,7 +43,7 @@ def test_a_folder_is_its_makers_while_it_lives() -> None:
 
 def test_a_folder_of_a_process_that_is_gone_is_removed_at_the_next_start() -> None:
     code = (
-        "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.manager import folders;"
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]; from rlinf_core.cluster import driver_folder as folders;"
         "print(folders.new_folder())"
     )
     done = subprocess.run(
@@ -76,12 +82,12 @@ def test_a_sweep_ends_the_engines_processes_and_no_others() -> None:
 
     def start(where: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [name, "-c", sleep], executable=sys.executable, env={**os.environ, orphan_reaper.MARK: str(where)}
+            [name, "-c", sleep], executable=sys.executable, env={**os.environ, node_processes.MARK: str(where)}
         )
 
     ours, users, others = start(folder, "ray::WorkerProcess"), start(folder, "tensorboard"), start(other, "ray::Worker")
     try:
-        orphan_reaper.reap(folder)
+        node_processes.reap(str(folder))
         assert ours.wait(timeout=10) == -9
         assert not folder.exists()
         assert users.poll() is None
@@ -105,8 +111,10 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
         [
             sys.executable,
             "-c",
-            "import os, subprocess, sys, time\nfrom rlinf_core.manager import folders, orphan_reaper\n"
-            "folder = folders.new_folder(); os.environ[orphan_reaper.MARK] = str(folder); orphan_reaper.guard(folder)\n"
+            "import os, subprocess, sys, time\n"
+            "from rlinf_core.bootstrap import node_processes\nfrom rlinf_core.cluster import driver_folder as folders\n"
+            "folder = folders.new_folder(); os.environ[node_processes.MARK] = str(folder)\n"
+            "node_processes.guard(str(folder))\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"
             "print(folder, flush=True); time.sleep(600)",
         ],
@@ -116,19 +124,19 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
     )
     assert driver.stdout is not None
     folder = Path(driver.stdout.readline().strip())
-    assert len(orphan_reaper.processes_of(folder)) == 1
+    assert len(ray_processes(folder)) == 1
     driver.kill()
     driver.communicate()
     deadline = time.monotonic() + 60
     while folder.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not folder.exists()
-    assert orphan_reaper.processes_of(folder) == []
+    assert ray_processes(folder) == []
 
 
 def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Path) -> None:
     folder = folders.new_folder()
-    environment = {name: value for name, value in os.environ.items() if name != orphan_reaper.MARK}
+    environment = {name: value for name, value in os.environ.items() if name != node_processes.MARK}
     command = ["ray::Agent", "-c", "import time; time.sleep(600)"]
     with (folder / "agent.log").open("w") as log, (tmp_path / "other.log").open("w") as other:
         ours, foreign = (
@@ -136,8 +144,8 @@ def test_an_engines_process_without_its_mark_is_known_by_its_files(tmp_path: Pat
             for file in (log, other)
         )
     try:
-        assert orphan_reaper.processes_of(folder) == [ours.pid]
-        orphan_reaper.reap(folder)
+        assert ray_processes(folder) == [ours.pid]
+        node_processes.reap(str(folder))
         assert ours.wait(timeout=30) < 0
         assert foreign.poll() is None
     finally:
