@@ -31,6 +31,9 @@ class EnvType(NamedTuple):
 ENV_TYPES: Final[Mapping[str, EnvType]] = {
     "franka_kin": EnvType(f"{_FOLDER}.franka_kin:FrankaKinEnv", ("pick", "reach")),
     "franka_mujoco": EnvType(f"{_FOLDER}.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco"),
+    "franka_vision": EnvType(
+        f"{_FOLDER}.franka_vision:FrankaVisionEnv", ("touch",), observes=("states", "images.main", "instructions")
+    ),
     "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka"),
     "gymnasium": EnvType(
         f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None

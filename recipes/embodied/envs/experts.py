@@ -29,6 +29,14 @@ def move_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float6
         joints: [7, B], in radians.
         points: [3, B], in metres.
     """
+    actions = (step_toward(joints, points) - joints) / ACTION_STEP
+    return actions / np.maximum(np.abs(actions).max(axis=0), 1)
+
+
+def step_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float64]:
+    """Return joints [7, B] whose hands are nearer to points [3, B], or there, and point down: one step of damped least
+    squares.
+    """
     pose = np.concatenate(hand_pose(joints))
     jacobian = np.empty((joints.shape[1], 6, 7))
     for joint in range(7):
@@ -39,8 +47,7 @@ def move_toward(joints: NDArray[Any], points: NDArray[Any]) -> NDArray[np.float6
     jacobian[:, 3:] *= DIRECTION_WEIGHT
     turned = jacobian.transpose(0, 2, 1)
     moves = turned @ np.linalg.solve(jacobian @ turned + DAMPING * np.eye(6), error.T[:, :, None])
-    actions = moves[:, :, 0].T / ACTION_STEP
-    return actions / np.maximum(np.abs(actions).max(axis=0), 1)
+    return joints + moves[:, :, 0].T
 
 
 def gripper_move(closes: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -299,10 +299,6 @@ class PlaceTask(PickTask):
     state_size = PickTask.state_size + 6
     draws = 12
 
-    def joints(self, draws: Floats) -> Floats:
-        """See `Task`."""
-        return start_joints(draws)
-
     def place(self, rows: IntArray, draws: Floats) -> Floats:
         """See `Task`."""
         self.target[:, rows] = between(GOAL_LOW, GOAL_HIGH, draws[2:5])

@@ -38,6 +38,11 @@ def scaled_position(points: NDArray[Any]) -> NDArray[np.float64]:
     return (points - _MIDDLE) / _SPREAD
 
 
+def scaled_joints(joints: NDArray[Any]) -> NDArray[np.float64]:
+    """Joints [7, B] in radians, as parts of their range: from -1 to 1."""
+    return (joints - _RANGE_MIDDLE) / _RANGE
+
+
 def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[Any], target: NDArray[Any]) -> None:
     """Fill the first 16 rows of `columns` [S, B]: joints, hand, target, and the way from hand to target.
 
@@ -47,7 +52,7 @@ def write_arm_states(columns: NDArray[Any], joints: NDArray[Any], hand: NDArray[
         hand: [3, B], in metres, the point between the fingertips.
         target: [3, B], in metres.
     """
-    columns[:7] = (joints - _RANGE_MIDDLE) / _RANGE
+    columns[:7] = scaled_joints(joints)
     columns[7:10] = scaled_position(hand)
     columns[10:13] = scaled_position(target)
     columns[13:16] = (target - hand) / NEAR

@@ -108,7 +108,7 @@ def test_the_puck_is_moved_by_the_hand_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "steps", "share"), [("reach", 40, 1.0), ("push", 100, 0.9), ("pick", 50, 1.0), ("place", 70, 1.0)]
+    ("task", "steps", "share"), [("reach", 40, 1.0), ("push", 100, 0.9), ("pick", 50, 1.0), ("place", 50, 1.0)]
 )
 def test_the_expert_solves_it(task: str, steps: int, share: float) -> None:
     """48 starts; the reward of a solved episode is what was gained, and 1."""

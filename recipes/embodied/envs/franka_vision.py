@@ -1,0 +1,163 @@
+"""A kinematic Franka arm seen from above, told in words which of several coloured points to touch.
+
+A picture of a few thousand numbers and a sentence, drawn and written in numpy: small enough to train a
+vision-language-action policy on a laptop. Where the points are is in the picture alone, which one counts in the
+sentence alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.experts import step_toward
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.state import State
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.robots.franka_arm import (
+    check_task,
+    reach_potential,
+    reached,
+    scaled_joints,
+    scaled_position,
+    start_joints,
+)
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+
+TASKS: Final = ("touch",)
+COLORS: Final = {"red": (230, 40, 40), "blue": (50, 80, 230), "green": (40, 180, 60), "yellow": (230, 210, 40)}
+INSTRUCTION: Final = "touch the {color} point"
+# Where points lie, in metres, and how far from each other at least.
+POINT_LOW, POINT_HIGH, APART = np.array([0.35, -0.2]), np.array([0.6, 0.2]), 0.12
+POINT_HEIGHT: Final = 0.3
+HAND_STEP: Final = 0.04  # metres by which an action of 1 moves the hand
+# What the camera sees of the plane of the points: x upward, y to the left, in metres.
+SEEN_LOW, SEEN_HIGH = np.array([0.25, -0.3]), np.array([0.7, 0.3])
+POINT_RADIUS, HAND_RADIUS, ARM_WIDTH = 0.035, 0.022, 0.015
+_TABLE, _ARM, _HAND = (200, 195, 185), (110, 110, 120), (20, 20, 20)
+STATES: Final = 10
+_ATTEMPTS: Final = 8
+
+
+class FrankaVisionEnv(VectorEnv):
+    """The task `touch`: bring the hand within 5 cm of the point of the colour that the instruction names.
+
+    Actions, at 20 Hz: the way of the hand along x, y and z, -1 to 1 of 4 cm; joints follow, the hand pointing down.
+    Observations: `images.main` uint8 [H, W, 3] from above, `states` (joints and hand) and `instructions`. Rewards are
+    differences of the distance to that point, and 1 for success, which ends the episode.
+
+    Options: `image_size`, 32 pixels by default; `points`, how many there are, 2 by default, at most 4.
+    """
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, "image_size points")
+        self._size = int(settings.options.get("image_size", 32))
+        self._points = int(settings.options.get("points", 2))
+        count = self.num_envs
+        self._joints = np.zeros((7, count))
+        self._hand = np.zeros((3, count))
+        self._axis = np.zeros((3, count))
+        # [P, 3, B], and which of them counts.
+        self._places = np.zeros((self._points, 3, count))
+        self._named = np.zeros(count, np.int64)
+        self._potential = np.zeros(count)
+        self._colors = list(COLORS)[: self._points]
+        self._texts = np.array([INSTRUCTION.format(color=color) for color in self._colors])
+
+    @property
+    def spec(self) -> EnvSpec:
+        """10 states, 3 actions, one camera, an instruction."""
+        return EnvSpec(STATES, 3, cameras={"main": (self._size, self._size, 3)}, has_instructions=True)
+
+    @property
+    def _target(self) -> NDArray[np.float64]:
+        """[3, B], in metres."""
+        return self._places[self._named, :, np.arange(self.num_envs)].T
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        draws = starts.uniform(8 + 2 * _ATTEMPTS * self._points).T
+        self._joints[:, rows] = start_joints(draws[:7])
+        self._named[rows] = (draws[7] * self._points).astype(np.int64)
+        self._places[:, :2, rows] = _apart(draws[8:].reshape(_ATTEMPTS, self._points, 2, len(rows)))
+        self._places[:, 2, rows] = POINT_HEIGHT
+        self._hand, self._axis = hand_pose(self._joints)
+        self._potential[rows] = reach_potential(self._target, self._hand)[rows]
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        moved = step_toward(self._joints, self._hand + HAND_STEP * np.clip(actions.T, -1, 1))
+        chosen = slice(None) if rows is None else rows
+        self._joints[:, chosen] = np.clip(moved, JOINT_MIN[:, None], JOINT_MAX[:, None])[:, chosen]
+        self._hand, self._axis = hand_pose(self._joints)
+        before, self._potential = self._potential, reach_potential(self._target, self._hand)
+        successes = reached(self._target, self._hand)
+        return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
+
+    def expert(self) -> FloatArray:
+        """See `VectorEnv`: straight to the point."""
+        way = (self._target - self._hand) / HAND_STEP
+        return (way / np.maximum(np.abs(way).max(axis=0), 1)).T.astype(np.float32)
+
+    def _save(self) -> State:
+        return {
+            "joints": self._joints.T,
+            "places": self._places.transpose(2, 0, 1),
+            "named": self._named,
+            "potential": self._potential,
+        }
+
+    def _load(self, state: State) -> None:
+        self._joints = state["joints"].T.copy()
+        self._places = state["places"].transpose(1, 2, 0).copy()
+        self._named, self._potential = state["named"].copy(), state["potential"].copy()
+        self._hand, self._axis = hand_pose(self._joints)
+
+    def _observe(self) -> Observation:
+        states: FloatArray = np.empty((self.num_envs, STATES), np.float32)
+        states.T[:7], states.T[7:] = scaled_joints(self._joints), scaled_position(self._hand)
+        return {"states": states, "images.main": self._picture(), "instructions": self._texts[self._named]}
+
+    def _picture(self) -> NDArray[np.uint8]:
+        """Return what the camera sees, uint8 [B, H, W, 3]; edges are smooth, so that it shows parts of a pixel."""
+        size = self._size
+        steps = (np.arange(size) + 0.5) / size
+        # Rows go from far to near, columns from left to right.
+        x = (SEEN_HIGH[0] - (SEEN_HIGH[0] - SEEN_LOW[0]) * steps)[None, :, None]
+        y = (SEEN_HIGH[1] - (SEEN_HIGH[1] - SEEN_LOW[1]) * steps)[None, None, :]
+        pixel = float(SEEN_HIGH[0] - SEEN_LOW[0]) / size
+        picture = np.broadcast_to(np.array(_TABLE, np.float32), (self.num_envs, size, size, 3)).copy()
+
+        def paint(away: NDArray[Any], color: tuple[int, int, int]) -> None:
+            """Paint what is inside of an outline, from which every pixel is `away` metres."""
+            cover = np.clip(0.5 - away / pixel, 0, 1).astype(np.float32)[..., None]
+            picture[...] += cover * (np.array(color, np.float32) - picture)
+
+        for place, color in zip(self._places, self._colors, strict=True):
+            paint(np.hypot(x - _column(place[0]), y - _column(place[1])) - POINT_RADIUS, COLORS[color])
+        hand_x, hand_y = _column(self._hand[0]), _column(self._hand[1])
+        # The arm as a bar from the base, at the origin, to the hand.
+        length = np.hypot(hand_x, hand_y)
+        across = np.abs(x * hand_y - y * hand_x) / length
+        beyond = (x * hand_x + y * hand_y) / length - length
+        paint(np.maximum(across - ARM_WIDTH, beyond), _ARM)
+        paint(np.hypot(x - hand_x, y - hand_y) - HAND_RADIUS, _HAND)
+        return picture.round().astype(np.uint8)
+
+
+def _column(values: NDArray[Any]) -> NDArray[Any]:
+    return values[:, None, None]
+
+
+def _apart(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return places [P, 2, n] of points that lie apart, the first of several attempts [T, P, 2, n] that do."""
+    attempts = POINT_LOW[:, None] + (POINT_HIGH - POINT_LOW)[:, None] * draws
+    nearest = np.full((len(attempts), attempts.shape[-1]), np.inf)
+    for first in range(attempts.shape[1]):
+        for second in range(first):
+            nearest = np.minimum(nearest, np.linalg.norm(attempts[:, first] - attempts[:, second], axis=1))
+    # The best of them where none is good.
+    chosen = np.where((nearest > APART).any(axis=0), (nearest > APART).argmax(axis=0), nearest.argmax(axis=0))
+    return attempts[chosen, :, :, np.arange(attempts.shape[-1])].transpose(1, 2, 0)
