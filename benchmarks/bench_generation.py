@@ -282,8 +282,8 @@ def weights(rounds: int) -> list[Result]:
 
 def adapter(rank: int) -> Result:
     """Return the bytes of a LoRA adapter of all linear layers as a share of those of the model."""
-    from recipes.language.config import LoraSettings
-    from recipes.language.models import with_lora
+    from recipes.sections.actor import LoraSettings
+    from recipes.training.huggingface import with_lora
 
     model = of_135_million()
     whole = sum(each.numel() for each in model.parameters())

@@ -76,6 +76,7 @@ def _check_available(config: EmbodiedConfig, report: Report) -> None:
     asked: tuple[tuple[bool, Path, str], ...] = (
         (ours and actor.model.model_path is not None, ("actor", "model", "model_path"), "loads no weights of a file"),
         (ours and actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
+        (ours and actor.model.lora is not None, ("actor", "model", "lora"), "trains no adapters"),
         (config.rollout.model_dir is not None, ("rollout", "model_dir"), "loads no weights of a file"),
         (actor.tokenizer.tokenizer_model is not None, ("actor", "tokenizer", "tokenizer_model"), "loads no tokenizer"),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), "starts from no other run"),

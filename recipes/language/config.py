@@ -50,16 +50,6 @@ class LanguageRunnerConfig(RunnerConfig):
     )
 
 
-class LoraSettings(ConfigModel):
-    """Low-rank adapters: the weights of the model stay as they are."""
-
-    rank: Count = Field(default=16, description="Rank of the adapters.")
-    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters, divided by the rank.")
-    target_modules: tuple[Text, ...] = Field(
-        default=(), description="Names of the layers that get adapters. Default: all linear layers but the last."
-    )
-
-
 class LanguageModelConfig(ModelConfig):
     """The language model."""
 
@@ -78,15 +68,6 @@ class LanguageModelConfig(ModelConfig):
     )
     hidden_dim: Count = Field(default=128, description="Width of the model built when there is no `model_path`.")
     num_layers: Count = Field(default=2, description="Layers of the model built when there is no `model_path`.")
-    lora: LoraSettings | None = Field(
-        default=None, description="Train low-rank adapters: rank, alpha, target_modules. Default: all weights."
-    )
-
-    def adapter(self) -> LoraSettings | None:
-        """Return the settings of LoRA by either of its keys; None without it."""
-        if self.lora is not None:
-            return self.lora
-        return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
 
 
 class LanguageOptimConfig(OptimConfig):

@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
+from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from recipes.language.config import LanguageActorConfig, LoraSettings
+    from recipes.language.config import LanguageActorConfig
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
-
-
-def require_transformers() -> None:
-    """Check that transformers is installed.
-
-    Raises:
-        ConfigError: it is not, in this interpreter.
-    """
-    # Models are folders of the user's; nothing is looked up in a hub.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        from transformers.utils import logging
-    except ImportError:
-        raise ConfigError(
-            "language models need the package transformers in the interpreter of every actor and rollout worker",
-            help="pip install 'transformers>=5.20,<6'",
-        ) from None
-    logging.disable_progress_bar()
-
-
-def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a folder. No code of the folder is run.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    require_transformers()
-    from transformers import AutoTokenizer
-
-    _check_folder(folder)
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"there is no tokenizer in `{folder}`",
-            why=_first_line(error),
-            help="a folder written by `save_pretrained` has tokenizer.json; or set `actor.tokenizer.tokenizer_model`",
-        ) from None
 
 
 def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -67,21 +28,9 @@ def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
         ConfigError: there is none, or its weights are missing.
     """
     require_transformers()
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    _check_folder(folder)
-    if not list(Path(folder).glob("*.safetensors")):
-        raise ConfigError(
-            f"the model folder `{folder}` has no weights",
-            why="there is no *.safetensors file in it",
-            help="copy the weights there; files that have to be unpickled (*.bin) are not read",
-        )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"the model in `{folder}` cannot be loaded", why=_first_line(error)) from None
-    return cast("PreTrainedModel", model)
+    return load_pretrained(AutoModelForCausalLM, folder, dtype)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -157,18 +106,6 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, folder: str | None) -> tu
     return tuple(dict.fromkeys(found))
 
 
-def _check_folder(folder: str) -> None:
-    if not Path(folder).is_dir():
-        raise ConfigError(
-            f"the model folder `{folder}` is not there",
-            help="give a folder on the worker's node; nothing is downloaded",
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
     """Return the tokenizer that `actor` names: of its own folder, of the model's, or built on the spot.
 
@@ -195,29 +132,3 @@ def make_model(
     loaded = load_model(model.model_path, dtype)
     check_vocabulary(loaded, tokenizer)
     return loaded
-
-
-def with_lora(model: PreTrainedModel, config: LoraSettings) -> PeftModel:
-    """Return the model with low-rank adapters, which alone are trained.
-
-    Raises:
-        ConfigError: peft is not installed, or the model has none of the layers.
-    """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise ConfigError(
-            "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
-        ) from None
-    targets = list(config.target_modules) if config.target_modules else "all-linear"
-    settings = LoraConfig(
-        r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type="CAUSAL_LM"
-    )
-    try:
-        return cast("PeftModel", get_peft_model(model, settings))
-    except ValueError as error:
-        raise ConfigError(
-            f"LoRA cannot be added to `{type(model).__name__}`",
-            why=_first_line(error),
-            help="`actor.model.lora.target_modules` names layers, such as q_proj",
-        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.language.attention import use_plans
 from recipes.language.packing import PackedRow
+from recipes.training.huggingface import checkpoint_layers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -119,22 +119,13 @@ class ValueModel(AnswerModel):
         return self.value_head(self.states(row).float())[:, 0].clone()
 
 
-def checkpoint_layers(model: AnswerModel) -> None:
-    """Let layers compute their activations again in the backward pass instead of keeping them.
+def checkpoint_decoder(model: AnswerModel) -> None:
+    """Let a model's layers compute their activations again in the backward pass instead of keeping them.
 
     Raises:
         ConfigError: the model's layers cannot.
     """
-    for layer in cast("Any", model.causal.get_decoder()).layers:
-        if not hasattr(layer, "gradient_checkpointing"):
-            raise ConfigError(
-                f"the layers of `{type(model.causal).__name__}` cannot compute their activations again",
-                help="write `gradient_checkpointing: false`",
-            )
-        layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        # Transformers asks the layer alone; what is in it stays in evaluation mode.
-        layer.training = True
+    checkpoint_layers(cast("Any", model.causal.get_decoder()).layers, type(model.causal).__name__)
 
 
 def chunked_logprobs(

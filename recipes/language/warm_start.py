@@ -12,10 +12,11 @@ from recipes.language.config import LanguageConfig, LanguageModelConfig
 from recipes.language.data.load import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.models import make_model, with_lora
+from recipes.language.models import make_model
 from recipes.language.packing import pack
-from recipes.language.policy import LanguagePolicy, checkpoint_layers
+from recipes.language.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.sequences import Sequence as Answer
+from recipes.training.huggingface import with_lora
 from recipes.training.precision import DTYPES
 from recipes.training.seeding import Purpose, seed_of
 
@@ -59,7 +60,7 @@ def initial_policy(
     if start.steps and chosen.model_path is None:
         warm_start(policy, right_answers(config, tokenizer), config.data.rollout_batch_size, start.lr)
     if gradient_checkpointing:
-        checkpoint_layers(policy)
+        checkpoint_decoder(policy)
     return policy
 
 

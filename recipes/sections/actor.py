@@ -23,6 +23,16 @@ from rlinf_core.scalars import Bool, Float, Text
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 
 
+class LoraSettings(ConfigModel):
+    """Low-rank adapters: the weights of the model stay as they are."""
+
+    rank: Count = Field(default=16, description="Rank of the adapters.")
+    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapters, divided by the rank.")
+    target_modules: tuple[Text, ...] = Field(
+        default=(), description="Names of the layers that get adapters. Default: all linear layers but the last."
+    )
+
+
 class ModelConfig(ConfigModel):
     """Settings of every model. Recipes add the keys of their kinds of model."""
 
@@ -34,6 +44,15 @@ class ModelConfig(ConfigModel):
     precision: Precision = Field(default="fp32", description="Type of the weights: fp32, bf16 or fp16.")
     is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
     lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")
+    lora: LoraSettings | None = Field(
+        default=None, description="Train low-rank adapters: rank, alpha, target_modules. Default: all weights."
+    )
+
+    def adapter(self) -> LoraSettings | None:
+        """Return the settings of LoRA by either of its keys; None without it."""
+        if self.lora is not None:
+            return self.lora
+        return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
 
 
 class OptimConfig(ConfigModel):

@@ -26,6 +26,7 @@ from recipes.embodied.robots.franka_arm import (
     start_joints,
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+from rlinf_core import ConfigError
 
 TASKS: Final = ("touch",)
 COLORS: Final = {"red": (230, 40, 40), "blue": (50, 80, 230), "green": (40, 180, 60), "yellow": (230, 210, 40)}
@@ -55,8 +56,8 @@ class FrankaVisionEnv(VectorEnv):
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, "image_size points")
-        self._size = int(settings.options.get("image_size", 32))
-        self._points = int(settings.options.get("points", 2))
+        self._size = _option(settings, "image_size", 32, (16, 512))
+        self._points = _option(settings, "points", 2, (1, len(COLORS)))
         count = self.num_envs
         self._joints = np.zeros((7, count))
         self._hand = np.zeros((3, count))
@@ -147,6 +148,14 @@ class FrankaVisionEnv(VectorEnv):
         return picture.round().astype(np.uint8)
 
 
+def _option(settings: EnvSettings, name: str, default: int, bounds: tuple[int, int]) -> int:
+    value = settings.options.get(name, default)
+    low, high = bounds
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"the option `{name}` of `env_type: franka_vision` is a number from {low} to {high}")
+    return value
+
+
 def _column(values: NDArray[Any]) -> NDArray[Any]:
     return values[:, None, None]
 
@@ -158,6 +167,7 @@ def _apart(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     for first in range(attempts.shape[1]):
         for second in range(first):
             nearest = np.minimum(nearest, np.linalg.norm(attempts[:, first] - attempts[:, second], axis=1))
+    good = nearest > APART
     # The best of them where none is good.
-    chosen = np.where((nearest > APART).any(axis=0), (nearest > APART).argmax(axis=0), nearest.argmax(axis=0))
+    chosen = np.asarray(np.where(good.any(axis=0), good.argmax(axis=0), nearest.argmax(axis=0)), np.int64)
     return attempts[chosen, :, :, np.arange(attempts.shape[-1])].transpose(1, 2, 0)

@@ -17,9 +17,9 @@ from recipes.language.models import (
     built_tokenizer,
     check_vocabulary,
     load_model,
-    load_tokenizer,
     stop_token_ids,
 )
+from recipes.training.huggingface import load_tokenizer
 from rlinf_core.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 from recipes.language.packing import pack
-from recipes.language.policy import LanguagePolicy, ValueModel, checkpoint_layers, chunked_logprobs
+from recipes.language.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
 from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
 
 
@@ -117,7 +117,7 @@ def test_layers_compute_again_in_the_backward_pass_and_drop_nothing() -> None:
     calls: list[int] = []
     for again in (False, True):
         policy = LanguagePolicy(tiny_model(layers=3))
-        checkpoint_layers(policy) if again else None
+        checkpoint_decoder(policy) if again else None
         count = 0
 
         def counted(*_: Any) -> None:

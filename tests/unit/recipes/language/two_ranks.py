@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
-from recipes.language.config import LoraSettings
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets, ValueLearner
-from recipes.language.models import with_lora
 from recipes.language.policy import LanguagePolicy, ValueModel
-from recipes.sections.actor import FsdpConfig
+from recipes.sections.actor import FsdpConfig, LoraSettings
+from recipes.training.huggingface import with_lora
 from recipes.training.sharding import parallelize
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.losses.inputs import LossSettings

@@ -1,0 +1,164 @@
+"""Models and tokenizers of transformers: loaded from folders without running their code, with adapters of peft.
+
+Shared by recipes of language models and of policies that contain one.
+"""
+
+# transformers and peft have few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from recipes.sections.actor import LoraSettings
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def require_transformers() -> None:
+    """Check that transformers is installed.
+
+    Raises:
+        ConfigError: it is not, in this interpreter.
+    """
+    # Models are folders of the user's; nothing is looked up in a hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        raise ConfigError(
+            "language models need the package transformers in the interpreter of every actor and rollout worker",
+            help="pip install 'transformers>=5.20,<6'",
+        ) from None
+    logging.disable_progress_bar()
+
+
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder. No code of the folder is run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import AutoTokenizer
+
+    check_folder(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"there is no tokenizer in `{folder}`",
+            why=first_line(error),
+            help="a folder written by `save_pretrained` has tokenizer.json; or set `actor.tokenizer.tokenizer_model`",
+        ) from None
+
+
+def load_pretrained(
+    loader: Any, folder: str, dtype: torch.dtype = torch.float32, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Return the model in a folder, on the CPU.
+
+    Args:
+        loader: a class with `from_pretrained`, such as `AutoModelForCausalLM`.
+        folder: as `save_pretrained` writes one, with weights as safetensors.
+        dtype: of the weights.
+        trust_remote_code: run code that lies in the folder, where the model's class is defined there.
+
+    Raises:
+        ConfigError: there is none, or its weights are missing.
+    """
+    require_transformers()
+    from safetensors import SafetensorError
+
+    check_folder(folder)
+    if not list(Path(folder).glob("*.safetensors")):
+        raise ConfigError(
+            f"the model folder `{folder}` has no weights",
+            why="there is no *.safetensors file in it",
+            help="copy the weights there; files that have to be unpickled (*.bin) are not read",
+        )
+    try:
+        model = loader.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"the model in `{folder}` cannot be loaded", why=first_line(error)) from None
+    return cast("PreTrainedModel", model)
+
+
+def check_folder(folder: str) -> None:
+    """Check that a model folder is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(
+            f"the model folder `{folder}` is not there",
+            help="give a folder on the worker's node; nothing is downloaded",
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says, or its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | None = "CAUSAL_LM") -> PeftModel:
+    """Return the model with low-rank adapters, which alone are trained.
+
+    Raises:
+        ConfigError: peft is not installed, or the model has none of the layers.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ConfigError(
+            "LoRA needs the package peft in the interpreter of the actors", help="pip install peft"
+        ) from None
+    targets = list(config.target_modules) if config.target_modules else "all-linear"
+    settings = LoraConfig(
+        r=config.rank, lora_alpha=cast("Any", config.alpha), target_modules=targets, task_type=cast("Any", task_type)
+    )
+    try:
+        return cast("PeftModel", get_peft_model(model, settings))
+    except ValueError as error:
+        raise ConfigError(
+            f"LoRA cannot be added to `{type(model).__name__}`",
+            why=first_line(error),
+            help="`actor.model.lora.target_modules` names layers, such as q_proj",
+        ) from None
+
+
+def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:
+    """Let layers compute their activations again in the backward pass instead of keeping them.
+
+    Args:
+        layers: of transformers.
+        model: its name, for the message.
+
+    Raises:
+        ConfigError: the model's layers cannot.
+    """
+    for layer in layers:
+        if not hasattr(layer, "gradient_checkpointing"):
+            raise ConfigError(
+                f"the layers of `{model}` cannot compute their activations again",
+                help="write `gradient_checkpointing: false`",
+            )
+        settable = cast("Any", layer)
+        settable.gradient_checkpointing = True
+        settable._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        # Transformers asks the layer alone; what is in it stays in evaluation mode.
+        layer.training = True
