@@ -25,6 +25,7 @@ class _Commands(LazyGroup):
         "runs",
         "logs",
         "stop",
+        "record",
         "samples",
         "validate",
         "inspect",

@@ -12,4 +12,5 @@ recipe = Recipe(
     program="recipes.embodied.program:program",
     check="recipes.embodied.rules:check",
     facts="recipes.embodied.config:facts",
+    record="recipes.embodied.recording:record",
 )

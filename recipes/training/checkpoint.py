@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlinf_core import CheckpointError
@@ -61,6 +62,27 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
         policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
     )
     return int(stored["version"])
+
+
+def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> None:
+    """Read the weights alone of `folder/actor`, in place; all ranks of the component call it.
+
+    A weight that is not trained may be missing: it is what the model was built with.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model.
+    """
+    fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
+    with _explained("the weights of the checkpoint cannot be read", folder, fits):
+        names = set(FileSystemReader(folder / component).read_metadata().state_dict_metadata)
+        trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+        state: dict[str, Any] = policy.state_dict()
+        kept = {name: each for name, each in state.items() if f"model.{name}" in names}
+        missing = sorted(trained - set(kept))
+        if missing:
+            raise ValueError(f"it has no weight `{missing[0]}`")
+        state_dict_loader.load({"model": kept}, checkpoint_id=folder / component, no_dist=not dist.is_initialized())
+        policy.load_state_dict(kept, strict=False)
 
 
 def _options() -> StateDictOptions:

@@ -33,6 +33,9 @@ class Recipe(NamedTuple):
         facts: `facts(config)`, as `module:function`: what a run must agree in to continue from a checkpoint, by the
             path of the key (`rlinf_core.runners.checkpoint.Manifest.facts`). A resume that does not fit is refused
             before anything is written; None: the program checks.
+        record: what `rlinf record` runs, as `module:function`, called as `record(job, folder, *, episodes, checkpoint,
+            successes_only, video, fps, tell)`: writes demonstrations into a new folder and returns `folder`,
+            `episodes`, `frames`, `tried` and `successes`; None where there is nothing to record.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Recipe(NamedTuple):
     program: str | None = None
     check: str | None = None
     facts: str | None = None
+    record: str | None = None
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.
@@ -74,6 +78,14 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.program is None else self._load(self.program)
+
+    def record_function(self) -> Callable[..., dict[str, Any]] | None:
+        """Return the function that records demonstrations, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.record is None else self._load(self.record)
 
     def _load(self, target: str) -> Any:
         module, _, name = target.partition(":")

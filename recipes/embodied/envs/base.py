@@ -108,6 +108,11 @@ class VectorEnv(ABC):
         return self._reset >= 0
 
     @property
+    def solved(self) -> BoolArray:
+        """bool [B], the task is solved in the present state, or was in the last one of an episode that is over."""
+        return self._episodes.success.copy()
+
+    @property
     def knows_success(self) -> bool:
         """Whether the task can be solved, rather than only done better or worse."""
         return True

@@ -30,7 +30,7 @@ MAIN = "observation.images.main"
 
 def read(folder: str, out: str) -> None:
     """Keep every row as LeRobot gives it."""
-    found = LeRobotDataset("local/set", root=folder, video_backend="pyav")
+    found = LeRobotDataset("local/set", root=folder)
     rows: list[dict[str, Any]] = [found[index] for index in range(len(found))]
     columns = {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0] if key != "task"}
     tasks = np.array([row["task"] for row in rows])

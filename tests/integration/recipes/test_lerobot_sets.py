@@ -1,8 +1,9 @@
 """LeRobot's own dataset classes read what we write, and we read what they write.
 
-They live in an interpreter of their own, which `RLINF_TEST_LEROBOT` names; without one the tests are skipped:
+They live in an interpreter of their own (with ffmpeg for torchcodec), which `RLINF_TEST_LEROBOT` names; without one
+the tests are skipped:
 
-    python3.11 -m venv V && V/bin/pip install torch torchvision && V/bin/pip install --no-deps lerobot
+    python3.11 -m venv V && V/bin/pip install torch torchvision torchcodec && V/bin/pip install --no-deps lerobot
     V/bin/pip install av datasets pandas draccus deepdiff termcolor jsonlines imageio einops opencv-python-headless
 """
 

@@ -1,0 +1,28 @@
+"""Rollout workers that act by the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.rollout_worker import MultiStepRolloutWorker
+from recipes.training.checkpoint import load_weights
+from rlinf_core.runners.embodied_protocols import Layout
+
+
+class ActingWorker(MultiStepRolloutWorker):
+    """Acts greedily by weights that it reads itself: there is no actor."""
+
+    def init_from(self, layout: Layout, spec: EnvSpec, checkpoint: str) -> None:
+        """Make the policy with the weights of a checkpoint.
+
+        Args:
+            layout: of the job.
+            spec: of the environments.
+            checkpoint: a folder `global_step_N` that this node sees.
+
+        Raises:
+            CheckpointError: it cannot be read, or is of another model.
+        """
+        self.init_worker(layout, spec)
+        load_weights(Path(checkpoint), self.policy)

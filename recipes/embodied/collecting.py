@@ -1,0 +1,130 @@
+"""Whole episodes, step by step: for recordings, evaluations and videos.
+
+numpy only: it runs where environments do, in interpreters without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.keys import INSTRUCTIONS, camera_of
+from recipes.embodied.envs.types import Observation, StepResult
+
+# What is kept of every step: nothing, the pictures alone, or everything that a policy learns from.
+Keep: TypeAlias = Literal["nothing", "pictures", "everything"]
+ACTIONS, REWARDS, SUCCESSES = "actions", "rewards", "successes"
+
+
+@dataclass(frozen=True)
+class CollectedEpisode:
+    """One episode of T steps.
+
+    Attributes:
+        env: number of the environment among all.
+        reset: number of the reset that began it; with `env` and the seed it says how the episode starts.
+        task: the instruction; the name of the task where the environment gives none.
+        length: T.
+        total_reward: sum of rewards.
+        success_once: solved in some state; None: the environment does not know success.
+        success_at_end: solved in the last state; None: likewise.
+        columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it.
+    """
+
+    env: int
+    reset: int
+    task: str
+    length: int
+    total_reward: float
+    success_once: bool | None
+    success_at_end: bool | None
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+
+
+class EpisodeCollector:
+    """Steps a batch of environments from a reset until the episode of each is over.
+
+    Args:
+        batch: without `auto_reset`.
+        reset: number of the reset.
+        task: the name of the task, where the environment gives no instructions.
+        keep: what is kept of every step.
+
+    Attributes:
+        observations: the present ones.
+    """
+
+    def __init__(self, batch: VectorEnv, reset: int, task: str, keep: Keep) -> None:
+        if batch.settings.auto_reset:
+            raise ValueError("episodes are collected from environments without auto_reset")
+        self._batch, self._reset, self._keep = batch, reset, keep
+        self.observations: Observation = batch.reset(reset)
+        texts = self.observations.get(INSTRUCTIONS)
+        self._tasks = [task] * batch.num_envs if texts is None else [str(text) for text in texts]
+        self._steps: list[dict[str, NDArray[Any]]] = []
+        self._valid: list[NDArray[np.bool_]] = []
+        self._totals = np.zeros(batch.num_envs)
+        self._solved_once = np.zeros(batch.num_envs, np.bool_)
+        self._solved = np.zeros(batch.num_envs, np.bool_)
+        self._over = np.zeros(batch.num_envs, np.bool_)
+
+    @property
+    def over(self) -> bool:
+        """Whether every episode has ended."""
+        return bool(self._over.all())
+
+    def step(self, actions: NDArray[Any]) -> Observation:
+        """Carry out a chunk of actions [B, C, A], one after the other, and return the observations after it."""
+        for index in range(actions.shape[1]):
+            if self.over:
+                break
+            before = self.observations
+            result = self._batch.step(actions[:, index : index + 1])
+            self.observations = result.observations
+            self._add(before, actions[:, index], result)
+        return self.observations
+
+    def _add(self, before: Observation, actions: NDArray[Any], result: StepResult) -> None:
+        valid = result.valid[:, 0]
+        solved = self._batch.solved
+        self._valid.append(valid)
+        self._totals += result.rewards[:, 0] * valid
+        self._solved = np.where(valid, solved, self._solved)
+        self._solved_once |= self._solved
+        self._over |= result.dones[:, 0]
+        if self._keep == "nothing":
+            return
+        row = {name: array for name, array in before.items() if camera_of(name) is not None}
+        if self._keep == "everything":
+            row |= {name: array for name, array in before.items() if name != INSTRUCTIONS}
+            kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
+            row |= {ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved}
+        self._steps.append(row)
+
+    def episodes(self) -> list[CollectedEpisode]:
+        """Return what was collected, by environment."""
+        valid = np.stack(self._valid) if self._valid else np.zeros((0, self._batch.num_envs), np.bool_)
+        knows = self._batch.knows_success
+        found: list[CollectedEpisode] = []
+        for row, number in enumerate(self._batch.numbers):
+            steps = np.flatnonzero(valid[:, row])
+            names = self._steps[0] if self._steps else ()
+            columns = {name: np.stack([self._steps[step][name][row] for step in steps]) for name in names}
+            found.append(
+                CollectedEpisode(
+                    int(number),
+                    self._reset,
+                    self._tasks[row],
+                    len(steps),
+                    float(self._totals[row]),
+                    bool(self._solved_once[row]) if knows else None,
+                    bool(self._solved[row]) if knows else None,
+                    columns,
+                )
+            )
+        return found

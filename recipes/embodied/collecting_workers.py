@@ -1,0 +1,96 @@
+"""Env workers that carry out whole episodes, of which nobody learns. Imports no torch."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
+from recipes.embodied.env_types import ENV_TYPES
+from recipes.embodied.env_worker import EnvWorker, StagedEnvironments
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import ConfigError
+from rlinf_core.runners.embodied_protocols import Layout
+
+
+class CollectingEnvWorker(EnvWorker):
+    """Carries out one episode in each of the environments of `env.eval`."""
+
+    def init_worker(self, layout: Layout) -> EnvSpec:
+        """Make the environments; return what a policy must know of them."""
+        self._rollout = self._config.rollout.group_name
+        self._eval = StagedEnvironments(self._config, self._config.env.eval, self, layout, training=False)
+        return self._eval.batches[0].spec
+
+    def describe(self) -> dict[str, Any]:
+        """Return what an episode depends on besides the file: horizon, pictures, versions of packages."""
+        batch = self._batches[0]
+        known = ENV_TYPES.get(self._config.env.eval.env_type)
+        packages = ["numpy", *([known.module] if known is not None and known.module else [])]
+        return {
+            "max_episode_steps": batch.max_episode_steps,
+            "state_size": batch.spec.state_size,
+            "action_size": batch.spec.action_size,
+            "cameras": {name: list(shape) for name, shape in batch.spec.cameras.items()},
+            "versions": {name: found for name in packages if (found := _version(name)) is not None},
+        }
+
+    @property
+    def _batches(self) -> list[VectorEnv]:
+        if self._eval is None:
+            raise RuntimeError("called before init_worker()")
+        return self._eval.batches
+
+    def collect(self, reset: int, keep: Keep, *, expert: bool = False) -> list[CollectedEpisode]:
+        """Carry out the episodes that begin with a reset.
+
+        Args:
+            reset: its number.
+            keep: what is kept of every step.
+            expert: act by the environment's scripted expert; else by the rollout workers' `evaluate`.
+
+        Raises:
+            ConfigError: there is no expert for this task.
+        """
+        stages = self._eval
+        if stages is None:
+            raise RuntimeError("called before init_worker()")
+        environments = self._config.env.eval
+        task = environments.task or environments.env_type
+        collectors = [EpisodeCollector(batch, reset, task, keep) for batch in stages.batches]
+        if expert:
+            for batch, collector in zip(stages.batches, collectors, strict=True):
+                while not collector.over:
+                    collector.step(_expert_actions(batch))
+        else:
+            for stage, collector in enumerate(collectors):
+                self._send(stages, stage, stages.first_message(collector.observations))
+            for _ in range(stages.chunks):
+                for stage, collector in enumerate(collectors):
+                    actions = self._recv_actions(stages, stage)
+                    self._send(stages, stage, {"observations": collector.step(actions)})
+        return [episode for collector in collectors for episode in collector.episodes()]
+
+
+def _expert_actions(batch: VectorEnv) -> NDArray[Any]:
+    """Return the expert's actions, [B, 1, A]."""
+    actions = batch.expert()
+    if actions is None:
+        kind = batch.settings.task or type(batch).__name__
+        raise ConfigError(
+            f"the task `{kind}` has no scripted expert",
+            help="record by a policy (`--checkpoint`), or give your environment an `expert`",
+        )
+    return np.asarray(actions)[:, None]
+
+
+def _version(module: str) -> str | None:
+    """Return the version of a package by the name of its module; None where it is not known."""
+    try:
+        return version(module.replace("_", "-"))
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,97 @@
+"""Episodes of a whole job, collected by the workers of its file: what recordings and evaluations share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+from recipes.embodied.acting_worker import ActingWorker
+from recipes.embodied.collecting import CollectedEpisode, Keep
+from recipes.embodied.collecting_workers import CollectingEnvWorker
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import EnvironmentConfig
+from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import Channel, Cluster, HybridComponentPlacement
+from rlinf_core.runners.embodied_protocols import Layout
+from rlinf_core.worker.handle import wait_together
+
+_numbers: Final = itertools.count()
+
+
+class Collection:
+    """The worker groups of a job that collects episodes.
+
+    Args:
+        config: the whole file; `env.eval` says what is collected.
+        cluster: where the workers run.
+        checkpoint: whose weights act; None: the environment's scripted expert.
+
+    Attributes:
+        spec: of the environments.
+        facts: of the environments, see `CollectingEnvWorker.describe`.
+    """
+
+    def __init__(self, config: EmbodiedConfig, cluster: Cluster, checkpoint: Path | None) -> None:
+        placement = HybridComponentPlacement(config, cluster)
+        # A group forwards the calls of its workers' methods to all ranks.
+        self._env = cast(
+            "Any",
+            CollectingEnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env")),
+        )
+        self._rollout: Any = None
+        rollouts = 1
+        if checkpoint is not None:
+            group = ActingWorker.create_group(config).launch(
+                cluster, placement_strategy=placement.get_strategy("rollout")
+            )
+            self._rollout, rollouts = cast("Any", group), group.world_size
+        name = f"{config.env.group_name}-episodes-{next(_numbers)}"
+        self._channel = Channel.create(name)
+        layout = Layout(1, rollouts, self._env.world_size, name)
+        self.spec: EnvSpec = self._env.init_worker(layout).wait()[0]
+        self.facts: dict[str, Any] = self._env.describe().wait()[0]
+        if checkpoint is not None:
+            self._rollout.init_from(layout, self.spec, str(checkpoint)).wait()
+
+    def episodes(self, keep: Keep) -> Iterator[list[CollectedEpisode]]:
+        """Return the episodes of one reset after the other, without an end, each list by environment."""
+        for reset in itertools.count():
+            if self._rollout is None:
+                by_rank = self._env.collect(reset, keep, expert=True).wait()
+            else:
+                by_rank, _ = wait_together(self._env.collect(reset, keep), self._rollout.evaluate())
+            yield sorted((episode for rank in by_rank for episode in rank), key=lambda each: each.env)
+
+
+@contextmanager
+def collecting(
+    config: EmbodiedConfig, environments: EnvironmentConfig, episodes: int, checkpoint: Path | None
+) -> Generator[Collection, None, None]:
+    """Start the workers that collect episodes, on a cluster of their own, within the block.
+
+    Args:
+        config: the whole file.
+        environments: `env.train` or `env.eval`, with the seed of the starts.
+        episodes: how many are wanted; more environments than that are not made.
+        checkpoint: see `Collection`.
+
+    Raises:
+        ConfigError: the environments cannot be made, or an episode has no end.
+        CheckpointError: the checkpoint cannot be read, or is of another model.
+    """
+    with Cluster(cluster_cfg=config.cluster) as cluster:
+        workers = HybridComponentPlacement(config, cluster).get_world_size("env")
+        shares = workers * config.rollout.pipeline_stage_num
+        chosen = environments.model_copy(
+            update={
+                "auto_reset": False,
+                "group_size": 1,
+                "rollout_epoch": 1,
+                "total_num_envs": min(environments.total_num_envs, -(-episodes // shares) * shares),
+            }
+        )
+        env = config.env.model_copy(update={"eval": chosen})
+        yield Collection(config.model_copy(update={"env": env}), cluster, checkpoint)

@@ -1,0 +1,135 @@
+"""Recordings: episodes of an expert or a policy, written as demonstrations. `rlinf record` calls `record`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.info import ACTION, IMAGES, STATE, Feature
+from recipes.demonstrations.writer import DatasetWriter, check_new
+from recipes.embodied.collecting import ACTIONS, REWARDS, SUCCESSES, CollectedEpisode
+from recipes.embodied.collection import collecting
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.keys import STATES, image_key
+from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import Job, RLinfError
+from rlinf_core.runners.checkpoint import versions
+
+# Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
+_TRIES: Final = 20
+_REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
+
+
+def record(
+    job: Job,
+    folder: Path,
+    *,
+    episodes: int,
+    checkpoint: Path | None = None,
+    successes_only: bool = False,
+    video: bool = False,
+    fps: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Record episodes of the environments of `env.train` into a new data set.
+
+    An interrupted recording keeps the episodes that are whole.
+
+    Args:
+        job: the checked file.
+        folder: of the data set; must not exist.
+        episodes: how many are kept.
+        checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
+        successes_only: keep only episodes that are solved at their end.
+        video: write pictures as mp4, instead of PNG within the Parquet files.
+        fps: rows in a second; None: `env.train.video_cfg.fps`.
+        tell: is told how it goes.
+
+    Returns:
+        `folder`, `episodes`, `frames`, `tried`, `successes` (None where success is not known).
+
+    Raises:
+        DatasetError: the folder exists, or cannot be written.
+        ConfigError: there is no expert, or the environment cannot be made.
+        RLinfError: too few episodes succeed.
+    """
+    check_new(folder)
+    config = cast("EmbodiedConfig", job.config)
+    environments = config.env.train
+    rate = fps or environments.video_cfg.fps
+    tried = kept = frames = successes = 0
+    knows_success = False
+    starts: list[dict[str, int]] = []
+    origin = {
+        "recorded_by": "expert" if checkpoint is None else str(checkpoint),
+        "env": {
+            "env_type": environments.env_type,
+            "task": environments.task,
+            "options": dict(environments.options),
+            "seed": environments.seed,
+        },
+        "versions": dict(versions()),
+        "starts": starts,
+    }
+    with collecting(config, environments, episodes, checkpoint) as collection:
+        features = features_of(collection.spec, video=video)
+        with DatasetWriter(folder, rate, features, origin=origin) as writer:
+            for batch in collection.episodes("everything"):
+                for episode in batch:
+                    tried += 1
+                    knows_success |= episode.success_at_end is not None
+                    solved = bool(episode.success_at_end)
+                    if kept == episodes or (successes_only and not solved) or not episode.length:
+                        continue
+                    writer.add(columns_of(episode), episode.task)
+                    starts.append({"env": episode.env, "reset": episode.reset})
+                    kept, frames, successes = kept + 1, frames + episode.length, successes + solved
+                tell(f"{kept} of {episodes} episodes, {frames} steps, {tried} tried")
+                if kept == episodes:
+                    break
+                if tried >= _TRIES * episodes:
+                    raise RLinfError(
+                        f"only {kept} of {tried} episodes were solved at their end, and {episodes} are wanted",
+                        where=str(folder) if kept else None,
+                        help="those are kept; ask for fewer, or leave `--successes-only` out",
+                    )
+    return {
+        "folder": str(folder),
+        "episodes": kept,
+        "frames": frames,
+        "tried": tried,
+        "successes": successes if knows_success else None,
+    }
+
+
+def features_of(spec: EnvSpec, *, video: bool = False) -> dict[str, Feature]:
+    """Return the features of a data set of an environment."""
+    found: dict[str, Feature] = {}
+    if spec.state_size:
+        found[STATE] = Feature("float32", (spec.state_size,))
+    for camera, shape in spec.cameras.items():
+        found[f"{IMAGES}{camera}"] = Feature("video" if video else "image", shape, ["height", "width", "channels"])
+    found[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
+    return {
+        **found,
+        _REWARD: Feature("float32", (1,)),
+        _DONE: Feature("bool", (1,)),
+        _SUCCESS: Feature("bool", (1,)),
+    }
+
+
+def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
+    """Return the columns of an episode by the names of its features."""
+    columns = dict(episode.columns)
+    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: _REWARD, SUCCESSES: _SUCCESS}
+    found = {renamed.get(name, name): array for name, array in columns.items()}
+    prefix = image_key("")
+    found = {
+        f"{IMAGES}{name.removeprefix(prefix)}" if name.startswith(prefix) else name: array
+        for name, array in found.items()
+    }
+    return {**found, _DONE: np.arange(episode.length) == episode.length - 1}

@@ -1,0 +1,87 @@
+"""`rlinf record`: demonstrations of an environment, by a scripted expert or a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.lazy import command
+from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
+
+
+def record(
+    file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="The new data set; what is there is never overwritten."),
+    ] = None,
+    episodes: Annotated[int, typer.Option("--episodes", "-n", metavar="N", min=1, help="How many are kept.")] = 50,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="PATH",
+            help="Record the policy of this checkpoint or run, instead of the environment's scripted expert.",
+            show_default=False,
+        ),
+    ] = None,
+    successes_only: Annotated[
+        bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
+    ] = False,
+    video: Annotated[
+        bool, typer.Option("--video", help="Write pictures as mp4, instead of PNG within the Parquet files.")
+    ] = False,
+    fps: Annotated[
+        int | None,
+        typer.Option(
+            "--fps",
+            metavar="N",
+            min=1,
+            help="Rows in a second; by default `env.train.video_cfg.fps`.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Record episodes of an environment as demonstrations, a LeRobotDataset folder.
+
+    FILE is a configuration; its `env.train` says which environment. With RUN, a run folder or its name, the policy of
+    its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps the episodes that are whole.
+
+    rlinf record laptop --out demos/pick -n 50
+    rlinf record runs/embodied-20260314-101502 --out demos/learned --successes-only
+    """
+    from rlinf_cli.using import checkpoint_of, used_job
+    from rlinf_core.errors import RLinfError
+
+    used = used_job(file, list(overrides or ()), log_path)
+    function = used.recipe.record_function()
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` has nothing to record", help="`rlinf recipes` lists the others")
+    folder = out or Path("demonstrations") / Path(file).stem
+    found = function(
+        used.job,
+        folder,
+        episodes=episodes,
+        checkpoint=checkpoint_of(checkpoint, used.run),
+        successes_only=successes_only,
+        video=video,
+        fps=fps,
+        tell=console.message,
+    )
+    if output is Output.JSON:
+        console.result_json({"schema": "rlinf.record/1", **found})
+        return
+    solved = "" if found["successes"] is None else f", {found['successes']} solved"
+    console.result(f"{found['folder']}: {found['episodes']} episodes, {found['frames']} steps{solved}")
+
+
+app = command(record, no_args_is_help=True)

@@ -1,0 +1,71 @@
+"""Whole episodes, step by step, and what a recording keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.demonstrations.info import Feature
+from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings, EnvSpec
+from recipes.embodied.recording import columns_of, features_of
+
+
+def collect(keep: Keep, chunk: int = 1, **settings: Any) -> list[CollectedEpisode]:
+    env = make_env("franka_kin", EnvSettings(num_envs=3, task="reach", auto_reset=False, seed=3, **settings))
+    collector = EpisodeCollector(env, 5, "reach", keep)
+    while not collector.over:
+        actions = env.expert()
+        assert actions is not None
+        collector.step(np.repeat(actions[:, None], chunk, axis=1))
+    return collector.episodes()
+
+
+def test_an_expert_solves_every_episode() -> None:
+    episodes = collect("everything")
+    assert [each.env for each in episodes] == [0, 1, 2]
+    assert all(each.success_once and each.success_at_end and each.reset == 5 for each in episodes)
+    for each in episodes:
+        assert {name: len(rows) for name, rows in each.columns.items()} == dict.fromkeys(
+            ("states", "actions", "rewards", "successes"), each.length
+        )
+        assert each.columns["successes"].tolist() == [False] * (each.length - 1) + [True]
+        assert each.total_reward == pytest.approx(each.columns["rewards"].sum(), rel=1e-5)
+        assert np.abs(each.columns["actions"]).max() <= 1
+
+
+def test_observations_come_before_their_actions() -> None:
+    env = make_env("franka_kin", EnvSettings(num_envs=3, task="reach", auto_reset=False, seed=3))
+    first = env.reset(5)["states"]
+    for row, each in enumerate(collect("everything")):
+        assert np.array_equal(each.columns["states"][0], first[row])
+
+
+def test_chunks_end_with_their_episode() -> None:
+    lengths = [each.length for each in collect("nothing", max_episode_steps=5, ignore_terminations=True)]
+    assert lengths == [5, 5, 5]
+    assert [each.length for each in collect("nothing", 3, max_episode_steps=5, ignore_terminations=True)] == lengths
+    assert collect("nothing")[0].columns == {}
+    assert collect("pictures")[0].columns == {}
+
+
+def test_environments_that_begin_anew_are_refused() -> None:
+    env = make_env("franka_kin", EnvSettings(num_envs=1, task="reach"))
+    with pytest.raises(ValueError, match="without auto_reset"):
+        EpisodeCollector(env, 0, "reach", "nothing")
+
+
+def test_columns_have_the_names_of_lerobot() -> None:
+    (episode, *_) = collect("everything")
+    spec = EnvSpec(state_size=episode.columns["states"].shape[1], action_size=7)
+    columns, features = columns_of(episode), features_of(spec)
+    assert set(columns) == set(features)
+    assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]
+    pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, {"images.main": np.zeros((1, 4, 4, 3), np.uint8)})
+    assert set(columns_of(pictured)) == {"observation.images.main", "next.done"}
+    cameras = features_of(EnvSpec(0, 1, num_choices=3, cameras={"main": (4, 4, 3)}), video=True)
+    assert cameras["observation.images.main"] == Feature("video", (4, 4, 3), ["height", "width", "channels"])
+    assert cameras["action"] == Feature("int64", (1,))
