@@ -23,6 +23,7 @@ class _Commands(LazyGroup):
     names = (
         "train",
         "runs",
+        "compare",
         "logs",
         "stop",
         "record",

@@ -13,4 +13,5 @@ recipe = Recipe(
     check="recipes.embodied.rules:check",
     facts="recipes.embodied.config:facts",
     record="recipes.embodied.recording:record",
+    inputs="recipes.embodied.config:inputs",
 )

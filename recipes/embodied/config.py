@@ -6,6 +6,7 @@ The defaults train a Franka arm to pick a block, in about a minute on two CPU co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -135,6 +136,11 @@ def facts(config: EmbodiedConfig) -> dict[str, str | int | float | bool | None]:
     found |= {f"actor.model.options.{key}": value for key, value in options if isinstance(value, str | int | float)}
     train = config.env.train
     return {**found, "env.train.env_type": train.env_type, "env.train.task": train.task}
+
+
+def inputs(config: EmbodiedConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    return [Path(name) for name in (config.actor.model.model_path, config.actor.checkpoint_load_path) if name]
 
 
 def group_size(config: EmbodiedConfig, environments: EnvironmentConfig) -> int:

@@ -12,4 +12,5 @@ recipe = Recipe(
     program="recipes.math.program:program",
     check="recipes.math.config:check",
     facts="recipes.math.config:facts",
+    inputs="recipes.math.config:inputs",
 )

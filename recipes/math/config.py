@@ -6,6 +6,7 @@ on two CPU cores.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -100,3 +101,10 @@ def facts(config: MathConfig) -> dict[str, str | int | float | bool | None]:
         "actor.model.num_layers": model.num_layers,
         "actor.model.lora.rank": lora.rank if lora else None,
     }
+
+
+def inputs(config: MathConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    data, model = config.data, config.actor.model
+    names = [*data.train_data_paths, *data.val_data_paths, *filter(None, [model.model_path])]
+    return [Path(name) for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rlinf_core.runners import events
 
@@ -71,6 +71,12 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
             found.append((word, figure(value)))
     # In environments the return is the sum of the rewards: one of them will do.
     return [each for each in found if each[0] != "reward" or "return" not in dict(found)]
+
+
+def headline_metric(names: Collection[str], namespace: str) -> str | None:
+    """Return the full name of the metric that people look at first in a namespace; None where there is none."""
+    found = (f"{namespace}/{name}" for _, those in _HEADLINES for name in those if "/" not in name)
+    return next((name for name in found if name in names), None)
 
 
 def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_core.errors import ConfigError
@@ -36,6 +37,8 @@ class Recipe(NamedTuple):
         record: what `rlinf record` runs, as `module:function`, called as `record(job, folder, *, episodes, checkpoint,
             successes_only, video, fps, tell)`: writes demonstrations into a new folder and returns `folder`,
             `episodes`, `frames`, `tried` and `successes`; None where there is nothing to record.
+        inputs: `inputs(config)`, as `module:function`: the files and folders that a run reads, whose content is noted
+            in its `environment.json`; None: none.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Recipe(NamedTuple):
     check: str | None = None
     facts: str | None = None
     record: str | None = None
+    inputs: str | None = None
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.
@@ -70,6 +74,14 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.facts is None else self._load(self.facts)
+
+    def inputs_function(self) -> Callable[[Any], list[Path]] | None:
+        """Return the function that gives the files that a run of a configuration reads, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.inputs is None else self._load(self.inputs)
 
     def program_function(self) -> Callable[..., Any] | None:
         """Return the recipe's program, or None. This is what imports torch and ray.

@@ -86,12 +86,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
     panels = [(panel, drawn) for panel in PANELS if (drawn := lines(panel, found))]
     if not panels:
         return None
-    if missing_modules(["matplotlib"]):
-        raise RunError(
-            "no learning curve was drawn",
-            why="this Python does not have the package `matplotlib`",
-            help=f"run `{install_command('matplotlib')}`",
-        )
+    _require_matplotlib("no learning curve was drawn")
     paths = folder / "curve.png", folder / "curve.svg"
     try:
         _save(_figure(panels, title), paths)
@@ -103,6 +98,55 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         # Of another version of matplotlib, say. The run is fine without its picture, so whoever asks can go on.
         raise RunError("the learning curve cannot be drawn", why=f"{type(error).__name__}: {error}") from error
     return paths
+
+
+def draw_comparison(
+    title: str, curves: Sequence[tuple[str, int, Sequence[tuple[int, float | None]]]], path: Path
+) -> None:
+    """Draw one metric of several runs over each other.
+
+    Args:
+        title: the metric.
+        curves: of each run its label, the number of its colour, and (step, value) pairs; values that are missing or no
+            number are left out.
+        path: where the picture goes; its ending says in which format.
+
+    Raises:
+        RunError: matplotlib is not installed, the format is unknown, or the picture cannot be written.
+    """
+    _require_matplotlib("no curves were drawn")
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(8.0, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    palette: Any = colormaps["tab10"]
+    axes = figure.subplots()
+    for label, colour, pairs in curves:
+        points = [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
+        if points:
+            thinned = list(_thinned(*map(tuple, zip(*points, strict=True))))
+            axes.plot(*zip(*thinned, strict=True), label=label, color=palette(colour % palette.N), linewidth=1.3)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("step")
+    axes.grid(visible=True, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    try:
+        _save(figure, [path])
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RunError("the curves cannot be written", where=str(path), why=why) from error
+
+
+def _require_matplotlib(what: str) -> None:
+    if missing_modules(["matplotlib"]):
+        raise RunError(
+            what,
+            why="this Python does not have the package `matplotlib`",
+            help=f"run `{install_command('matplotlib')}`",
+        )
 
 
 def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:

@@ -159,12 +159,12 @@ def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> No
     with three.training("cut") as (process, folder):
         with three.hosts["robot0"].unplugged():
             out, _ = process.communicate(timeout=200)
-        assert process.returncode == 1, out
+        # The worker there counts as dead, and the run begins again; then it is the node that is missing.
+        assert "`EnvGroup:0` on node 2 (" in out, out
+        assert process.returncode == 3, out
         told = out.partition("error: ")[2]
-        assert (
-            "`EnvGroup:0` on node 2 (" in told.partition("\n")[0] or "`EnvGroup:0` died" in told.partition("\n")[0]
-        ), out
-        assert "its host no longer answers" in told
+        assert "does not answer since" in told, out
+        assert "its network reaches the head" in told
         assert "install" not in told
         assert json.loads((folder / "run.json").read_text())["status"] == "failed"
     # Ray gives the node up for good, and says why.

@@ -1,0 +1,62 @@
+"""`rlinf compare`: what differs between runs, and whether their results do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.lazy import command
+from rlinf_cli.options import LogPath, Output, OutputOption, Quiet, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", hidden=True, autocompletion=completion.runs)],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The result: a name in metrics.jsonl; by default what evaluations or else steps are judged by.",
+            show_default=False,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the curves over each other: .png, .svg, .pdf.", show_default=False
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare runs: what differs between them, what matters most first, and whether their results differ by chance.
+
+    RUN... are run folders or their names in the folder of runs. Runs that differ only in their seeds count as one set;
+    with several runs in both sets the noise is that between seeds.
+
+    rlinf compare runs/fast-* runs/slow-*
+    """
+    from rlinf_cli.render.comparison import comparison_record, comparison_text
+    from rlinf_cli.run_comparison import compare_runs, draw
+    from rlinf_cli.runs import find_run
+
+    folders = [find_run(run, log_path) for run in runs]
+    if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
+        raise typer.BadParameter("name two runs or more, each once", param_hint="'RUN...'")
+    found = compare_runs(folders, metric)
+    if output is Output.JSON:
+        console.result_json(comparison_record(found))
+    else:
+        console.result(comparison_text(found))
+    if plot is not None:
+        draw(found, plot)
+        console.message(f"curves: {plot}")
+
+
+app = command(compare, no_args_is_help=True)

@@ -1,0 +1,114 @@
+"""The result of `rlinf compare`, as text and as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_cli import console
+from rlinf_cli.live import labels
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.run_comparison import Comparison
+from rlinf_core.runners.comparison import Difference, Result, Verdict
+
+SCHEMA = "rlinf.compare/1"
+# More packages than these say together that the environments are different.
+_MOST_ROWS = 40
+_ABSENT = "-"
+
+
+def comparison_text(found: Comparison) -> str:
+    """Return what differs, what matters most first, and what came out."""
+    parts = [_runs(found)]
+    if found.differences:
+        first = found.differences[0]
+        parts.append(f"first difference: {first.name} ({first.kind}), {' | '.join(map(_shown, first.values))}")
+        parts.append(_differences(found))
+    else:
+        parts.append("the runs differ in nothing that is recorded")
+    parts.append("\n".join(_verdicts(found)))
+    return "\n\n".join(parts)
+
+
+def _runs(found: Comparison) -> str:
+    rows = [
+        (each.label, shown(run.path), run.state.status, str(result.step), _result(result))
+        for each in found.sets
+        for run, result in zip(each.runs, each.results, strict=True)
+    ]
+    return console.table(("set", "run", "status", "step", found.metric), rows, right=(3,), keep=(0, 1))
+
+
+def _differences(found: Comparison) -> str:
+    rows = [(each.kind, each.name, *map(_shown, each.values)) for each in found.differences[:_MOST_ROWS]]
+    text = console.table(("kind", "what", *_compared(found)), rows, keep=(0,))
+    rest = len(found.differences) - _MOST_ROWS
+    return f"{text}\nand {rest} more" if rest > 0 else text
+
+
+def _compared(found: Comparison) -> list[str]:
+    """Return the names of what is compared: the sets, or the runs of the only one."""
+    first, *others = found.sets
+    return (
+        [each.label for each in found.sets] if others else [f"{first.label}{at + 1}" for at in range(len(first.runs))]
+    )
+
+
+def _verdicts(found: Comparison) -> list[str]:
+    first, *names = _compared(found)
+    return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
+
+
+def _verdict(found: Verdict) -> str:
+    gap = f"{found.gap:+.3g}"
+    if found.low is None or found.high is None:
+        return f"{gap}; {found.basis}"
+    word = "larger than noise" if found.larger_than_noise else "within noise"
+    return f"{gap} [{found.low:+.3g}, {found.high:+.3g}], {word}, by {found.basis}"
+
+
+def _result(found: Result) -> str:
+    text = labels.figure(found.value)
+    if found.low is not None and found.high is not None:
+        text += f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{text} of {found.count}" if found.count and found.metric.startswith("eval/") else text
+
+
+def _shown(value: str | None) -> str:
+    return _ABSENT if value is None else value or "(none)"
+
+
+def comparison_record(found: Comparison) -> dict[str, Any]:
+    """Return the comparison as data."""
+    return {
+        "schema": SCHEMA,
+        "metric": found.metric,
+        "sets": [
+            {
+                "label": each.label,
+                "runs": [
+                    {"folder": str(run.path), "status": run.state.status, **_result_record(result)}
+                    for run, result in zip(each.runs, each.results, strict=True)
+                ],
+            }
+            for each in found.sets
+        ],
+        "differences": [_difference_record(each) for each in found.differences],
+        "verdicts": [
+            {
+                "gap": each.gap,
+                "low": each.low,
+                "high": each.high,
+                "larger_than_noise": each.larger_than_noise,
+                "basis": each.basis,
+            }
+            for each in found.verdicts
+        ],
+    }
+
+
+def _result_record(found: Result) -> dict[str, Any]:
+    return {"step": found.step, "value": found.value, "low": found.low, "high": found.high, "count": found.count}
+
+
+def _difference_record(each: Difference) -> dict[str, Any]:
+    return {"kind": str(each.kind), "name": each.name, "values": list(each.values)}

@@ -1,0 +1,190 @@
+"""`rlinf compare`: the first difference that matters, and whether results differ by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.provenance import Provenance, write_provenance
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FINISHED
+
+Cli = Callable[..., Any]
+
+CONFIG: dict[str, Any] = {
+    "recipe": "embodied",
+    "cluster": {"num_nodes": 1, "component_placement": {"actor": {"node_group": "node", "placement": 0}}},
+    "actor": {
+        "seed": 1,
+        "global_batch_size": 800,
+        "model": {"hidden_dim": 64, "precision": "fp32"},
+        "optim": {"lr": 0.001},
+    },
+    "env": {
+        "train": {"env_type": "franka_kin", "task": "pick", "seed": 1, "total_num_envs": 64},
+        "eval": {"total_num_envs": 64, "task": "pick"},
+    },
+    "algorithm": {"gamma": 0.99, "clip_ratio_low": 0.2, "normalize_advantages": True, "value_clip": None},
+    "runner": {"max_steps": 10, "val_check_interval": 5, "logger": {"log_path": "runs", "experiment_name": "a"}},
+    "data": {"train_data_paths": ["sums.jsonl"]},
+}
+PROVENANCE = Provenance(
+    {"python": "3.11.7", "torch": "2.13.0", "gymnasium": "1.4.0"},
+    {"rlinf_core": "aa", "recipes": "bb", "commit": "c" * 40, "uncommitted": ""},
+    {"sums.jsonl": "11"},
+    {"host": "one", "processors": "2"},
+)
+# What is changed in the second run of a pair, and where: a key of the file, or a part of the provenance.
+PAIRS: list[tuple[str, Any]] = [
+    ("recipe", "math"),
+    ("actor.optim.lr", 0.003),
+    ("actor.global_batch_size", 400),
+    ("actor.model.hidden_dim", 128),
+    ("actor.model.precision", "bf16"),
+    ("algorithm.gamma", 0.98),
+    ("algorithm.clip_ratio_low", 0.1),
+    ("algorithm.normalize_advantages", False),
+    ("algorithm.value_clip", 0.2),
+    ("env.train.task", "reach"),
+    ("env.train.total_num_envs", 32),
+    ("env.eval.total_num_envs", 128),
+    ("runner.val_check_interval", 1),
+    ("cluster.component_placement.actor.placement", 1),
+    ("data.train_data_paths", ["products.jsonl"]),
+    ("inputs:sums.jsonl", "22"),
+    ("code:recipes", "cc"),
+    ("code:uncommitted", "dd"),
+    ("versions:torch", "2.12.0"),
+    ("versions:python", "3.12.1"),
+    ("machine:host", "two"),
+]
+
+
+def made(
+    name: str, config: Mapping[str, Any], provenance: Provenance | None, success: float, folder: str = "runs"
+) -> RunFolder:
+    """A finished run whose last evaluation had some success in 64 episodes."""
+    run = RunFolder.create(
+        RunnerConfig.model_validate({"logger": {"experiment_name": name, "log_path": folder}}), "embodied"
+    )
+    writer: Any = YAML(typ="safe", pure=True)
+    with run.config_file.open("w") as file:
+        writer.dump(dict(config), file)
+    if provenance is not None:
+        write_provenance(run.path, provenance)
+    with MetricsWriter(run.metrics_file) as metrics:
+        for step in range(1, 11):
+            metrics.log(step, {"env/return": float(step), "rollout/reward": 1.0})
+        metrics.log(10, {"eval/success_at_end": success, "eval/episodes": 64.0})
+    run.update(step=10)
+    run.end(FINISHED)
+    return run
+
+
+def changed(name: str, value: Any) -> tuple[dict[str, Any], Provenance]:
+    part, _, key = name.rpartition(":")
+    if part:
+        return CONFIG, PROVENANCE._replace(**{part: {**getattr(PROVENANCE, part), key: value}})
+    config = deepcopy(CONFIG)
+    *path, last = name.split(".")
+    section = config
+    for each in path:
+        section = section[each]
+    section[last] = value
+    # Every run has a name of its own, which is no difference.
+    config["runner"]["logger"]["experiment_name"] = "b"
+    return config, PROVENANCE
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), PAIRS)
+def test_the_one_thing_that_differs_is_named_first(cli: Cli, name: str, value: Any) -> None:
+    ours = made("a", CONFIG, PROVENANCE, 0.9)
+    theirs = made("b", *changed(name, value), 0.25)
+
+    ended = cli("compare", ours.path, theirs.path)
+
+    assert ended.code == 0
+    (first,) = (line for line in ended.out.splitlines() if line.startswith("first difference"))
+    assert first.startswith(f"first difference: {name.rpartition(':')[2]} (")
+    assert "-0.65 [" in ended.out
+    assert "larger than noise" in ended.out
+
+
+def test_two_seeds_of_the_same_are_within_noise(cli: Cli) -> None:
+    config = deepcopy(CONFIG)
+    config["actor"]["seed"] = config["env"]["train"]["seed"] = 2
+    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", config, PROVENANCE, 0.9375)
+
+    ended = cli("compare", ours.path, theirs.path)
+
+    assert "first difference: actor.seed (seeds), 1 | 2" in ended.out
+    assert "within noise" in ended.out
+
+
+def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, str], Any]) -> None:
+    runs: list[Path] = []
+    for lr, successes in ((0.001, (0.5, 0.53125, 0.46875)), (0.003, (0.90625, 0.875, 0.9375))):
+        for seed, success in enumerate(successes):
+            config = deepcopy(CONFIG)
+            config["actor"]["optim"]["lr"], config["actor"]["seed"] = lr, seed
+            runs.append(made(f"lr{lr}-{seed}", config, PROVENANCE, success).path)
+
+    data = contract("compare", cli("compare", *runs, "--output", "json").out)
+
+    assert [[len(each["runs"]), each["label"]] for each in data["sets"]] == [[3, "A"], [3, "B"]]
+    (found,) = data["verdicts"]
+    assert found["gap"] == pytest.approx(0.40625)
+    assert (found["larger_than_noise"], found["basis"]) == (True, "3 and 3 seeds")
+    assert data["differences"][0] == {"kind": "config", "name": "actor.optim.lr", "values": ["0.001", "0.003"]}
+
+
+def test_another_metric_and_a_picture(cli: Cli) -> None:
+    ours, theirs = made("a", CONFIG, None, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
+
+    ended = cli("compare", ours.path.name, theirs.path.name, "--metric", "env/return", "--plot", "both.svg")
+
+    assert ended.code == 0
+    assert "env/return" in ended.out.splitlines()[0]
+    assert "the runs differ in nothing that is recorded" in ended.out
+    assert "<svg" in Path("both.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("a",), 2, "two runs or more"),
+        (("a", "a"), 2, "two runs or more"),
+        (("a", "c"), 1, "there is no run `c`"),
+        (("a", "b", "--metric", "env/retrun"), 1, "the run has no metric `env/retrun`"),
+        (("a", "b", "--plot", "both.xyz"), 1, "the curves cannot be written"),
+    ],
+)
+def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
+    names = {name: made(name, CONFIG, PROVENANCE, 0.9).path.name for name in ("a", "b")}
+
+    ended = cli("compare", *(names.get(each, each) for each in arguments))
+
+    assert ended.code == code
+    assert message in ended.err
+
+
+def test_a_configuration_that_cannot_be_read(cli: Cli) -> None:
+    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
+    theirs.config_file.write_text("a: [")
+
+    ended = cli("compare", ours.path, theirs.path)
+
+    assert ended.code == 1
+    assert "the configuration of a run cannot be read" in ended.err
