@@ -33,7 +33,7 @@ _GIT_SECONDS: Final = 10.0
 
 
 class Provenance(NamedTuple):
-    """What a run was made from, beside its configuration.
+    """Versions, code, input files and machine of a run.
 
     Attributes:
         versions: of python, rlinf, and every package in the driver's interpreter.
