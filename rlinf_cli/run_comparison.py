@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from rlinf_cli.live import labels
 from rlinf_core.errors import RunError
-from rlinf_core.runners.comparison import Difference, Kind, Result, Verdict, differences, result_of, verdict
+from rlinf_core.runners.comparison import Difference, Kind, ResultGap, RunResult, differences, result_of, verdict
 from rlinf_core.runners.metrics import Metrics, read_metrics
 from rlinf_core.runners.provenance import read_provenance
 from rlinf_core.runners.run_folder import RunFolder
@@ -31,7 +31,7 @@ class RunSet:
 
     label: str
     runs: tuple[RunFolder, ...]
-    results: tuple[Result, ...]
+    results: tuple[RunResult, ...]
     metrics: tuple[Sequence[Metrics], ...]
 
 
@@ -49,7 +49,7 @@ class Comparison:
     metric: str
     sets: tuple[RunSet, ...]
     differences: tuple[Difference, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ResultGap, ...]
 
 
 def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison:
@@ -124,7 +124,7 @@ def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
     raise RunError("the runs have no result in common", help="name a metric of theirs with `--metric`")
 
 
-def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> Result:
+def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResult:
     found = result_of(metric, [(line.step, line.metrics) for line in lines])
     if found.value != found.value:
         raise RunError(

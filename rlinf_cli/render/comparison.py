@@ -8,7 +8,7 @@ from rlinf_cli import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run_comparison import Comparison
-from rlinf_core.runners.comparison import Difference, Result, Verdict
+from rlinf_core.runners.comparison import Difference, ResultGap, RunResult
 
 SCHEMA = "rlinf.compare/1"
 # More packages than these say together that the environments are different.
@@ -58,7 +58,7 @@ def _verdicts(found: Comparison) -> list[str]:
     return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
 
 
-def _verdict(found: Verdict) -> str:
+def _verdict(found: ResultGap) -> str:
     gap = f"{found.gap:+.3g}"
     if found.low is None or found.high is None:
         return f"{gap}; {found.basis}"
@@ -66,7 +66,7 @@ def _verdict(found: Verdict) -> str:
     return f"{gap} [{found.low:+.3g}, {found.high:+.3g}], {word}, by {found.basis}"
 
 
-def _result(found: Result) -> str:
+def _result(found: RunResult) -> str:
     text = labels.figure(found.value)
     if found.low is not None and found.high is not None:
         text += f" [{found.low:.2f}, {found.high:.2f}]"
@@ -106,7 +106,7 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _result_record(found: Result) -> dict[str, Any]:
+def _result_record(found: RunResult) -> dict[str, Any]:
     return {"step": found.step, "value": found.value, "low": found.low, "high": found.high, "count": found.count}
 
 

@@ -45,7 +45,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """The result of one run.
 
     Attributes:
@@ -68,7 +68,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ResultGap:
     """The difference of two results, second minus first.
 
     Attributes:
@@ -170,7 +170,7 @@ def _of_key(name: str, values: Sequence[str | None]) -> Difference:
     return Difference(kind, name, tuple(values))
 
 
-def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> Result:
+def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
     """Return the result of a run by one metric, with its interval.
 
     That of an evaluation is the one which was written with it (`<metric>_low`, `<metric>_high`), or for a share of
@@ -183,7 +183,7 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
     """
     found = [(step, each) for step, each in steps if math.isfinite(each.get(metric, math.nan))]
     if not found:
-        return Result(metric, math.nan, 0)
+        return RunResult(metric, math.nan, 0)
     step, metrics = found[-1]
     space, _, name = metric.rpartition("/")
     if space == "eval" or space.startswith("eval/"):
@@ -192,16 +192,16 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
         count = int(episodes) if episodes else None
         if low is None and name.startswith("success") and count:
             low, high = wilson_interval(value * count, count)
-        return Result(metric, value, step, low, high, count, "the last evaluation" if low is not None else "")
+        return RunResult(metric, value, step, low, high, count, "the last evaluation" if low is not None else "")
     values = [each[metric] for _, each in found[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
-        return Result(metric, mean(values), step, count=len(values))
+        return RunResult(metric, mean(values), step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
     center = mean(values)
-    return Result(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
+    return RunResult(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
 
 
-def verdict(first: Sequence[Result], second: Sequence[Result]) -> Verdict:
+def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:
     """Return how far the results of two sets of runs differ, and by how much they would by chance.
 
     Runs of a set differ in nothing but seeds. With several in both sets the interval is Welch's of the two means; else
@@ -211,14 +211,14 @@ def verdict(first: Sequence[Result], second: Sequence[Result]) -> Verdict:
     ours, theirs = [each.value for each in first], [each.value for each in second]
     gap = mean(theirs) - mean(ours)
     if len(ours) > 1 and len(theirs) > 1:
-        return Verdict(gap, *_welch(ours, theirs), f"{len(ours)} and {len(theirs)} seeds")
+        return ResultGap(gap, *_welch(ours, theirs), f"{len(ours)} and {len(theirs)} seeds")
     a, b = first[0], second[0]
     gap = b.value - a.value
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        return Verdict(gap, None, None, "a single value each; several seeds would show the noise")
+        return ResultGap(gap, None, None, "a single value each; several seeds would show the noise")
     low = gap - math.hypot(b.value - b.low, a.high - a.value)
     high = gap + math.hypot(b.high - b.value, a.value - a.low)
-    return Verdict(gap, low, high, f"{a.basis} of one run each; other seeds may differ more")
+    return ResultGap(gap, low, high, f"{a.basis} of one run each; other seeds may differ more")
 
 
 def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

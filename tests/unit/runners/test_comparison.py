@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.runners.comparison import Difference, Kind, Result, differences, result_of, verdict
+from rlinf_core.runners.comparison import Difference, Kind, RunResult, differences, result_of, verdict
 from rlinf_core.runners.provenance import Provenance
 from rlinf_core.runners.statistics import t_quantile
 
@@ -84,8 +84,8 @@ def test_an_interval_that_was_written_is_taken() -> None:
 
 
 def test_the_noise_between_seeds_is_that_of_welch() -> None:
-    def of(*values: float) -> list[Result]:
-        return [Result("m", value, 1) for value in values]
+    def of(*values: float) -> list[RunResult]:
+        return [RunResult("m", value, 1) for value in values]
 
     # By hand: variances 0.01 and 0.0025 of three each, and 2.94 degrees of freedom, taken as 2.
     found = verdict(of(0.5, 0.6, 0.7), of(0.85, 0.9, 0.95))
@@ -96,14 +96,14 @@ def test_the_noise_between_seeds_is_that_of_welch() -> None:
 
 
 def test_single_runs_are_judged_by_their_own_intervals() -> None:
-    def evaluated(share: float, episodes: int) -> list[Result]:
+    def evaluated(share: float, episodes: int) -> list[RunResult]:
         return [result_of("eval/success_once", [(1, {"eval/success_once": share, "eval/episodes": float(episodes)})])]
 
     # Newcombe's example (1998, table II, row a): 56 of 70 against 48 of 80, method 10.
     found = verdict(evaluated(48 / 80, 80), evaluated(56 / 70, 70))
     assert (found.low, found.high) == (pytest.approx(0.0524, abs=1e-4), pytest.approx(0.3339, abs=1e-4))
     assert verdict(evaluated(0.9, 64), evaluated(0.95, 64)).larger_than_noise is False
-    assert verdict([Result("m", 1.0, 1)], [Result("m", 2.0, 1)]).larger_than_noise is None
+    assert verdict([RunResult("m", 1.0, 1)], [RunResult("m", 2.0, 1)]).larger_than_noise is None
 
 
 @pytest.mark.parametrize(
