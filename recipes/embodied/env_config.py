@@ -9,12 +9,13 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, NO_ADAPTER, has_ids
 from rlinf_core import ConfigModel
-from rlinf_core.config.sections.values import Count, KnownOrOwn, OptionalPath, Seed
+from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, OptionalPath, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", (*ENV_TYPES, *NO_ADAPTER))]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
-_WITH_IDS = ", ".join(name for name in ENV_TYPES if has_ids(name))
+_SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
+_WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))
 # Evaluation must not see the starts that training saw.
 EVAL_SEED_OFFSET = 1_000_000
 
@@ -47,17 +48,28 @@ class EnvironmentConfig(ConfigModel):
     )
     task: Text | None = Field(
         default=None,
-        description=f"What there is to do: {_TASKS}, an id such as `CartPole-v1` ({_WITH_IDS}). Default: the first of"
-        " these.",
+        description=f"What there is to do: {_TASKS}, {_SIMULATORS}, an id such as `CartPole-v1` ({_WITH_IDS})."
+        " Default: the first of these.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any], description="Further arguments for the environment's constructor, by name."
     )
     total_num_envs: Count = Field(default=64, description="Environments over all workers and pipeline stages.")
+    num_processes: NonNegativeInt | None = Field(
+        default=None,
+        description="Simulator processes of each env worker and pipeline stage, which share its environments; 0: they"
+        " are stepped in the worker's own process. Default: 1 for simulators that are packages of their own, 0 for"
+        " gymnasium. Our own environments are always in the worker's process.",
+    )
+    simulator_timeout: PositiveFloat = Field(
+        default=300.0,
+        description="Seconds that one operation of one simulator may take in its process (making, resetting, stepping"
+        " or observing an environment); then the process counts as hung, and is ended.",
+    )
     max_episode_steps: Count | None = Field(
         default=None,
         description="Steps after which an episode is cut off. Default: the environment's own limit, which is 50 for the"
-        f" arms, and what the id brings for {' and '.join(_WITH_IDS.split(', '))}.",
+        f" arms, that of the task for simulators, and what the id brings for {_WITH_IDS}.",
     )
     max_steps_per_rollout_epoch: Count = Field(
         default=50, description="Steps that every environment takes in one pass of a rollout."

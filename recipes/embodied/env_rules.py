@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from pydantic import BaseModel, ValidationError
+
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts
-from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, no_adapter
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, is_simulator, no_adapter
 from recipes.embodied.envs.keys import STATES, camera_of
+from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.sections.checks import Report, blame, is_given
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
+from rlinf_core.registry import import_target
 from rlinf_core.requirements import install_command, missing_modules
 
 
@@ -28,6 +34,9 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
     if known is not None and known.observes is not None:
         has_images = any(camera_of(name) for name in known.observes)
         return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
+    if is_simulator(kind):
+        options = _options(kind, environments)
+        return EnvFacts() if isinstance(options, ValidationError) else EnvFacts(True, bool(options.cameras))
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
 
@@ -58,14 +67,48 @@ def check_environments(
             at,
             "missing-extra",
             f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
-            f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
+            f"`rlinf env setup {kind}` makes an interpreter that has it, and prints the lines that use it"
+            if is_simulator(kind)
+            else f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
         )
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
         check_import(config, at, kind, "env", report)
+    if is_simulator(kind):
+        _check_options(config, section, environments, report)
     if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
+
+
+def _options(kind: str, environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
+    """Return the options of a simulator, or what is wrong with them."""
+    model = cast("type[SimulatorOptions]", import_target(ENV_TYPES[kind].options or "", "options"))
+    try:
+        return model.model_validate(environments.options)
+    except ValidationError as error:
+        return error
+
+
+def _check_options(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report options that a simulator does not take."""
+    kind = environments.env_type
+    found = _options(kind, environments)
+    if not isinstance(found, ValidationError):
+        return
+    from rlinf_core.suggest import did_you_mean
+
+    known = list(cast("type[BaseModel]", import_target(ENV_TYPES[kind].options or "", "options")).model_fields)
+    for each in found.errors():
+        name = str(each["loc"][0])
+        at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
+        if name not in known:
+            listed = "known: " + ", ".join(f"`{option}`" for option in known)
+            message = f"`env_type: {kind}` has no option `{name}`"
+            report(at, "unknown-choice", message, did_you_mean(name, known) or listed)
+        else:
+            where = ".".join(str(part) for part in each["loc"])
+            report(at, "bad-value", f"option `{where}`: {each['msg'][0].lower()}{each['msg'][1:]}")
 
 
 def _check_made(

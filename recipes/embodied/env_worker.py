@@ -16,8 +16,8 @@ from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.episodes import EpisodeSums, Sums
 from recipes.embodied.layout import routes_of
+from recipes.embodied.messages import CHUNKS, OUTCOME, sliced, stacked
 from recipes.embodied.routing import Routes
-from recipes.embodied.trajectory import CHUNKS, OUTCOME, sliced, stacked
 from recipes.training.finite import NonFiniteError
 from rlinf_core import ConfigError, Worker
 from rlinf_core.runners.embodied_protocols import Layout
@@ -66,6 +66,7 @@ class StagedEnvironments:
                     hardware=info.hardware,
                     resumable=not self.resets,
                     on_nonfinite=config.runner.on_nonfinite,
+                    owner=str(info.address),
                 ),
             )
             for stage in range(self.routes.stages)

@@ -11,11 +11,12 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.layout import actors_of, routes_of, trajectory_key
+from recipes.embodied.messages import CHUNKS, stacked
 from recipes.embodied.models.base import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
-from recipes.embodied.trajectory import CHUNKS, RolloutBuffer, RolloutChunks, stacked
+from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.weight_sync import receivers_of
 from recipes.training.weights import FlatWeights

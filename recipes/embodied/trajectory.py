@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recipes.embodied.messages import OUTCOME
 from recipes.embodied.models.base import Inputs, PolicyOutput
-
-# What a step of the environments tells, by its name in `StepResult`; each [B, C].
-OUTCOME = ("rewards", "terminations", "truncations", "valid")
-# In the first message of a pass: how many chunks of actions it has, the same number for each environment, int64 [B].
-CHUNKS = "chunks"
 
 
 @dataclass(frozen=True)
@@ -116,30 +111,3 @@ class RolloutBuffer:
         if column is None:
             column = columns[name] = torch.zeros((self._length, *value.shape), dtype=value.dtype, device="cpu")
         column[step].copy_(value)
-
-
-def stacked(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Messages of several workers as one: arrays and observations one behind the other along environments."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: _stack([part.get(name) for part in parts]) for name in names}
-
-
-def _stack(values: list[Any]) -> Any:
-    if isinstance(values[0], dict):
-        return stacked(cast("list[dict[str, Any]]", values))
-    return np.concatenate(values)
-
-
-def sliced(message: dict[str, Any], start: int, stop: int, total: int) -> dict[str, Any]:
-    """Rows `start` to `stop` of a message of `total` environments."""
-    if (start, stop) == (0, total):
-        return message
-    return {
-        name: sliced(cast("dict[str, Any]", value), start, stop, total)
-        if isinstance(value, dict)
-        else value[start:stop]
-        for name, value in message.items()
-    }

@@ -24,6 +24,8 @@ from rlinf_core import RLinfError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]
 _STEPS = 6
+# Environments of the job that the batches are parts of.
+_TOTAL = 4
 _AGREE = "`spec` and `_observe` must agree; observations are `states`, `images.CAMERA` and `instructions`"
 # Beside the observations of a history.
 _REWARDS = "rewards"
@@ -46,7 +48,7 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
     """
 
     def made(num_envs: int, **settings: Any) -> VectorEnv:
-        return make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, **settings))
+        return make(EnvSettings(num_envs=num_envs, task=task, options=options or {}, total_envs=_TOTAL, **settings))
 
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
         """Return what environments 0 to 3, or some of them, observe and are rewarded with under the same actions."""

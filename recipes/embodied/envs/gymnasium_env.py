@@ -1,7 +1,7 @@
-"""Any environment of Gymnasium by its id, one after another in this process.
+"""Any environment of Gymnasium by its id.
 
-For environments as cheap as the classic ones this is faster than Gymnasium's own `AsyncVectorEnv`; for dear ones, give
-the component `env` more processes.
+For environments as cheap as the classic ones a process of their own costs more than it gives: by default they are
+stepped one after another in the worker's own process. For dear ones, give `num_processes`.
 """
 
 # Gymnasium is an optional package: the checker of types runs without it.
@@ -9,65 +9,36 @@ the component `env` more processes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
-from recipes.embodied.envs.starts import Starts
-from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import (
-    EnvSettings,
-    EnvSpec,
-    FloatArray,
-    ImageShape,
-    IntArray,
-    Observation,
-    Transition,
-)
+from recipes.embodied.envs.simulated_env import SimulatedEnv
+from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
 from rlinf_core import ConfigError
 
 
-class GymnasiumEnv(VectorEnv):
-    """`task` is the id, `options` are arguments of `gymnasium.make`.
+class GymnasiumSimulation(Simulation):
+    """An environment of Gymnasium; `options` are arguments of `gymnasium.make`.
 
-    Observations that are images (uint8, three dimensions) become `images.CAMERA`: of a dictionary the camera has the
-    name of its part, a bare image that of the main camera. A text becomes `instructions`; everything else becomes
-    `states`, with the parts of a dictionary one after the other, and a choice as a vector of zeros with a one.
-    Continuous actions are stretched from -1..1 to the bounds of the environment where those are finite.
-    `max_episode_steps` is by default the limit that the id brings. Success is what an environment reports as
-    `is_success` or `success`.
-
-    Gymnasium has no call for the state of an environment. A resumed run therefore repeats the actions of each running
-    episode from its seed; `load` tells by the observations whether that led to the same state.
+    Success is what an environment reports as `is_success` or `success`.
     """
 
-    def __init__(self, settings: EnvSettings) -> None:
-        super().__init__(settings)
-        if settings.task is None:
-            raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
-        self._envs: list[gymnasium.Env[Any, Any]] = []
+    def __init__(self, task: str, options: dict[str, Any]) -> None:
         try:
-            self.default_max_episode_steps = gymnasium.spec(settings.task).max_episode_steps
+            self.max_episode_steps = gymnasium.spec(task).max_episode_steps
             # The limit is kept by `VectorEnv`: -1 makes no `TimeLimit` of it.
-            options = {"max_episode_steps": -1, "disable_env_checker": True, **settings.options}
-            for _ in range(settings.num_envs):
-                self._envs.append(gymnasium.make(settings.task, **options))
+            self.env = gymnasium.make(task, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            self.close()
-            raise ConfigError(f"`{settings.task}` cannot be made: {error}", where="env.task") from error
-        self._reads = _Reader(settings.task, self._envs[0].observation_space)
-        self._writes = _Writer(settings.task, self._envs[0].action_space)
-        self._current: list[Any] = [None] * settings.num_envs
-        self._rewards = np.zeros(settings.num_envs, np.float32)
-        self._knows_success = False
-        # Of each running episode: the seed it began with, and the actions since.
-        self._seeds = np.zeros(settings.num_envs, np.int64)
-        self._actions: list[list[Any]] = [[] for _ in range(settings.num_envs)]
+            raise ConfigError(f"`{task}` cannot be made: {error}", where="env.task") from error
+        self._reads = Reader(task, self.env.observation_space)
+        self._writes = Writer(task, self.env.action_space)
+        self._current: Any = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -80,105 +51,104 @@ class GymnasiumEnv(VectorEnv):
             has_instructions=self._reads.instruction is not None,
         )
 
-    @property
-    def knows_success(self) -> bool:
-        """Whether the environment has ever reported success or failure."""
-        return self._knows_success
+    def reset(self, start: Start) -> None:
+        """See `Simulation`."""
+        self._current, _ = self.env.reset(seed=start.seed)
 
-    def close(self) -> None:
-        """Close every environment."""
-        while self._envs:
-            self._envs.pop().close()
+    def step(self, action: Any) -> Outcome:
+        """See `Simulation`."""
+        self._current, reward, terminated, truncated, info = self.env.step(action)
+        success = info.get("is_success", info.get("success")) if info else None
+        return Outcome(float(reward), terminated, truncated, None if success is None else bool(success))
 
-    def _start(self, rows: IntArray, starts: Starts) -> None:
-        for row, seed in zip(rows.tolist(), starts.seeds(), strict=True):
-            self._current[row], _ = self._envs[row].reset(seed=seed)
-            self._seeds[row] = seed
-            self._actions[row].clear()
-
-    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        written = self._writes(actions)
-        ended = np.zeros((3, self.num_envs), np.bool_)
-        rewards = np.zeros(self.num_envs, np.float32)
-        keeps = self.settings.resumable
-        for row in range(self.num_envs) if rows is None else rows.tolist():
-            if keeps:
-                self._actions[row].append(written[row])
-            current, reward, terminated, truncated, info = self._envs[row].step(written[row])
-            self._current[row] = current
-            rewards[row] = reward
-            success = info.get("is_success", info.get("success")) if info else None
-            if success is not None:
-                self._knows_success = True
-                ended[2, row] = success
-            ended[0, row], ended[1, row] = terminated, truncated
-        return Transition(rewards, ended[0], ended[1], ended[2])
-
-    def _save(self) -> State:
-        counts = [len(actions) for actions in self._actions]
-        actions = self._writes.table(self.num_envs, max(counts))
-        for row, taken in enumerate(self._actions):
-            if taken:
-                actions[row, : len(taken)] = taken
-        return {"seeds": self._seeds.copy(), "counts": np.array(counts), "actions": actions}
-
-    def _load(self, state: State) -> None:
-        for row, env in enumerate(self._envs):
-            self._seeds[row] = seed = int(state["seeds"][row])
-            self._current[row], _ = env.reset(seed=seed)
-            taken = self._writes.listed(state["actions"][row, : state["counts"][row]])
-            for action in taken:
-                self._current[row], *_ = env.step(action)
-            self._actions[row] = taken
-
-    def _observe(self) -> Observation:
+    def observe(self) -> Row:
+        """See `Simulation`."""
         return self._reads(self._current)
 
+    def native(self, actions: NDArray[Any]) -> Any:
+        """See `Simulation`."""
+        return self._writes(actions)
 
-class _Reader:
-    """Observations of one environment each, as one batch."""
+    def close(self) -> None:
+        """See `Simulation`."""
+        self.env.close()
+
+
+class GymnasiumEnv(SimulatedEnv):
+    """`task` is the id, `options` are arguments of `gymnasium.make`.
+
+    Observations that are images (uint8, three dimensions) become `images.CAMERA`: of a dictionary the camera has the
+    name of its part, a bare image that of the main camera. A text becomes `instructions`; everything else becomes
+    `states`, with the parts of a dictionary one after the other, and a choice as a vector of zeros with a one.
+    Continuous actions are stretched from -1..1 to the bounds of the environment where those are finite.
+    `max_episode_steps` is by default the limit that the id brings.
+    """
+
+    simulation: ClassVar[str] = f"{__name__}:GymnasiumSimulation"
+    processes: ClassVar[int] = 0
+
+    def __init__(self, settings: EnvSettings) -> None:
+        if settings.task is None:
+            raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
+        super().__init__(settings)
+
+
+class Reader:
+    """Observations of a space as rows of ours.
+
+    Args:
+        task: for errors.
+        space: of the observations.
+
+    Attributes:
+        state_size: numbers in `states`.
+        cameras: size of the images, by camera.
+        instruction: the part that holds the instruction; None: there is none.
+
+    Raises:
+        ConfigError: a part of the space is not understood.
+    """
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
         parts = list(space.spaces.items()) if isinstance(space, spaces.Dict) else [("", space)]
         self._nested = isinstance(space, spaces.Dict)
-        # By camera, the part of a dictionary that holds its images.
-        self._images = {name or MAIN_CAMERA: name for name, part in parts if _is_image(part)}
-        self.cameras: dict[str, ImageShape] = {
-            name or MAIN_CAMERA: (part.shape[0], part.shape[1], part.shape[2])
-            for name, part in parts
-            if isinstance(part, spaces.Box) and _is_image(part)
-        }
+        images = {name: part for name, part in parts if _is_image(part)}
+        # The part of a dictionary that holds the images, by the name of the observation.
+        self._images = {image_key(name or MAIN_CAMERA): name for name in images}
+        self.cameras: dict[str, Any] = {name or MAIN_CAMERA: part.shape for name, part in images.items()}
         self.instruction = next((name for name, part in parts if name and isinstance(part, spaces.Text)), None)
-        self._states = [
-            (name, part) for name, part in parts if name not in self._images.values() and name != self.instruction
-        ]
+        self._states = [(name, part) for name, part in parts if name not in images and name != self.instruction]
         for name, part in self._states:
-            if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+            if not _is_vector(part):
                 raise ConfigError(
                     f"observations of `{task}` are not understood: {f'`{name}` is ' if name else ''}{part}",
                     help="wrap it in an environment of your own, `env_type: package.module:Class`",
                 )
         self.state_size = sum(_length(part) for _, part in self._states)
+        self._bare = not self._nested and not images and isinstance(space, spaces.Box)
 
-    def __call__(self, current: list[Any]) -> Observation:
-        found: Observation = {}
-        for camera, name in self._images.items():
-            found[image_key(camera)] = np.stack([each[name] for each in current] if self._nested else current)
+    def __call__(self, observation: Any) -> Row:
+        """Return an observation of the space as a row."""
+        if self._bare:
+            return {STATES: np.array(observation, np.float32).reshape(-1)}
+        row: Row = {}
+        for key, name in self._images.items():
+            row[key] = np.array(observation[name] if self._nested else observation)
         if self.instruction is not None:
-            found[INSTRUCTIONS] = np.array([each[self.instruction] for each in current])
-        if not self._nested and self._states and isinstance(self._states[0][1], spaces.Box):
-            found[STATES] = np.array(current, np.float32).reshape(len(current), -1)
-        elif self._states:
-            found[STATES] = np.stack([self._flat(each) for each in current])
-        return found
-
-    def _flat(self, observation: Any) -> FloatArray:
-        parts = [_vector(space, observation[name] if self._nested else observation) for name, space in self._states]
-        return np.concatenate(parts)
+            row[INSTRUCTIONS] = observation[self.instruction]
+        if self._states:
+            row[STATES] = np.concatenate(
+                [_vector(space, observation[name] if self._nested else observation) for name, space in self._states]
+            )
+        return row
 
 
-class _Writer:
-    """Actions of a batch, as one environment each wants them."""
+class Writer:
+    """Actions of a batch, as one environment each wants them.
+
+    Raises:
+        ConfigError: the space of actions is not understood.
+    """
 
     def __init__(self, task: str, space: spaces.Space[Any]) -> None:
         self.num_choices: int | None = None
@@ -199,31 +169,32 @@ class _Writer:
             )
 
     def __call__(self, actions: NDArray[Any]) -> Any:
+        """Return actions [n, A] as `step` takes them."""
         if self.num_choices is not None:
             return (actions[:, 0] + self._first).tolist()
         bounded = np.where(self._finite, np.clip(actions, -1, 1), actions)
         return (self._middle + self._half * bounded).astype(self._type).reshape(-1, *self._shape)
-
-    def table(self, rows: int, steps: int) -> NDArray[Any]:
-        """Return room for actions as environments take them, [rows, steps, ...]."""
-        if self.num_choices is not None:
-            return np.zeros((rows, steps), np.int64)
-        return np.zeros((rows, steps, *self._shape), self._type)
-
-    def listed(self, actions: NDArray[Any]) -> list[Any]:
-        """Return the actions of one episode, one after the other, as `step` takes them."""
-        return actions.tolist() if self.num_choices is not None else list(actions)
 
 
 def _is_image(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
+def _is_vector(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(_is_vector(part) for part in space.spaces.values())
+    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary)
+
+
 def _length(space: spaces.Space[Any]) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(_length(part) for part in space.spaces.values())
     return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape or (1,)))
 
 
 def _vector(space: spaces.Space[Any], value: Any) -> FloatArray:
+    if isinstance(space, spaces.Dict):
+        return np.concatenate([_vector(part, value[name]) for name, part in space.spaces.items()])
     if isinstance(space, spaces.Discrete):
         return np.eye(int(space.n), dtype=np.float32)[int(value) - int(space.start)]
     return np.asarray(value, np.float32).reshape(-1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, no_adapter
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, is_simulator, no_adapter
 from rlinf_core import ConfigError
 from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
@@ -26,8 +27,10 @@ class MissingPackageError(ConfigError):
 
     def __init__(self, env_type: str, package: str) -> None:
         super().__init__(
-            f"`env_type: {env_type}` needs the package `{package}`, which this Python does not have",
-            help=f"run `{install_command(package)}`",
+            f"`env_type: {env_type}` needs the package `{package}`, which `{sys.executable}` does not have",
+            help=f"`rlinf env setup {env_type}` makes an interpreter that has it, and prints the lines that use it"
+            if is_simulator(env_type)
+            else f"run `{install_command(package)}`",
         )
         self.package = package
 

@@ -69,6 +69,11 @@ class EnvSettings:
         resumable: `save` will be called, so that what it needs has to be kept.
         on_nonfinite: what becomes of a NaN or an infinity in a reward or an observation: an error, or the end of that
             episode, whose last step is then not learned from.
+        total_envs: environments of all workers; None: this batch has all of them.
+        num_processes: simulator processes that share the environments, 0: none but this one; None: as the environment
+            has it by default.
+        simulator_timeout: seconds that one operation of a simulator in a process of its own may take.
+        owner: the worker, as in `EnvGroup:0`, for errors.
     """
 
     num_envs: int
@@ -83,6 +88,10 @@ class EnvSettings:
     hardware: tuple[RobotUnit, ...] = ()
     resumable: bool = False
     on_nonfinite: OnNonFinite = "stop"
+    total_envs: int | None = None
+    num_processes: int | None = None
+    simulator_timeout: float = 300
+    owner: str = "the environment"
 
     @classmethod
     def of(
@@ -95,6 +104,7 @@ class EnvSettings:
         hardware: tuple[RobotUnit, ...] = (),
         resumable: bool = False,
         on_nonfinite: OnNonFinite = "stop",
+        owner: str = "the environment",
     ) -> EnvSettings:
         """Return the settings of a section `env.train` or `env.eval`."""
         return cls(
@@ -110,6 +120,10 @@ class EnvSettings:
             hardware=hardware,
             resumable=resumable,
             on_nonfinite=on_nonfinite,
+            total_envs=config.total_num_envs,
+            num_processes=config.num_processes,
+            simulator_timeout=config.simulator_timeout,
+            owner=owner,
         )
 
 

@@ -220,11 +220,25 @@ class TestKinds:
         assert code == "missing-extra"
         assert message == "`PandaReach-v3` cannot be checked here: `env` runs in another interpreter"
 
-    @pytest.mark.parametrize("name", ["maniskill", "libero"])
-    def test_a_kind_without_an_adapter(self, findings: Any, name: str) -> None:
-        found = findings(LAPTOP + f"env:\n  train:\n    env_type: {name}\n", messages=True)
-        assert [(each[0], each[1]) for each in found] == [("missing-extra", name)]
+    def test_a_kind_without_an_adapter(self, findings: Any) -> None:
+        found = findings(LAPTOP + "env:\n  train:\n    env_type: maniskill\n", messages=True)
+        assert [(each[0], each[1]) for each in found] == [("missing-extra", "maniskill")]
         assert "VectorEnv" in found[0][3]
+
+    def test_options_of_a_simulator_are_checked_without_it(self, findings: Any) -> None:
+        text = "env:\n  train:\n    env_type: libero\n    options: {camras: [main], image_size: 4}\n"
+        found = {each[0]: each for each in findings(LAPTOP + text, messages=True)}
+        assert found.keys() == {"missing-extra", "bad-value", "unknown-choice"}
+        assert "rlinf env setup libero" in found["missing-extra"][3]
+        assert "greater than or equal to 8" in found["bad-value"][2]
+        assert found["unknown-choice"][3] == "did you mean `cameras`?"
+
+    def test_a_policy_on_images_needs_a_camera_of_the_simulator(self, findings: Any) -> None:
+        text = (
+            "actor: {model: {model_type: cnn_policy}}\nenv: {train: {env_type: metaworld, options: {cameras: [%s]}}}\n"
+        )
+        assert [each[0] for each in findings(LAPTOP + text % "wrist")] == ["missing-extra"]
+        assert {each[0] for each in findings(LAPTOP + text % "")} == {"missing-extra", "conflicting-settings"}
 
     def test_videos_are_refused_rather_than_not_made(self, findings: Any) -> None:
         for section in ("train", "eval"):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER
+from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, is_simulator
 from recipes.embodied.envs.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.types import EnvSettings
@@ -30,7 +30,9 @@ def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.Mon
     with pytest.raises(MissingPackageError, match=package) as caught:
         make_env(name, SETTINGS)
     assert caught.value.package == package
-    assert caught.value.help == f"run `{install_command(package)}`"
+    assert sys.executable in caught.value.message
+    wanted = f"`rlinf env setup {name}`" if is_simulator(name) else f"run `{install_command(package)}`"
+    assert wanted in (caught.value.help or "")
 
 
 @pytest.mark.parametrize("name", sorted(NO_ADAPTER))
@@ -44,6 +46,13 @@ def test_what_has_no_adapter_says_so_and_what_to_do(name: str) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean `franka_kin`"):
         make_env("franka-kin", SETTINGS)
+
+
+def test_an_env_worker_needs_no_torch() -> None:
+    """The interpreter of a simulator has none."""
+    code = "import sys; sys.modules['torch'] = None; import recipes.embodied.env_worker"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("kind", ["franka_kin", "franka_mujoco", "franka_robot"])

@@ -24,7 +24,7 @@ class Toy(gymnasium.Env):
             "camera": gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8),
             "wrist": gymnasium.spaces.Box(0, 255, (8, 6, 3), np.uint8),
             "words": gymnasium.spaces.Text(30),
-            "arm": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64),
+            "arm": gymnasium.spaces.Dict({"joints": gymnasium.spaces.Box(-1, 1, (2, 2), np.float64)}),
             "tool": gymnasium.spaces.Discrete(3, start=1),
         }
     )
@@ -40,7 +40,7 @@ class Toy(gymnasium.Env):
 
     def look(self) -> dict[str, Any]:
         images = {"camera": np.full((40, 48, 3), 7, np.uint8), "wrist": np.full((8, 6, 3), 9, np.uint8)}
-        return {**images, "words": f"push to {self.goal}", "arm": self.np_random.random((2, 2)), "tool": 2}
+        return {**images, "words": f"push to {self.goal}", "arm": {"joints": self.np_random.random((2, 2))}, "tool": 2}
 
     def step(self, action: np.ndarray) -> Any:
         self.actions.append(action)
@@ -82,7 +82,7 @@ def test_it_does_what_gymnasium_does() -> None:
     state = env.reset()["states"][0]
     plain = gymnasium.make("CartPole-v1")
     plain.reset(seed=0)
-    plain.unwrapped.state = np.array(env._current[0], np.float64)
+    plain.unwrapped.state = np.array(state, np.float64)
     for action in (0, 1, 1, 0):
         result = env.step(np.array([[[action]]]))
         expected, *_ = plain.step(action)
@@ -136,7 +136,7 @@ def test_a_running_episode_is_continued_by_repeating_its_actions(task: str) -> N
 def test_an_environment_that_does_not_repeat_itself_is_told(toy_id: str) -> None:
     class Moody(Toy):
         def look(self) -> dict[str, Any]:
-            return {**super().look(), "arm": np.random.default_rng().random((2, 2))}
+            return {**super().look(), "arm": {"joints": np.random.default_rng().random((2, 2))}}
 
     gymnasium.registry[toy_id].entry_point = Moody
     env, again = (make_env("gymnasium", EnvSettings(num_envs=1, task=toy_id, resumable=True)) for _ in range(2))
@@ -161,7 +161,7 @@ def test_dictionaries_images_and_bounds(toy_id: str) -> None:
     assert observations["states"][:, 4:].tolist() == [[0, 1, 0]] * 2
     result = env.step(np.array([[[0.0, 3.0]], [[2.0, -4.0]]], np.float32))
     assert result.rewards[:, 0].tolist() == [5, 10]  # -1..1 becomes 0..10, and beyond counts as the bound
-    assert [each.unwrapped.actions[0].tolist() for each in env._envs] == [[5, 3], [10, -4]]
+    assert [each.env.unwrapped.actions[0].tolist() for each in env._simulators.simulations] == [[5, 3], [10, -4]]
     assert result.episodes.success_at_end.tolist() == [True]
     assert result.episodes.env.tolist() == [1]
 

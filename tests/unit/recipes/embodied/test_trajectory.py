@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks, joined, sliced, stacked
+from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks, joined
 
 
 def outcome(batch: int, value: float) -> dict[str, object]:
@@ -61,12 +61,3 @@ def test_pieces_are_ordered_by_environment_and_not_by_arrival() -> None:
 def test_the_oldest_version_is_that_of_the_whole() -> None:
     pieces = [record(1, 1, version=version).rows(0, 1, version) for version in (5, 4)]
     assert joined(pieces).version == 4
-
-
-def test_messages_are_taken_apart_and_put_together() -> None:
-    message = {"observations": {"states": np.arange(8).reshape(4, 2)}, "rewards": np.arange(4)}
-    parts = [sliced(message, 0, 3, 4), sliced(message, 3, 4, 4)]
-    again = stacked(parts)
-    assert (again["observations"]["states"] == message["observations"]["states"]).all()
-    assert again["rewards"].tolist() == [0, 1, 2, 3]
-    assert sliced(message, 0, 4, 4) is message

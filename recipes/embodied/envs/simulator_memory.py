@@ -1,0 +1,90 @@
+"""Memory that an env worker shares with its simulator processes: actions in, results and observations out."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.simulation import Outcomes
+from recipes.embodied.envs.types import EnvSpec
+
+# The head of the memory has room for so many processes; arrays follow it.
+HEAD_BYTES: Final = 4096
+_PULSE_WORDS: Final = 3
+MAX_PROCESSES: Final = HEAD_BYTES // (_PULSE_WORDS * 8)
+_ALIGNED: Final = 64
+# What a process does, by its number in the pulse.
+OPERATIONS: Final = ("starting", "making", "resetting", "stepping", "observing", "waiting")
+
+
+class Pulse:
+    """Signs of life of one simulator process: int64 [3], a counter, an environment, and what is done to it."""
+
+    def __init__(self, memory: mmap.mmap, process: int) -> None:
+        words = np.frombuffer(memory, np.int64, _PULSE_WORDS * MAX_PROCESSES)
+        self._words = words.reshape(-1, _PULSE_WORDS)[process]
+
+    def beat(self, row: int, operation: str) -> None:
+        """Tell that an operation begins."""
+        self._words[:] = (self._words[0] + 1, row, OPERATIONS.index(operation))
+
+    def read(self) -> tuple[int, int, str]:
+        """Return the counter, the environment, and the operation."""
+        count, row, operation = (int(word) for word in self._words)
+        return count, row, OPERATIONS[operation]
+
+
+def _table(spec: EnvSpec, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and type of every array, by name."""
+    action = np.float32 if spec.num_choices is None else np.int64
+    table: dict[str, tuple[tuple[int, ...], Any]] = {
+        "rewards": ((count,), np.float32),
+        "flags": ((4, count), np.bool_),
+        "actions": ((count, spec.action_size), action),
+    }
+    for name, (shape, kind) in spec.observations.items():
+        if name != INSTRUCTIONS:  # texts come with the answers
+            table[f"seen {name}"] = ((count, *shape), np.dtype(kind))
+    return table
+
+
+def _bytes(shape: tuple[int, ...], kind: Any) -> int:
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def memory_bytes(spec: EnvSpec, count: int) -> int:
+    """Return the size of the memory for `count` environments."""
+    return HEAD_BYTES + sum(_bytes(*each) for each in _table(spec, count).values())
+
+
+class SharedArrays:
+    """The arrays of a batch in shared memory.
+
+    Args:
+        memory: of `memory_bytes`.
+        spec: of the environments.
+        count: how many there are, B.
+
+    Attributes:
+        outcomes: of the last step.
+        actions: [B, A].
+        observations: by name, without texts.
+    """
+
+    def __init__(self, memory: mmap.mmap, spec: EnvSpec, count: int) -> None:
+        found: dict[str, NDArray[Any]] = {}
+        offset = HEAD_BYTES
+        for name, (shape, kind) in _table(spec, count).items():
+            found[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
+            offset += _bytes(shape, kind)
+        self.outcomes = Outcomes(found["rewards"], *found["flags"])
+        self.actions = found["actions"]
+        self.observations: Mapping[str, NDArray[Any]] = {
+            name.removeprefix("seen "): array for name, array in found.items() if name.startswith("seen ")
+        }

@@ -1,0 +1,144 @@
+"""A simulator process: holds simulations for an env worker, and does what that says.
+
+    python -m recipes.embodied.envs.simulator_process NUMBER COMMANDS LIFELINE MEMORY
+
+The three last are descriptors that it inherits: a socket for commands, one that ends it with its worker, and the shared
+memory. It needs what the simulator needs, and numpy.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.simulation import BatchRequest, SimulationBatch, Start
+from recipes.embodied.envs.simulator_lines import Lines
+from recipes.embodied.envs.simulator_memory import HEAD_BYTES, Pulse, SharedArrays
+from rlinf_core import ConfigError
+
+
+def end_with(lifeline: int) -> None:
+    """Have the kernel kill this process when the other end of a socket is closed, whatever this one is doing then.
+
+    A thread that waits for that would not run while a simulator hangs and holds the interpreter's lock.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+    try:
+        gone = os.read(lifeline, 1) == b""  # its worker ended before this was set up
+    except BlockingIOError:
+        gone = False
+    if gone:
+        os._exit(1)
+
+
+class SimulatorProcess:
+    """The simulations of this process, and the memory in which they are stepped.
+
+    Args:
+        number: of this process among those of its worker.
+        memory: descriptor of the shared memory.
+    """
+
+    def __init__(self, number: int, memory: int) -> None:
+        self._memory = memory
+        self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
+        self._batch: SimulationBatch | None = None
+
+    def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out a command and return the answer to it."""
+        found = getattr(self, f"_{command}")(**arguments)
+        self._pulse.beat(0, "waiting")
+        return {"done": found}
+
+    def _make(self, request: list[Any], first: int) -> dict[str, Any]:
+        """Make the simulations; `first` is the first one's row in the arrays."""
+        self._first = first
+        self._batch = SimulationBatch(BatchRequest(*request), self._alive)
+        facts = self._batch.facts
+        spec = facts.spec
+        return {
+            "spec": [spec.state_size, spec.action_size, spec.num_choices, spec.cameras, spec.has_instructions],
+            "max_episode_steps": facts.max_episode_steps,
+            "tasks": facts.tasks,
+            "num_tasks": facts.num_tasks,
+        }
+
+    def _map(self, size: int, count: int) -> None:
+        self._arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count)
+
+    def _reset(self, rows: list[int], starts: list[list[int]]) -> None:
+        self.batch.reset([row - self._first for row in rows], [Start(*start) for start in starts])
+
+    def _step(self, rows: list[int]) -> None:
+        mine = slice(self._first, self._first + len(self.batch.simulations))
+        found = self.batch.step([row - self._first for row in rows], self._arrays.actions[mine])
+        for shared, own in zip(self._arrays.outcomes, found, strict=True):
+            shared[mine] = own
+
+    def _observe(self) -> dict[int, str]:
+        """Write the observations that have changed; return the texts among them, by row."""
+        texts: dict[int, str] = {}
+        for number in self.batch.refresh():
+            for name, value in self.batch.row(number).items():
+                if name == INSTRUCTIONS:
+                    texts[self._first + number] = value
+                else:
+                    self._arrays.observations[name][self._first + number] = value
+        return texts
+
+    def _alive(self, row: int, operation: str) -> None:
+        self._pulse.beat(self._first + row, operation)
+
+    @property
+    def batch(self) -> SimulationBatch:
+        """The simulations, once they are made."""
+        if self._batch is None:
+            raise RuntimeError("used before `make`")
+        return self._batch
+
+    def close(self) -> None:
+        """Release what the simulators hold."""
+        if self._batch is not None:
+            self._batch.close()
+
+
+def main(number: int, commands: int, lifeline: int, memory: int) -> None:
+    """Answer commands until `close`."""
+    end_with(lifeline)
+    faulthandler.enable()
+    # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lines = Lines(socket.socket(fileno=commands))
+    process = SimulatorProcess(number, memory)
+    while True:
+        try:
+            command, arguments = lines.receive()
+        except EOFError:
+            break
+        if command == "close":
+            process.close()
+            break
+        try:
+            answer = process.answer(command, arguments)
+        except ConfigError as error:
+            answer = {"config": [error.message, error.where, error.why, error.help]}
+        except Exception as error:  # noqa: BLE001 - a simulator may raise anything; its worker raises it
+            traceback.print_exc()
+            answer = {"raised": f"{type(error).__name__}: {error}"}
+        sys.stdout.flush()
+        lines.send(answer)
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

@@ -1,0 +1,292 @@
+"""Simulators in processes of their own, behind the interface of those in this one.
+
+An env worker starts them, hands them environments, and shares memory with them. They end with it. A process that dies
+or gives no sign of life is the death of its worker: the error says which process, which environment, and how it ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.simulation import BatchFacts, BatchRequest, Outcomes, Start
+from recipes.embodied.envs.simulator_lines import Lines
+from recipes.embodied.envs.simulator_memory import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
+from recipes.embodied.envs.types import EnvSpec, Observation
+from rlinf_core import ConfigError, RuntimeFailure, WorkerDiedError
+
+_MODULE: Final = "recipes.embodied.envs.simulator_process"
+_LAST_LINES: Final = 30
+# How long a process may take to end once it is told to, and how often its pulse is felt.
+_END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.5
+# How long the interpreter may take to start, at least: it imports before it can give a sign of life.
+_START_SECONDS: Final = 60.0
+
+
+class SimulatorDiedError(WorkerDiedError):
+    """A simulator process of an env worker is gone, or gave no sign of life and was ended.
+
+    To a run that is the death of the worker: the run goes back to its last checkpoint, up to `runner.max_restarts`.
+    """
+
+    def __init__(self, owner: str, process: str, cause: str) -> None:
+        super().__init__(owner, cause=cause)
+        self.message = f"`{owner}`: {process} died"
+
+
+class SimulatorError(RuntimeFailure):
+    """A simulator raised an exception in its process."""
+
+
+class SimulatorProcesses:
+    """The simulations of a batch, dealt to processes.
+
+    Args:
+        request: what they are.
+        processes: how many processes.
+        seconds: how long one operation of one environment may take.
+        owner: the worker, as in `EnvGroup:0`, for errors.
+
+    Raises:
+        ConfigError: the simulator or the task cannot be had, or an option is wrong.
+        SimulatorDiedError: a process died while it made its simulations.
+    """
+
+    def __init__(self, request: BatchRequest, processes: int, seconds: float, owner: str) -> None:
+        count = len(request.groups)
+        processes = min(processes, count, MAX_PROCESSES)
+        bounds = [number * count // processes for number in range(processes + 1)]
+        self._memory = os.memfd_create("rlinf-simulators", os.MFD_CLOEXEC)
+        os.ftruncate(self._memory, HEAD_BYTES)
+        self._children: list[_Child] = []
+        try:
+            for number, (first, stop) in enumerate(pairwise(bounds)):
+                child = _Child(number, processes, range(first, stop), self._memory, seconds, owner, request.task)
+                self._children.append(child)
+                child.send("make", request=[*request[:3], list(request.groups[first:stop])], first=first)
+            self._map([child.done() for child in self._children], count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, made: list[dict[str, Any]], count: int) -> None:
+        """Take the facts that the processes report, and map memory for arrays of that size."""
+        state_size, action_size, num_choices, cameras, has_instructions = made[0]["spec"]
+        sizes = {camera: (shape[0], shape[1], shape[2]) for camera, shape in cameras.items()}
+        spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
+        limits = [each["max_episode_steps"] for each in made if each["max_episode_steps"] is not None]
+        tasks = [task for each in made for task in each["tasks"]]
+        self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"])
+        size = memory_bytes(spec, count)
+        os.ftruncate(self._memory, size)
+        self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count)
+        self._texts = [""] * count
+        self._all([("map", {"size": size, "count": count}) for _ in self._children])
+
+    def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
+        """Begin episodes."""
+        by_row = dict(zip(rows, starts, strict=True))
+        self._all(
+            [("reset", {"rows": mine, "starts": [by_row[row] for row in mine]}) for mine in self._dealt(rows)],
+        )
+
+    def step(self, rows: Sequence[int], actions: NDArray[Any]) -> Outcomes:
+        """Carry out actions [B, A] in the environments of `rows`."""
+        self._arrays.actions[:] = actions
+        self._all([("step", {"rows": mine}) for mine in self._dealt(rows)])
+        return self._arrays.outcomes.copied()
+
+    def observe(self) -> Observation:
+        """Return the present observations, new arrays."""
+        for texts in self._all([("observe", {}) for _ in self._children]):
+            for row, text in texts.items():
+                self._texts[int(row)] = text
+        found: Observation = {name: array.copy() for name, array in self._arrays.observations.items()}
+        if self.facts.spec.has_instructions:
+            found[INSTRUCTIONS] = np.array(self._texts)
+        return found
+
+    def close(self) -> None:
+        """End all processes. May be called twice."""
+        for child in self._children:
+            child.begin_to_end()
+        for child in self._children:
+            child.end()
+        self._children.clear()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _dealt(self, rows: Sequence[int]) -> list[list[int]]:
+        return [[row for row in rows if row in child.rows] for child in self._children]
+
+    def _all(self, commands: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+        """Give every process its command, then return their answers; one with no rows to work on is left alone."""
+        busy = [
+            (child, name, arguments)
+            for child, (name, arguments) in zip(self._children, commands, strict=True)
+            if arguments.get("rows", True)
+        ]
+        for child, name, arguments in busy:
+            child.send(name, **arguments)
+        return [child.done() for child, _, _ in busy]
+
+
+class _Child:
+    """One simulator process.
+
+    Args:
+        number: among `count` of its worker.
+        count: how many there are.
+        rows: its environments, in the batch.
+        memory: descriptor of the shared memory.
+        seconds: how long one operation of one environment may take.
+        owner: the worker.
+        task: what it simulates, for errors.
+    """
+
+    def __init__(
+        self, number: int, count: int, rows: range, memory: int, seconds: float, owner: str, task: str
+    ) -> None:
+        self.rows = rows
+        self._seconds, self._owner = seconds, owner
+        last = rows.stop - 1
+        environments = f"environments {rows.start}-{last}" if len(rows) > 1 else f"environment {last}"
+        self._name = f"simulator process {number + 1} of {count} (`{task}`, {environments} of its batch)"
+        mine, theirs = socket.socketpair()
+        self._lifeline, other = socket.socketpair()
+        self._lines = Lines(mine)
+        descriptors = (theirs.fileno(), other.fileno(), memory)
+        with theirs, other:
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-m", _MODULE, str(number), *map(str, descriptors)),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+            )
+        self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader = threading.Thread(target=self._read, name=f"simulator-{number}", daemon=True)
+        self._reader.start()
+
+    def send(self, command: str, **arguments: Any) -> None:
+        """Give a command."""
+        try:
+            self._lines.send((command, arguments))
+        except OSError:
+            raise self._death() from None
+
+    def done(self) -> Any:
+        """Return the answer to the last command.
+
+        Raises:
+            ConfigError: the process says that something given to it is wrong.
+            SimulatorError: the simulator raised an exception.
+            SimulatorDiedError: the process is gone, or gave no sign of life in time.
+        """
+        pulse, since = self._pulse.read(), time.monotonic()
+        while True:
+            try:
+                answer = self._lines.receive(min(_LOOK_SECONDS, self._seconds))
+            except EOFError:
+                raise self._death() from None
+            if answer is not None:
+                return self._result(answer)
+            now = self._pulse.read()
+            if now != pulse:
+                pulse, since = now, time.monotonic()
+            elif time.monotonic() - since > (self._seconds if pulse[0] else max(self._seconds, _START_SECONDS)):
+                raise self._silence()
+
+    def _result(self, answer: Mapping[str, Any]) -> Any:
+        if "config" in answer:
+            message, where, why, help = answer["config"]
+            raise ConfigError(message, where=where, why=why, help=help)
+        if "raised" in answer:
+            raise SimulatorError(
+                f"{self._name} raised {answer['raised']}",
+                where=self._owner,
+                why=self._place,
+                help="the log of the worker has its traceback",
+            )
+        return answer["done"]
+
+    def _death(self) -> SimulatorDiedError:
+        """Return the error for a process that is gone."""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._reader.join(_END_SECONDS)
+        if code < 0:
+            cause = f"signal {-code} ({signal.Signals(-code).name})"
+        else:
+            cause = f"it ended with exit code {code}"
+        return SimulatorDiedError(self._owner, self._name, f"{cause}, {self._place}{self._last_words}")
+
+    def _silence(self) -> SimulatorDiedError:
+        """End a process that gives no sign of life, and return the error for it."""
+        place = self._place
+        # Has the interpreter print where it is, even while it is in code of the simulator's.
+        self._process.send_signal(signal.SIGABRT)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(_END_SECONDS)
+        cause = f"no sign of life for {self._seconds:g} s, {place}: it was ended{self._last_words}"
+        return SimulatorDiedError(self._owner, self._name, cause)
+
+    @property
+    def _place(self) -> str:
+        _, row, operation = self._pulse.read()
+        return operation if operation in ("starting", "waiting") else f"{operation} environment {row}"
+
+    @property
+    def _last_words(self) -> str:
+        return "; its last words:\n" + "\n".join(f"    {line}" for line in self._said) if self._said else ""
+
+    def _read(self) -> None:
+        """Pass on what the process prints, and keep the end of it."""
+        output = self._process.stdout
+        assert output is not None
+        for line in output:
+            text = line.decode(errors="replace").rstrip()
+            self._said.append(text)
+            print(text, file=sys.stderr)
+
+    def begin_to_end(self) -> None:
+        """Ask the process to end."""
+        with suppress(OSError):
+            self._lines.send(("close", {}))
+
+    def end(self) -> None:
+        """Wait for the end of the process, and end it where it does not."""
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._lifeline.close()
+        self._lines.close()
+        self._reader.join(_END_SECONDS)

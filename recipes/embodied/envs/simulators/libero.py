@@ -1,0 +1,148 @@
+"""LIBERO: household tasks of a Franka Panda, told in words, each with fixed initial states, in MuJoCo."""
+
+# LIBERO is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.simulated_env import SimulatedEnv
+from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.simulators.options import LiberoOptions
+from recipes.embodied.envs.simulators.packages import imported, unknown_task
+from recipes.embodied.envs.simulators.robosuite import upright
+from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import ConfigError
+
+# The limits that evaluations of vision-language-action models use, by suite: a little over the longest demonstration.
+_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+_OTHER_LIMIT = 400
+_CAMERAS = {"main": "agentview", "wrist": "robot0_eye_in_hand"}
+_REST = np.array([0.0, 0, 0, 0, 0, 0, -1])
+# Objects are placed by numpy's own generator before the initial state is set; fixtures, which are not part of that
+# state, keep their places of this seed.
+_PLACING_SEED = 0
+
+
+class LiberoSimulation(Simulation):
+    """A task of a suite, by its number: `libero_spatial/0`."""
+
+    options_model = LiberoOptions
+
+    @classmethod
+    def tasks(cls, task: str, options: LiberoOptions) -> list[str]:
+        """Return all tasks of a suite, where the name is that of one."""
+        suite, _, number = task.partition("/")
+        count = _suite(suite).n_tasks
+        if not number:
+            return [f"{suite}/{each}" for each in range(count)]
+        if not number.isdecimal() or int(number) >= count:
+            raise unknown_task("libero", task, [f"{suite}/{each}" for each in range(count)])
+        return [task]
+
+    def __init__(self, task: str, options: LiberoOptions) -> None:
+        suite, _, number = task.partition("/")
+        tasks, wrappers = _suite(suite), imported("libero.libero.envs.env_wrapper", "libero")
+        found = tasks.get_task(int(number))
+        folder = imported("libero.libero", "libero").get_libero_path("bddl_files")
+        file = os.path.join(folder, found.problem_folder, found.bddl_file)
+        if not os.path.exists(file):
+            raise ConfigError(
+                f"LIBERO's task `{task}` has no file `{file}`",
+                help="install LIBERO with its assets: `rlinf env setup libero`",
+            )
+        self._options, self._words = options, found.language
+        self._starts = self._initial_states(tasks, int(number))
+        self.max_episode_steps = _LIMITS.get(suite, _OTHER_LIMIT)
+        self._env = wrappers.ControlEnv(
+            file,
+            has_renderer=False,
+            has_offscreen_renderer=bool(options.cameras),
+            use_camera_obs=False,
+            ignore_done=True,
+        )
+        self._observed: dict[str, Any] = {}
+        self.reset(Start(0, 0))
+
+    def _initial_states(self, tasks: Any, number: int) -> NDArray[np.float64]:
+        states = np.asarray(tasks.get_task_init_states(number))
+        if self._options.initial_states is None:
+            return states
+        first, last = self._options.initial_states
+        if not 0 <= first <= last < len(states):
+            raise ConfigError(
+                f"`initial_states: [{first}, {last}]` is out of range",
+                where="env.options",
+                help=f"the task has the initial states 0 to {len(states) - 1}",
+            )
+        return states[first : last + 1]
+
+    @property
+    def spec(self) -> EnvSpec:
+        """8 states: place and rotation vector of the hand, and the two fingers; with objects, their poses follow."""
+        shape = (self._options.image_size, self._options.image_size, 3)
+        cameras = {str(camera): shape for camera in self._options.cameras}
+        return EnvSpec(len(self._states()), 7, cameras=cameras, has_instructions=True)
+
+    def reset(self, start: Start) -> None:
+        """See `Simulation`; the task's initial states are the fixed starts."""
+        np.random.seed(_PLACING_SEED)
+        self._env.reset()
+        self._observed = self._env.set_init_state(self._starts[start.number % len(self._starts)])
+        for _ in range(self._options.settle_steps):
+            self._observed, *_ = self._env.step(_REST)
+
+    def step(self, action: Any) -> Outcome:
+        """See `Simulation`; the reward is 1 for success, which ends the episode."""
+        self._observed, reward, _, _ = self._env.step(action)
+        success = bool(self._env.check_success())
+        return Outcome(float(reward), terminated=success, success=success)
+
+    def observe(self) -> Row:
+        """See `Simulation`."""
+        row: Row = {STATES: self._states(), INSTRUCTIONS: self._words}
+        for camera in self._options.cameras:
+            image = upright(self._env.sim, _CAMERAS[camera], self._options.image_size)
+            row[image_key(camera)] = np.ascontiguousarray(image[:, ::-1]) if self._options.mirrored else image
+        return row
+
+    def _states(self) -> NDArray[np.float32]:
+        seen = self._observed
+        parts = [seen["robot0_eef_pos"], rotation_vector(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]]
+        if self._options.observe_objects:
+            parts.append(seen["object-state"])
+        return np.concatenate(parts).astype(np.float32)
+
+    def close(self) -> None:
+        """See `Simulation`."""
+        self._env.close()
+
+
+class LiberoEnv(SimulatedEnv):
+    """`task` is a suite (`libero_spatial`, `libero_object`, `libero_goal`, `libero_10`, ...) or one task, `SUITE/0`."""
+
+    simulation: ClassVar[str] = f"{__name__}:LiberoSimulation"
+    default_task: ClassVar[str] = "libero_spatial"
+
+
+def rotation_vector(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the axis times the angle, from 0 to 2 pi, of a quaternion (x, y, z, w), as LIBERO's policies take it."""
+    w = np.clip(quaternion[3], -1, 1)
+    sine = np.sqrt(1 - w * w)
+    if sine < 1e-8:
+        return np.zeros(3)
+    return quaternion[:3] * (2 * np.arccos(w) / sine)
+
+
+def _suite(name: str) -> Any:
+    benchmark = imported("libero.libero.benchmark", "libero")
+    known = benchmark.get_benchmark_dict()
+    if name not in known:
+        raise unknown_task("libero", name, sorted(known))
+    return known[name]()

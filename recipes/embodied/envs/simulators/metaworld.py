@@ -1,0 +1,114 @@
+"""Meta-World: a Sawyer arm at a table, 50 tasks, in MuJoCo."""
+
+# Meta-World is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.simulated_env import SimulatedEnv
+from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.simulators.options import MetaworldOptions
+from recipes.embodied.envs.simulators.packages import imported, unknown_task
+from recipes.embodied.envs.types import EnvSpec
+
+_SETS = ("MT10", "MT25", "MT50", "ML10", "ML25", "ML45")
+_STEPS = 500
+_WRIST = "gripperPOV"
+# Height of the upper edge of a camera over its middle, for a length of 1.
+_UPSIDE_DOWN = -0.3
+
+
+class MetaworldSimulation(Simulation):
+    """One of Meta-World's tasks: `reach-v3`, or `reach-v3:hidden` where the goal is not observed.
+
+    Its 50 goals are fixed by `goal_seed`; those of ML's test split are others.
+    """
+
+    options_model = MetaworldOptions
+    max_episode_steps = _STEPS
+
+    @classmethod
+    def tasks(cls, task: str, options: MetaworldOptions) -> list[str]:
+        """Return the tasks of MT10, MT25, MT50, ML10, ML25 and ML45; `ML1:NAME` is one task whose goal is hidden."""
+        metaworld = imported("metaworld", "metaworld")
+        known = list(metaworld.ALL_V3_ENVIRONMENTS)
+        name = task.removeprefix("MT1:").removeprefix("ML1:")
+        hidden = ":hidden" if task.startswith("ML") else ""
+        if name in known:
+            return [name + hidden]
+        if name not in _SETS:
+            raise unknown_task("metaworld", task, [*known, *_SETS])
+        found = getattr(metaworld.env_dict, f"{name}_V3")
+        return [f"{each}{hidden}" for each in (found[options.split] if hidden else found)]
+
+    def __init__(self, task: str, options: MetaworldOptions) -> None:
+        metaworld = imported("metaworld", "metaworld")
+        name, _, hidden = task.partition(":")
+        goals = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=options.goal_seed)
+        self._goals = goals.test_tasks if options.split == "test" else goals.train_tasks
+        self._options, self._name = options, name
+        cameras = {"main": options.camera, "wrist": _WRIST}
+        self._cameras = {camera: cameras[camera] for camera in options.cameras}
+        size = options.image_size
+        self._env = metaworld.ALL_V3_ENVIRONMENTS[name](
+            render_mode="rgb_array" if self._cameras else None,
+            camera_name=next(iter(self._cameras.values()), None),
+            width=size,
+            height=size,
+        )
+        # The limit is kept by `VectorEnv`, and may be longer.
+        self._env.max_path_length = 2**31
+        self._words = name.removesuffix("-v3").replace("-", " ")
+        self._observation = np.zeros(0)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """39 states: the present and the last positions of the gripper and the objects, and the goal."""
+        size = self._options.image_size
+        return EnvSpec(39, 4, cameras=dict.fromkeys(self._cameras, (size, size, 3)), has_instructions=True)
+
+    def reset(self, start: Start) -> None:
+        """See `Simulation`; the goals are the fixed starts."""
+        # Some tasks draw from numpy's own generator.
+        np.random.seed(start.seed)
+        self._env.set_task(self._goals[start.number % len(self._goals)])
+        self._env.seed(start.seed)
+        self._observation, _ = self._env.reset()
+
+    def step(self, action: Any) -> Outcome:
+        """See `Simulation`; an episode ends with success, which Meta-World itself leaves to its user."""
+        self._observation, reward, _, _, info = self._env.step(action)
+        success = bool(info["success"])
+        return Outcome(float(reward), terminated=success, success=success)
+
+    def observe(self) -> Row:
+        """See `Simulation`."""
+        row: Row = {STATES: self._observation.astype(np.float32), INSTRUCTIONS: self._words}
+        for camera, name in self._cameras.items():
+            row[image_key(camera)] = self._image(name)
+        return row
+
+    def _image(self, name: str) -> Any:
+        renderer = self._env.mujoco_renderer
+        renderer.camera_id = number = renderer.model.camera(name).id
+        image = renderer.render("rgb_array")
+        # Those cameras of Meta-World that look at the table from its corners are mounted upside down: where the upper
+        # edge of the image points down, the image is turned by half a turn (not mirrored).
+        up = self._env.data.cam_xmat[number].reshape(3, 3)[2, 1]
+        return np.ascontiguousarray(image[::-1, ::-1] if up < _UPSIDE_DOWN else image)
+
+    def close(self) -> None:
+        """See `Simulation`."""
+        self._env.close()
+
+
+class MetaworldEnv(SimulatedEnv):
+    """`task` is one of Meta-World's (`reach-v3`), a set (`MT10`, `ML10`, ...), or `ML1:reach-v3`."""
+
+    simulation: ClassVar[str] = f"{__name__}:MetaworldSimulation"
+    default_task: ClassVar[str] = "reach-v3"

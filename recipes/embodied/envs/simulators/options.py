@@ -1,0 +1,86 @@
+"""Options of the simulators, `env.train.options`: checked where a file is checked, without the simulators.
+
+numpy is not imported: `rlinf validate` reads these models.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ImageSize = Annotated[int, Field(ge=8, le=2048)]
+Camera = Literal["main", "wrist"]
+
+
+class SimulatorOptions(BaseModel):
+    """Options of every simulator that renders.
+
+    Attributes:
+        cameras: whose images are observed; none: states alone, which is many times as fast.
+        image_size: height and width of the images, pixels.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    cameras: tuple[Camera, ...] = ()
+    image_size: ImageSize = 128
+
+
+class MetaworldOptions(SimulatorOptions):
+    """Options of `metaworld`.
+
+    Attributes:
+        camera: MuJoCo's name of the camera that is `main`; that of the hand is `wrist`.
+        split: which tasks of an ML set, and which of their goals.
+        goal_seed: seed of the 50 goals of each task.
+    """
+
+    camera: str = "corner2"
+    split: Literal["train", "test"] = "train"
+    goal_seed: int = 0
+
+
+class LiberoOptions(SimulatorOptions):
+    """Options of `libero`.
+
+    Attributes:
+        observe_objects: append the poses of the objects to `states`, for policies without images.
+        initial_states: first and last of the task's fixed initial states that episodes begin in; None: all.
+        mirrored: images with left and right exchanged: checkpoints of OpenVLA and openpi learned from such, because
+            their data turned by half a turn what LIBERO renders bottom row first.
+        settle_steps: steps without a motion at the beginning of an episode, in which objects come to rest.
+    """
+
+    cameras: tuple[Camera, ...] = ("main", "wrist")
+    observe_objects: bool = False
+    initial_states: tuple[int, int] | None = None
+    mirrored: bool = False
+    settle_steps: Annotated[int, Field(ge=0)] = 10
+
+
+class RobosuiteOptions(SimulatorOptions):
+    """Options of `robosuite`.
+
+    Attributes:
+        robot: of robosuite's robots.
+        camera: robosuite's name of the camera that is `main`; that of the hand is `wrist`.
+        reward_shaping: rewards on the way, and not only for success.
+        control_freq: actions a second.
+    """
+
+    robot: str = "Panda"
+    camera: str = "agentview"
+    reward_shaping: bool = True
+    control_freq: Annotated[int, Field(ge=1, le=200)] = 20
+
+
+class GymnasiumRoboticsOptions(SimulatorOptions):
+    """Options of `gymnasium_robotics`.
+
+    Attributes:
+        cameras: `main` is the camera of the environment's own renderer; there is no other.
+        arguments: of `gymnasium.make`, as in `{tasks_to_complete: [microwave]}`.
+    """
+
+    arguments: dict[str, object] = Field(default_factory=dict)

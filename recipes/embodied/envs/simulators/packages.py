@@ -1,0 +1,39 @@
+"""Import of a simulator's package, with one error where it is missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from rlinf_core import ConfigError
+
+
+def imported(module: str, env_type: str) -> Any:
+    """Return a module of a simulator's package.
+
+    Raises:
+        ConfigError: it cannot be imported; the error names package and interpreter, and how to get one that has it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+        raise ConfigError(
+            f"`env_type: {env_type}` needs the module `{module}`, which `{sys.executable}` cannot import",
+            why=f"`{missing}` is missing" if isinstance(error, ModuleNotFoundError) else str(error),
+            help=f"`rlinf env setup {env_type}` makes an interpreter that has it, and prints the lines of the file that"
+            " use it",
+        ) from error
+
+
+def unknown_task(env_type: str, task: str, known: list[str]) -> ConfigError:
+    """Return the error for a task that a simulator does not have."""
+    from rlinf_core.suggest import did_you_mean
+
+    listed = ", ".join(f"`{name}`" for name in known[:8]) + (", ..." if len(known) > 8 else "")
+    return ConfigError(
+        f"`env_type: {env_type}` has no task `{task}`",
+        where="env.task",
+        help=did_you_mean(task, known) or f"known: {listed}",
+    )

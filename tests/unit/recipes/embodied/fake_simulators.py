@@ -1,0 +1,96 @@
+"""Simulators that behave, and such as do not, for tests of simulator processes. Needs numpy only."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from recipes.embodied.envs.simulated_env import SimulatedEnv
+from recipes.embodied.envs.simulation import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.types import EnvSpec
+from rlinf_core import ConfigError
+
+HERE = __name__
+
+
+class Options(BaseModel):
+    """When the simulator of an episode misbehaves, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    breaks: str = ""
+    at: str = "step"
+    after: int = 2
+
+
+class FakeSimulation(Simulation):
+    """Counts, looks and speaks; what it shows is a function of its start and its actions."""
+
+    options_model = Options
+    max_episode_steps = 5
+
+    @classmethod
+    def tasks(cls, task: str, options: Any) -> list[str]:
+        """`many` is a set of three."""
+        return ["one", "two", "three"] if task == "many" else [task]
+
+    def __init__(self, task: str, options: Options) -> None:
+        if task == "unknown":
+            raise ConfigError("there is no task `unknown`", where="env.task", help="known: `one`")
+        self.task, self.options, self.count, self.place = task, options, 0, 0.0
+        self.start = Start(0, 0)
+        self._maybe_break("make")
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Everything that there can be."""
+        return EnvSpec(3, 2, cameras={"main": (4, 6, 3), "wrist": (2, 2, 3)}, has_instructions=True)
+
+    def reset(self, start: Start) -> None:
+        """Begin at a place that follows from the seed."""
+        self.start, self.count, self.place = start, 0, start.seed % 7
+        self._maybe_break("reset")
+
+    def step(self, action: Any) -> Outcome:
+        """Move by the first number of the action."""
+        self.count += 1
+        self.place += float(action[0])
+        self._maybe_break("step")
+        return Outcome(self.place, terminated=self.place > 8, success=self.place > 8)
+
+    def observe(self) -> Row:
+        """Look."""
+        self._maybe_break("observe")
+        return {
+            "states": np.array([self.place, self.count, self.start.number], np.float32),
+            "images.main": np.full((4, 6, 3), self.count, np.uint8),
+            "images.wrist": np.full((2, 2, 3), int(abs(self.place)) % 256, np.uint8),
+            "instructions": f"go to {self.task}",
+        }
+
+    def _maybe_break(self, operation: str) -> None:
+        if operation != self.options.at or (operation != "make" and self.count < self.options.after):
+            return
+        if self.options.breaks == "segfault":
+            print("the mesh has 0 faces")
+            ctypes.string_at(0)
+        elif self.options.breaks == "exit":
+            raise SystemExit(3)
+        elif self.options.breaks == "raise":
+            raise ValueError("the mesh has 0 faces")
+        elif self.options.breaks == "sleep":
+            time.sleep(3600)
+        elif self.options.breaks == "hold":
+            # Never gives the interpreter's lock back.
+            ctypes.PyDLL(None).sleep(3600)
+
+
+class FakeEnv(SimulatedEnv):
+    """An environment of such simulators."""
+
+    simulation = f"{HERE}:FakeSimulation"
+    default_task = "one"

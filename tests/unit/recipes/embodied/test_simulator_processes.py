@@ -1,0 +1,169 @@
+"""Simulators in processes of their own do as those in this one; their ends are told by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.embodied.envs.contract import check_env, random_actions
+from recipes.embodied.envs.simulator_processes import SimulatorDiedError, SimulatorError
+from recipes.embodied.envs.state import pack, unpack
+from recipes.embodied.envs.types import EnvSettings
+from rlinf_core import ConfigError
+from tests.unit.recipes.embodied.fake_simulators import FakeEnv
+from tests.waiting import until
+
+
+def made(processes: int = 2, *, num_envs: int = 3, task: str | None = None, **options: Any) -> FakeEnv:
+    settings = EnvSettings(
+        num_envs=num_envs,
+        task=task,
+        options=options,
+        num_processes=processes,
+        simulator_timeout=1.0,
+        owner="EnvGroup:0",
+        resumable=True,
+    )
+    return FakeEnv(settings)
+
+
+def moved(env: FakeEnv) -> None:
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros((3, 1, 2), np.float32))
+
+
+@pytest.fixture
+def closed() -> Any:
+    kept: list[FakeEnv] = []
+    yield lambda env: kept.append(env) or env
+    for env in kept:
+        env.close()
+
+
+def test_promises_are_kept_in_this_process_and_in_others() -> None:
+    check_env(lambda settings: FakeEnv(settings))
+    check_env(FakeEnv, options={})
+
+
+def test_processes_do_as_one_process_does(closed: Any) -> None:
+    envs = [closed(made(processes)) for processes in (0, 1, 2)]
+    assert [env.spec for env in envs] == [envs[0].spec] * 3
+    seen = [env.reset() for env in envs]
+    for step in range(8):
+        for other in seen[1:]:
+            assert other.keys() == seen[0].keys()
+            for name, array in other.items():
+                assert array.dtype == seen[0][name].dtype
+                assert (array == seen[0][name]).all()
+        actions = random_actions(envs[0].spec, 3, chunk=2, seed=step)
+        results = [env.step(actions) for env in envs]
+        for other in results[1:]:
+            assert (other.rewards == results[0].rewards).all()
+            assert (other.dones == results[0].dones).all()
+        seen = [result.observations for result in results]
+    assert envs[0].knows_success
+
+
+def test_a_running_episode_is_continued_in_other_processes(closed: Any) -> None:
+    env, again = closed(made(2)), closed(made(1))
+    env.reset()
+    env.step(random_actions(env.spec, 3, chunk=3))
+    state = unpack([pack([env.save()], "")], "", again.numbers)
+    assert again.load(state)
+    one, other = (each.step(random_actions(env.spec, 3, seed=1)) for each in (env, again))
+    assert (one.observations["states"] == other.observations["states"]).all()
+
+
+def test_groups_get_the_tasks_of_a_set_and_share_their_starts_out() -> None:
+    settings = EnvSettings(num_envs=12, task="many", group_size=2, num_processes=0, total_envs=12)
+    env = FakeEnv(settings)
+    assert env.tasks == [name for name in ("one", "two", "three") * 2 for _ in range(2)]
+    first, second = (env.reset()["states"][::2, 2].tolist() for _ in range(2))
+    # Two groups for each task: the first reset takes the starts 0 and 1 of each, the second one 2 and 3.
+    assert first == [0, 0, 0, 1, 1, 1]
+    assert second == [2, 2, 2, 3, 3, 3]
+    later = FakeEnv(EnvSettings(num_envs=6, first_env=6, task="many", group_size=2, num_processes=0, total_envs=12))
+    assert later.reset()["states"][::2, 2].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("at", ["make", "step", "observe"])
+def test_a_segfault_names_the_process_and_the_place(at: str, closed: Any) -> None:
+    with pytest.raises(SimulatorDiedError) as caught:
+        moved(closed(made(2, breaks="segfault", at=at)))
+    error = caught.value
+    assert error.address == "EnvGroup:0"
+    assert "simulator process 1 of 2 (`one`, environment 0 of its batch) died" in error.message
+    assert "signal 11 (SIGSEGV)" in error.why
+    assert {"make": "making", "step": "stepping", "observe": "observing"}[at] + " environment 0" in error.why
+    assert "the mesh has 0 faces" in error.why  # its last words
+    assert "_maybe_break" in error.why
+
+
+@pytest.mark.parametrize("how", ["sleep", "hold"])
+def test_a_simulator_that_hangs_is_ended(how: str, closed: Any) -> None:
+    env = closed(made(1, breaks=how))
+    with pytest.raises(SimulatorDiedError, match="no sign of life for 1 s, stepping environment 0"):
+        moved(env)
+
+
+def test_an_exception_and_an_exit_are_told(closed: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    env = closed(made(1, breaks="raise"))
+    with pytest.raises(SimulatorError, match="raised ValueError: the mesh has 0 faces"):
+        moved(env)
+    env.close()
+    assert "Traceback" in capfd.readouterr().err
+    env = closed(made(1, breaks="exit"))
+    with pytest.raises(SimulatorDiedError, match="it ended with exit code 3, stepping environment 0"):
+        moved(env)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_wrong_task_and_a_wrong_option_are_configuration_errors(processes: int) -> None:
+    with pytest.raises(ConfigError, match="no task `unknown`"):
+        made(processes, task="unknown")
+    with pytest.raises(ConfigError, match="`brakes`") as caught:
+        made(processes, brakes=True)
+    assert "`breaks`" in (caught.value.help or "")
+
+
+def test_processes_end_with_their_worker_whatever_they_do() -> None:
+    script = f"""
+import numpy as np, os, sys
+sys.path[:0] = {sys.path!r}
+from tests.unit.recipes.embodied.test_simulator_processes import made
+env = made(2, breaks="hold")
+env.reset()
+print(*(child._process.pid for child in env._simulators._children), flush=True)
+for _ in range(3):
+    env.step(np.zeros((3, 1, 2), np.float32))
+"""
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    pids = [int(pid) for pid in worker.stdout.readline().split()]
+    assert len(pids) == 2
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    until(lambda: not any(_runs(pid) for pid in pids), "the end of the simulator processes")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_closing_ends_the_processes() -> None:
+    env = made(2)
+    children: list[Any] = list(env._simulators._children)
+    env.close()
+    env.close()
+    assert [child._process.returncode for child in children] == [0, 0]
