@@ -272,7 +272,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
     types = actor.fsdp_config.mixed_precision
     asked: tuple[tuple[bool, Path, str, str], ...] = (
         (rollout.model_dir is not None, ("rollout", "model_dir"), *_no_effect("actor.model.model_path")),
-        (rollout.enable_offload, ("rollout", "enable_offload"), *_no_effect()),
         (actor.enable_offload, ("actor", "enable_offload"), *_no_effect()),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), *_no_effect("runner.resume_dir")),
         (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),

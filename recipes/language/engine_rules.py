@@ -41,6 +41,14 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
             f"engine `{backend.name}` cannot go on with unfinished answers under new weights",
             "write `runner.partial_rollout: false`, which ends them under the old ones first",
         )
+    if rollout.enable_offload and config.runner.max_staleness:
+        report(
+            ("rollout", "enable_offload"),
+            "conflicting-settings",
+            "with `runner.max_staleness` the engine never stops, and cannot give up its memory while the actor trains",
+            "write `enable_offload: false`, or `runner.max_staleness: 0`",
+            about=[("runner", "max_staleness")],
+        )
     for key in rollout.engine_options:
         if key in RESERVED_OPTIONS.get(backend.name, ()):
             report(

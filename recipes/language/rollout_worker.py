@@ -45,6 +45,7 @@ class LanguageRolloutWorker(Worker):
         self._config = config
         # Whether the group never stops, so that any reward worker may take any group.
         self._streams = False
+        self._rests = False
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine; its weights come with the first `sync_model_from_actor`."""
@@ -87,6 +88,7 @@ class LanguageRolloutWorker(Worker):
         Raises:
             RLinfError: what the engine holds then is not what was sent.
         """
+        self._wake()
         self._answering.load(self._receive().wait())
         return self._answering.version
 
@@ -99,10 +101,25 @@ class LanguageRolloutWorker(Worker):
 
     def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:
         """Answer those of the prompts that are this worker's, and return when all of them are answered."""
+        self._wake()
         answering = self._answering
         began, before = time.perf_counter(), answering.drawn
         answering.answer(each for each in prompts if each.worker == self._rank)
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
+
+    def rest(self, weights_follow: bool) -> None:
+        """Give up memory of the accelerator until the next call: all, where new weights come before the next answers.
+
+        With a LoRA adapter nothing but the adapter comes, and the weights stay.
+        """
+        whole = weights_follow and self._config.actor.model.adapter() is None
+        self._engine.sleep(2 if whole else 1)
+        self._rests = True
+
+    def _wake(self) -> None:
+        if self._rests:
+            self._engine.wake()
+            self._rests = False
 
     def generate_forever(self) -> None:
         """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""

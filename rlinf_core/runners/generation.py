@@ -45,6 +45,7 @@ class GenerationGroup(Protocol):
     def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
     def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
     def generate(self, prompts: Sequence[Prompt], /) -> WorkerGroupHandle[Generation]: ...
+    def rest(self, weights_follow: bool, /) -> WorkerGroupHandle[None]: ...
     def generate_forever(self) -> WorkerGroupHandle[None]: ...
 
 
@@ -78,6 +79,13 @@ class PromptService(ABC):
     @abstractmethod
     def tokens_per_second(self) -> float:
         """Return the speed of the engines since it was asked last."""
+
+    def rest(self, *, weights_follow: bool) -> None:  # noqa: B027 - some generate without an end
+        """Let the rollout workers give up memory until they are asked again.
+
+        Args:
+            weights_follow: whether they get new weights before that.
+        """
 
     def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
         """Let the workers return, when nothing is under way."""
@@ -113,6 +121,10 @@ class Turns(PromptService):
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`."""
         return (self._rollout.sync_model_from_actor(),)
+
+    def rest(self, *, weights_follow: bool) -> None:
+        """See `PromptService`."""
+        wait_together(self._rollout.rest(weights_follow))
 
     def tokens_per_second(self) -> float:
         """See `PromptService`: of the seconds in which engines worked."""

@@ -210,6 +210,7 @@ class ReasoningRunner(RolloutRunner):
                     help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
                 )
             self.actor.recv_rollout_batch(step, _assignment(kept, self.world_sizes["actor"])).wait()
+            self._rest(weights_follow=True)
         self._tokens = sum(each.tokens for each in kept)
         metrics = group_metrics(groups)
         metrics["rollout/groups_kept"] = len(kept) / len(groups)
@@ -220,6 +221,10 @@ class ReasoningRunner(RolloutRunner):
             metrics["rollout/in_flight"] = self._plan.in_flight
             metrics["rollout/prompted_again"], self._prompted_again = self._prompted_again, 0
         return metrics
+
+    def _rest(self, *, weights_follow: bool) -> None:
+        if self._cfg.rollout.enable_offload:
+            self._service.rest(weights_follow=weights_follow)
 
     def _ask_due(self, step: int) -> None:
         self._service.ask(self._plan.due(self.steps_ahead(step), self.weight_version))
@@ -271,6 +276,7 @@ class ReasoningRunner(RolloutRunner):
                 for index in range(count)
             ]
             groups += self._answered(prompts)
+        self._rest(weights_follow=False)
         return evaluation_metrics(groups, samples, self._cfg.reward.correct_reward)
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:

@@ -71,6 +71,8 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
     if rollout.backend == "vllm":
         from recipes.language.engines.vllm_engine import VllmEngine
 
+        if rollout.enable_offload:
+            shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
         return VllmEngine(folder, **shared)
     from recipes.language.engines.sglang_engine import SglangEngine
 

@@ -75,6 +75,7 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
         ("algorithm:\n  kl_in_reward: true\n", "true"),
         ("algorithm:\n  normalize_advantages: false\n", "false"),
         ("algorithm:\n  loss_type: gspo\n", "gspo"),
+        ("rollout:\n  enable_offload: true\nrunner:\n  max_staleness: 1\n", "true"),
         ("actor:\n  group_name: W\ncritic:\n  group_name: W\n", "W"),
         ("actor:\n  group_name: W\nreward:\n  group_name: W\n", "W"),
     ],
@@ -183,7 +184,7 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("rollout:\n  enable_offload: true\n", "true"),
+        ("actor:\n  enable_offload: true\n", "true"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
     ],
 )

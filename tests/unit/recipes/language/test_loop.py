@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.engines.torch_engine import TorchEngine
 from rlinf_core.runners import events
 from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport
@@ -136,6 +137,22 @@ def test_how_many_workers_answer_changes_no_answer(train: LocalTrain, learned: d
         train("runner.max_steps=1", rollouts=rollouts, rewards=rewards)
         found.append(learned[1])
     assert found[0] == found[1]
+
+
+def test_an_engine_that_gives_up_its_memory_learns_the_same(train: LocalTrain, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    sleep = TorchEngine.sleep
+
+    def noted(engine: TorchEngine, level: int = 1) -> None:
+        levels.append(level)
+        sleep(engine, level)
+
+    monkeypatch.setattr(TorchEngine, "sleep", noted)
+    given = ("runner.max_steps=2", "runner.val_check_interval=1", "reward.soft_overlong=4")
+    plain, resting = train(*given).weights(), train(*given, "rollout.enable_offload=true").weights()
+    # Before training nothing but an evaluation comes, whose weights are needed again.
+    assert levels == [1, 2, 1, 2, 1]
+    assert all(torch.equal(plain[name], resting[name]) for name in plain)
 
 
 def test_workers_without_a_prompt_are_no_hindrance(train: LocalTrain) -> None:
