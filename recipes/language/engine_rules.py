@@ -9,6 +9,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame, is_changed
 from recipes.sections.imports import runs_in_this_interpreter
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.requirements import install_command, missing_modules
 
 
@@ -57,9 +58,35 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
                 f"`{key}` is given to {backend.name} by the recipe",
                 "remove it; `actor.model.precision` and `rollout.tensor_parallel_size` are keys of their own",
             )
+    _check_shared_accelerators(config, report)
     _check_logprobs(config, report)
     if backend.name == "server":
         _check_server(config, world_sizes.get("rollout") or 1, report)
+
+
+def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
+    """Warn of actors and engines that would work on the same accelerators at the same time."""
+    placed = config.cluster.component_placement
+    if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
+        return
+    declared = {each.label: each for each in config.cluster.node_groups or () if each.accelerators is not None}
+    used: list[set[tuple[str, int]]] = []
+    for name in ("actor", "rollout"):
+        groups = [declared[label] for label in placed[name].node_group or () if label in declared]
+        parts = placed[name].placement.parts
+        # Several labels may stand for the same nodes, with other interpreters.
+        used.append({(str(group.node_ranks), each) for group in groups for part in parts for each in part.resources})
+    if used[0] & used[1]:
+        at = ("cluster", "component_placement", "rollout")
+        report(
+            blame(config, at, ("runner", "max_staleness")),
+            "conflicting-settings",
+            "with `runner.max_staleness` actor and rollout work at the same time, and here on the same accelerators,"
+            " which have to hold both and do neither any faster",
+            "give `rollout` accelerators of its own, or write `runner.max_staleness: 0` to take turns",
+            about=[("runner", "max_staleness")],
+            severity=Severity.WARNING,
+        )
 
 
 def _reader(key: str) -> str:

@@ -137,6 +137,29 @@ def test_the_adapterless_actor_is_a_reference(findings: Any) -> None:
     assert not [each for each in found if "reference" in each[2]]
 
 
+SHARED = """\
+recipe: math
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor: {{node_group: gpu, placement: 0-3}}
+    rollout: {{node_group: engines, placement: {engines}}}
+    reward: {{node_group: node, placement: 0}}
+  node_groups:
+    - {{label: gpu, node_ranks: 0, accelerators: {{per_node: 8}}}}
+    - {{label: engines, node_ranks: 0, accelerators: {{per_node: 8}}}}
+runner: {{max_staleness: {staleness}}}
+"""
+
+
+@pytest.mark.parametrize(("engines", "staleness", "warned"), [("3-4", 1, True), ("3-4", 0, False), ("4-7", 1, False)])
+def test_engines_that_never_stop_want_accelerators_of_their_own(
+    findings: Any, engines: str, staleness: int, warned: bool
+) -> None:
+    found = findings(SHARED.format(engines=engines, staleness=staleness), messages=True)
+    assert any("on the same accelerators" in each[2] for each in found) == warned
+
+
 def test_adapters_of_random_weights_are_a_poor_start(findings: Any, model: Path) -> None:
     adapters = "{lora: {rank: 4}}"
     found = findings(LAPTOP + f"actor:\n  model: {adapters}\n", messages=True)
