@@ -9,7 +9,7 @@ first step on, without imports and start-up; `samples`; `rewards`, the mean of e
 answer that ended, else 0; ratios are clipped to 0.8 and 1.28, and there is no reference model.
 
 `score` trains nothing: it prints the `score` of greedy answers to problems, which end with their line, by transformers'
-`generate`, one at a time; SETTINGS has `model`, `problems` and `longest` (the most tokens of an answer).
+`generate`, in padded batches; SETTINGS has `model`, `problems` and `longest` (the most tokens of an answer).
 """
 
 from __future__ import annotations
@@ -213,14 +213,17 @@ def score(settings: dict[str, Any], _: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     model: Any = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(settings["model"])
-    right = 0
-    for asked, answer in settings["problems"]:
-        tokens = tokenizer(asked, return_tensors="pt")
+    tokenizer.padding_side = "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    right, problems = 0, settings["problems"]
+    for first in range(0, len(problems), 20):
+        part = problems[first : first + 20]
+        tokens = tokenizer([asked for asked, _answer in part], return_tensors="pt", padding=True)
         drawn = model.generate(**tokens, max_new_tokens=settings["longest"], do_sample=False)
-        text = tokenizer.decode(drawn[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
-        line, ended, _rest = text.partition("\n")
-        right += bool(ended) and line.strip() == answer
-    return {"score": right / len(settings["problems"])}
+        for row, (_asked, answer) in zip(drawn[:, tokens["input_ids"].shape[1] :], part, strict=True):
+            line, ended, _rest = tokenizer.decode(row, skip_special_tokens=True).partition("\n")
+            right += bool(ended) and line.strip() == answer
+    return {"score": right / len(problems)}
 
 
 def main() -> int:
