@@ -33,6 +33,13 @@ from rlinf_core.runners.run_folder import RunFolder
 
 PARTS = ["tiny", "curve", "pretrained", "smollm"]
 BASELINES = Path(__file__).with_name("math_baselines.py")
+# One optimizer step a training step, at one rate, as the baselines take it.
+AS_BASELINES = (
+    "algorithm.n_minibatches=1",
+    "actor.optim.lr_warmup_steps=0",
+    "actor.optim.lr_scheduler=constant",
+    "actor.optim.lr=3.0e-4",
+)
 # Nothing but training steps.
 BARE = (
     "runner.val_check_interval=-1",
@@ -202,7 +209,7 @@ def against(
     name: str, title: str, model: str, steps: int, pythons: dict[str, str], goals: dict[str, float]
 ) -> list[Result]:
     """Return samples per CPU second of the recipe by those of each baseline, which runs before and after it."""
-    overrides = (*BARE, f"runner.max_steps={steps}", f"actor.model.model_path={model}")
+    overrides = (*BARE, *AS_BASELINES, f"runner.max_steps={steps}", f"actor.model.model_path={model}")
     overrides = (*overrides, "actor.threads=1", "rollout.threads=1")
     _, config = shipped(name, *overrides)
     settings = settings_of(config, model, steps)

@@ -70,13 +70,17 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
     if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
         return
     declared = {each.label: each for each in config.cluster.node_groups or () if each.accelerators is not None}
-    used: list[set[tuple[str, int]]] = []
+    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
+    used: list[list[tuple[str, range | None]]] = []
     for name in ("actor", "rollout"):
         groups = [declared[label] for label in placed[name].node_group or () if label in declared]
         parts = placed[name].placement.parts
-        # Several labels may stand for the same nodes, with other interpreters.
-        used.append({(str(group.node_ranks), each) for group in groups for part in parts for each in part.resources})
-    if used[0] & used[1]:
+        used.append([(str(group.node_ranks), part.resources) for group in groups for part in parts])
+    if any(
+        nodes == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
+        for nodes, mine in used[0]
+        for others, theirs in used[1]
+    ):
         at = ("cluster", "component_placement", "rollout")
         report(
             blame(config, at, ("runner", "max_staleness")),
