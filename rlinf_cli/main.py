@@ -37,6 +37,7 @@ class _Commands(LazyGroup):
         "explain",
         "schema",
         "recipes",
+        "env",
     )
 
 

@@ -84,7 +84,7 @@ class MetaworldSimulation(Simulation):
         """See `Simulation`; an episode ends with success, which Meta-World itself leaves to its user."""
         self._observation, reward, _, _, info = self._env.step(action)
         success = bool(info["success"])
-        return Outcome(float(reward), terminated=success, success=success)
+        return Outcome(float(reward) * self._options.reward_scale, terminated=success, success=success)
 
     def observe(self) -> Row:
         """See `Simulation`."""

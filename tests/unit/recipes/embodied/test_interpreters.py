@@ -1,0 +1,132 @@
+"""Interpreters for simulators: what is installed into them, and what is said where they do not do."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.embodied import interpreters
+from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
+from recipes.embodied.simulator_probe import DISTRIBUTIONS, look
+from rlinf_core import ConfigError, load_job
+
+FRAME = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame": [64, 64]}
+DARK = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame_fault": {"message": "no EGL"}}
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would be run; the environment is made without them."""
+    run: list[list[str]] = []
+
+    def note(command: Any) -> None:
+        run.append(list(command))
+        if "venv" in command:
+            (Path(command[-1]) / "bin").mkdir(parents=True)
+            (Path(command[-1]) / "bin/python").touch()
+
+    monkeypatch.setattr(interpreters, "_run", note)
+    monkeypatch.setattr(interpreters, "probe", lambda *_: FRAME)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    return run
+
+
+def test_every_simulator_has_a_lock_of_exact_versions() -> None:
+    assert sorted(simulators()) == sorted(path.stem for path in LOCKS.glob("*.txt"))
+    for name in simulators():
+        first, *lines = (LOCKS / f"{name}.txt").read_text().splitlines()
+        assert first.startswith("# ")
+        pins = [line for line in lines if not line.startswith("#")]
+        assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[^ ]+", line) for line in pins)
+        names = {line.partition("==")[0].lower().replace("_", "-") for line in pins}
+        assert {DISTRIBUTIONS[name], "mujoco", "numpy", "ray", "pydantic"} <= names
+        assert not names & {"torch", "rlinf-cli"}
+
+
+def test_the_lock_and_this_very_rlinf_are_installed(tmp_path: Path, commands: list[list[str]]) -> None:
+    told: list[str] = []
+    made = setup("metaworld", tmp_path / "mw", told.append)
+    assert (made.python, made.renderer) == (tmp_path / "mw/bin/python", "egl")
+    venv, packages, own = commands
+    assert venv == [sys.executable, "-m", "venv", str(tmp_path / "mw")]
+    assert packages[:4] == [str(made.python), "-m", "pip", "install"]
+    assert str(LOCKS / "metaworld.txt") in packages
+    assert own[-len(own_requirement()) :] == own_requirement()
+    assert "--no-deps" in own
+    # Once more brings it up to date, without making it again.
+    setup("metaworld", tmp_path / "mw", told.append)
+    assert [len(commands), commands[3][-1]] == [5, packages[-1]]
+
+
+def test_the_lines_are_those_of_a_valid_file(tmp_path: Path) -> None:
+    python = tmp_path / "a folder" / "bin/python"
+    lines = lines_of(Made("metaworld", python, FRAME, "egl"))
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "recipe: embodied\n"
+        + lines.replace("cluster:\n", "cluster:\n  num_nodes: 1\n").replace(
+            "component_placement:\n", "component_placement:\n    actor,rollout: {node_group: node, placement: 0}\n"
+        )
+    )
+    config: Any = load_job(file).config
+    (own,) = config.cluster.node_groups[0].env_configs
+    assert own.python_interpreter_path == str(python)
+    assert config.env.train.env_type == "metaworld"
+
+
+def test_other_folders_are_left_alone(tmp_path: Path, commands: list[list[str]]) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(SetupError, match="was not made by `rlinf env setup`"):
+        setup("metaworld", tmp_path, print)
+    setup("metaworld", tmp_path / "mw", print)
+    with pytest.raises(SetupError, match="was made for `metaworld`"):
+        setup("libero", tmp_path / "mw", print)
+    with pytest.raises(ConfigError, match="metawrold") as caught:
+        setup("metawrold", tmp_path / "mw", print)
+    assert caught.value.help == "did you mean `metaworld`?"
+    assert len(commands) == 3
+
+
+def test_the_first_renderer_that_works_is_taken(
+    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by(works: tuple[str, ...]) -> None:
+        monkeypatch.setattr(interpreters, "probe", lambda *given: FRAME if given[2]["MUJOCO_GL"] in works else DARK)
+
+    by(("osmesa",))
+    assert setup("metaworld", tmp_path / "mw", print).renderer == "osmesa"
+    by(())
+    made = setup("metaworld", tmp_path / "mw", print)
+    assert made.renderer is None
+    assert "MUJOCO_GL" not in lines_of(made)
+    fault = {"fault": {"message": "no mesh", "why": "the assets are missing", "help": "install them"}}
+    monkeypatch.setattr(interpreters, "probe", lambda *_: fault)
+    with pytest.raises(SetupError, match="no mesh") as caught:
+        setup("metaworld", tmp_path / "mw", print)
+    assert caught.value.why == "the assets are missing"
+
+
+def test_an_interpreter_that_is_none_is_told(tmp_path: Path) -> None:
+    found = interpreters.probe("metaworld", tmp_path / "no/python", {})
+    assert found["fault"]["why"] == "No such file or directory"
+    found = interpreters.probe("metaworld", Path("/bin/false"), {})
+    assert found["fault"]["why"] == "exit code 1"
+
+
+def test_a_simulator_that_is_not_here_is_a_fault_with_a_remedy() -> None:
+    try:
+        import metaworld  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        pass
+    else:
+        pytest.skip("this interpreter has Meta-World")
+    found = json.loads(json.dumps(look("metaworld", 60.0)))
+    assert "`metaworld`" in found["fault"]["message"]
+    assert "rlinf env setup metaworld" in found["fault"]["help"]
+    assert "states" not in found
