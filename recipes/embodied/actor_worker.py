@@ -42,6 +42,8 @@ class EmbodiedFSDPActor(Worker):
         self._step = layout.step
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
+        if config.fsdp_config.gradient_checkpointing:
+            policy.checkpoint_activations()
         self._state = state = TrainingState(
             policy,
             config.optim,

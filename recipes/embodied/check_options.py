@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from recipes.embodied.model_options import MODEL_OPTIONS
 from recipes.sections.checks import Report
 from rlinf_core import ConfigError
-from rlinf_core.algorithms.options import options_for, unknown_options
+from rlinf_core.algorithms.options import options_for, unknown_options, with_options
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 
@@ -25,7 +27,12 @@ def check_options(config: EmbodiedConfig, report: Report) -> None:
     algorithm, model = config.algorithm, config.actor.model
     names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
     _check(("algorithm", "options"), algorithm.options, names, report)
-    _check(("actor", "model", "options"), model.options, {"model_type": model.model_type}, report)
+    ours = MODEL_OPTIONS.get(model.model_type)
+    at: Path = ("actor", "model", "options")
+    if ours is None:
+        _check(at, model.options, {"model_type": model.model_type}, report)
+    elif model.options:
+        _check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
 
 
 def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report) -> None:

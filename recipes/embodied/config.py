@@ -22,7 +22,9 @@ from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeFloa
 from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
-MODEL_TYPES = ("mlp_policy", "cnn_policy")
+# Policies without a model of transformers in them.
+SMALL_MODELS = ("mlp_policy", "cnn_policy")
+MODEL_TYPES = (*SMALL_MODELS, "vlm_policy")
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -44,14 +46,23 @@ class EmbodiedModelConfig(ModelConfig):
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
-        description="mlp_policy (states), cnn_policy (images), or `package.module:Class`, a subclass of BasePolicy.",
+        description="mlp_policy (states), cnn_policy (images), vlm_policy (images and an instruction), or"
+        " `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Parameters of a policy of your own, by name; its `options_model`, a pydantic model, checks them.",
+        description="Further parameters of the policy, by name (docs/models.md); for one of your own its"
+        " `options_model`, a pydantic model, checks them.",
+    )
+    trainable: tuple[Text, ...] = Field(
+        default=(),
+        description="Patterns of the names of weights that are trained, such as `critic.*`; the others stay as they"
+        " are. Default: all.",
     )
     num_action_chunks: Count = Field(default=1, description="Actions that the policy gives for one observation.")
-    hidden_dim: Count = Field(default=128, description="Width of the hidden layers.")
+    hidden_dim: Count = Field(
+        default=128, description="Width of the hidden layers; of the model built when there is no `model_path`."
+    )
     add_value_head: Bool = Field(default=True, description="Estimate values too, as GAE needs.")
 
 

@@ -6,7 +6,7 @@ from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
 from recipes.embodied.config import (
     COMPONENTS,
-    MODEL_TYPES,
+    SMALL_MODELS,
     EmbodiedConfig,
     comparing_setting,
     group_size,
@@ -71,20 +71,19 @@ def _evaluates(config: EmbodiedConfig) -> bool:
 def _check_available(config: EmbodiedConfig, report: Report) -> None:
     """Report keys that have no effect yet."""
     actor = config.actor
-    # A model of the user's own is told these two, and does with them what it likes.
-    ours = actor.model.model_type in MODEL_TYPES
+    # A model of the user's own is told of these, and does with them what it likes.
+    small = actor.model.model_type in SMALL_MODELS
     asked: tuple[tuple[bool, Path, str], ...] = (
-        (ours and actor.model.model_path is not None, ("actor", "model", "model_path"), "loads no weights of a file"),
-        (ours and actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
-        (ours and actor.model.lora is not None, ("actor", "model", "lora"), "trains no adapters"),
+        (small and actor.model.is_lora, ("actor", "model", "is_lora"), "trains no adapters"),
+        (small and actor.model.lora is not None, ("actor", "model", "lora"), "trains no adapters"),
         (config.rollout.model_dir is not None, ("rollout", "model_dir"), "loads no weights of a file"),
         (actor.tokenizer.tokenizer_model is not None, ("actor", "tokenizer", "tokenizer_model"), "loads no tokenizer"),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), "starts from no other run"),
         (config.env.enable_offload, ("env", "enable_offload"), "leaves simulators where they are"),
         (
-            actor.fsdp_config.gradient_checkpointing,
+            small and actor.fsdp_config.gradient_checkpointing,
             ("actor", "fsdp_config", "gradient_checkpointing"),
-            "keeps all activations",
+            "keeps all activations of such a policy",
         ),
         (config.algorithm.kl_beta > 0, ("algorithm", "kl_beta"), "has no reference model"),
     )

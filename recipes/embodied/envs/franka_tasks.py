@@ -49,6 +49,7 @@ HELD_OPENING = (1.6 * BLOCK_HALF, 2.9 * BLOCK_HALF)
 HELD_RADIUS = 0.04
 # Of the expert, in metres: how high a block is before it is carried, and how far it moves in a step.
 CARRY_HEIGHT, CARRY_STEP = 0.04, 0.015
+FAR = 0.4  # metres from the point beyond which all places of a block count alike
 GRASP_WIDTH = 0.03  # metres from the block at which a grasp comes near enough to count
 
 
@@ -253,12 +254,10 @@ class PickTask(Task):
 
     def potential(self, scene: Scene) -> Floats:
         """See `Task`: the hand near the block and pointing down, the block grasped, and lifted."""
-        return self.grasp(scene) + 20 * np.clip(scene.body[2] - BLOCK_HALF, 0, LIFT_HEIGHT)
-
-    def grasp(self, scene: Scene) -> Floats:
-        """Return [B], the part of the potential that leads to a grasp."""
         away = distance(scene.body, scene.hand)
-        return -2 * away - (1 + scene.axis[2]) + 0.5 * np.exp(-((away / GRASP_WIDTH) ** 2)) + 0.5 * scene.held
+        grasp = 0.5 * np.exp(-((away / GRASP_WIDTH) ** 2)) + 0.5 * scene.held
+        lift = np.clip(scene.body[2] - BLOCK_HALF, 0, LIFT_HEIGHT)
+        return -2 * away - (1 + scene.axis[2]) + grasp + 20 * lift
 
     def successes(self, scene: Scene) -> BoolArray:
         """See `Task`."""
@@ -305,8 +304,9 @@ class PlaceTask(PickTask):
         return super().place(rows, draws)
 
     def potential(self, scene: Scene) -> Floats:
-        """See `Task`: as of `Pick`, and the block nearer to the point instead of lifted."""
-        return self.grasp(scene) - 8 * distance(self.target, scene.body)
+        """See `Task`: as of `PickTask`, and a block that is held nearer to the point."""
+        near = np.clip(FAR - distance(self.target, scene.body), 0, None)
+        return super().potential(scene) + 8 * scene.held * near
 
     def successes(self, scene: Scene) -> BoolArray:
         """See `Task`."""
@@ -317,7 +317,7 @@ class PlaceTask(PickTask):
         return self.carry(scene, self.target + scene.hand - scene.body)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
-        """See `Task`: as of `Pick`, then the point and the way there from the block."""
+        """See `Task`: as of `PickTask`, then the point and the way there from the block."""
         super().write(columns, scene)
         columns[6:9] = scaled_position(self.target)
         columns[9:12] = (self.target - scene.body) / 0.1

@@ -22,12 +22,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from recipes.embodied.models.normalization import Normalization
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.envs.types import Observation
@@ -69,7 +73,15 @@ class BasePolicy(nn.Module, ABC):
     """A policy. `actor.model.model_type: package.module:Class` names one of your own.
 
     Its constructor takes `(config, spec)`: the section `actor.model` and the `EnvSpec` of the environment.
+
+    Attributes:
+        loads_model_path: whether the constructor itself loads other folders than those of saved policies.
+        normalization: of states and actions, saved with the weights; a policy that uses it says so in `prepare`,
+            `to_env` and `from_env`.
     """
+
+    loads_model_path: ClassVar[bool] = True
+    normalization: Normalization = Normalization()
 
     def prepare(self, observations: Observation) -> Inputs:
         """Return observations of n environments as tensors on the weights' device; by default the numeric arrays."""
@@ -125,3 +137,17 @@ class BasePolicy(nn.Module, ABC):
             float32 [n, C, D], with gradients. The mean over those that count is the loss.
         """
         return -self.forward(inputs, actions).logprobs
+
+    def checkpoint_activations(self) -> None:
+        """Compute activations again in the backward pass instead of keeping them: `gradient_checkpointing: true`.
+
+        Raises:
+            ConfigError: the policy cannot.
+        """
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot compute its activations again",
+            help="remove `actor.fsdp_config.gradient_checkpointing`",
+        )
+
+    def save_files(self, folder: Path) -> None:
+        """Write what a folder of the policy needs besides weights and statistics, such as a tokenizer."""

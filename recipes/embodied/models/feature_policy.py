@@ -21,6 +21,8 @@ class FeaturePolicy(BasePolicy):
     Values are one for each action of a chunk (V = C). A subclass hands in the networks from `inputs` to features.
     """
 
+    loads_model_path = False
+
     def __init__(
         self, config: EmbodiedModelConfig, spec: EnvSpec, actor: nn.Module, critic: nn.Module, features: int
     ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlinf_core import checked_options
+from recipes.embodied.models.folder import is_policy_folder, load_weights
+from rlinf_core import ConfigError, checked_options
 from rlinf_core.registry import Registry
 
 if TYPE_CHECKING:
@@ -17,13 +20,14 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
     {
         "mlp_policy": "recipes.embodied.models.mlp_policy:MlpPolicy",
         "cnn_policy": "recipes.embodied.models.cnn_policy:CnnPolicy",
+        "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
     },
 )
 register_model = _MODELS.register
 
 
 def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
-    """Return a policy with fresh weights, in fp32 on the CPU.
+    """Return a policy in fp32 on the CPU: with the weights of the folder `model_path`, or with fresh ones.
 
     Args:
         config: the section `actor.model`.
@@ -34,4 +38,34 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     """
     class_ = _MODELS.get(config.model_type)
     options = checked_options(class_, config.options, "actor.model.options")
-    return class_(config.model_copy(update={"options": options}), spec)
+    policy = class_(config.model_copy(update={"options": options}), spec)
+    if config.model_path is not None and is_policy_folder(config.model_path):
+        load_weights(policy, config.model_path)
+    elif config.model_path is not None and not class_.loads_model_path:
+        raise ConfigError(
+            f"`{config.model_path}` holds no policy",
+            why=f"there is no `policy.json` in it, as `{config.model_type}` needs",
+            help="`actor.model.model_path` names a folder that a policy was saved to",
+        )
+    if config.trainable:
+        _freeze(policy, config.trainable)
+    return policy
+
+
+def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:
+    """Train only those weights whose names match a pattern.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+    names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            some = ", ".join(f"`{name}`" for name in names[:: max(1, len(names) // 4)])
+            raise ConfigError(
+                f"no weight of `{type(policy).__name__}` that can be trained matches `{pattern}`",
+                why=f"their names are, for example, {some}",
+                help="`actor.model.trainable` holds patterns of names, such as `critic.*`",
+            )
+    for name, weight in policy.named_parameters():
+        weight.requires_grad_(weight.requires_grad and any(fnmatch.fnmatchcase(name, each) for each in patterns))

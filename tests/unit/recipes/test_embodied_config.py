@@ -250,7 +250,6 @@ class TestKinds:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("actor:\n  model:\n    model_path: /models/vla\n", "/models/vla"),
         ("rollout:\n  model_dir: /models/vla\n", "/models/vla"),
         ("actor:\n  checkpoint_load_path: /runs/a\n", "/runs/a"),
         ("actor:\n  model:\n    is_lora: true\n", "true"),
@@ -562,3 +561,19 @@ class TestLearningRates:
             "conflicting-settings",
             "`lr_warmup_steps: 20` is not over before the last of 20 steps",
         )
+
+
+def test_a_vision_language_policy_takes_adapters_folders_and_options(findings: Any) -> None:
+    model = """
+actor:
+  model:
+    model_type: vlm_policy
+    model_path: /models/vla
+    lora: {rank: 4}
+    trainable: ["critic.*"]
+    options: {action_bins: %s}
+  fsdp_config: {gradient_checkpointing: true}
+env: {train: {env_type: franka_vision}}
+"""
+    assert findings(LAPTOP + model % 16) == []
+    assert findings(LAPTOP + model % 1) == [("bad-value", "1")]

@@ -1,0 +1,43 @@
+"""`actor.model.options` of the policies that come with the recipe. Checking a file needs neither torch nor models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class VlmOptions(_Options):
+    """Options of `vlm_policy`.
+
+    Attributes:
+        decoding: parallel: all tokens of a chunk in one pass; autoregressive: each is told those before it.
+        action_bins: values that a number of an action can take, from -1 to 1 in even steps; the last tokens of the
+            vocabulary stand for them.
+        prompt: the text before the actions; `{instruction}` stands for what the environment says.
+        max_prompt_tokens: room for the prompt, in tokens; shorter ones are padded.
+        use_states: give the model the environment's states, too, as one more embedding.
+        num_layers: of the model that is built without `model_path`, in language and in vision.
+        patch_size: pixels by which that model divides images.
+        trust_remote_code: run the code in the folder `model_path`, where its model is not one of transformers.
+    """
+
+    decoding: Literal["parallel", "autoregressive"] = "parallel"
+    action_bins: Annotated[int, Field(ge=2)] = 32
+    prompt: str = "{instruction}"
+    max_prompt_tokens: _Count = 32
+    use_states: bool = True
+    num_layers: _Count = 2
+    patch_size: _Count = 8
+    trust_remote_code: bool = False
+
+
+# By `model_type`; the others of the recipe have none.
+MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"vlm_policy": VlmOptions}

@@ -1,0 +1,137 @@
+"""The folder of a policy: weights as safetensors, what they belong to, and the statistics of states and actions.
+
+    policy.json            the kind of the policy, its settings, and the sizes of its observations and actions
+    model.safetensors      its weights
+    normalization.json     statistics, where it was trained on normalized numbers
+    backbone/              architecture and tokenizer of a vision-language model, where there is one
+
+`actor.model.model_path` names such a folder to begin with its weights.
+"""
+
+# safetensors has few types.
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from recipes.embodied.models.normalization import Normalization
+from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.config import EmbodiedModelConfig
+    from recipes.embodied.envs.types import EnvSpec
+    from recipes.embodied.models.base import BasePolicy
+
+BACKBONE: Final = "backbone"
+_POLICY, _WEIGHTS, _FORMAT = "policy.json", "model.safetensors", 1
+
+
+def is_policy_folder(folder: str) -> bool:
+    """Return whether `save_policy` wrote a folder."""
+    return (Path(folder) / _POLICY).is_file()
+
+
+def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
+    """Return the statistics in a folder, if any, for the states and actions of an environment.
+
+    Raises:
+        ConfigError: they are broken, or of another environment.
+    """
+    found = Normalization.load(Path(folder)) if folder else None
+    if found is None:
+        return Normalization()
+    found.check(spec.state_size, spec.action_size, str(folder))
+    return found
+
+
+@torch.no_grad()
+def save_policy(
+    policy: BasePolicy,
+    config: EmbodiedModelConfig,
+    spec: EnvSpec,
+    folder: Path,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a policy into a folder, aside and renamed; one that is there is replaced.
+
+    Args:
+        policy: what is written.
+        config: the section `actor.model` that it was made by.
+        spec: of its environment.
+        folder: to write.
+        weights: in one piece, where the policy has shards of them; None: its own.
+    """
+    from safetensors.torch import save_file
+
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    own: Mapping[str, Tensor] = policy.state_dict() if weights is None else weights
+    # A tensor that two layers share is written for each.
+    save_file({name: each.detach().cpu().clone().contiguous() for name, each in own.items()}, aside / _WEIGHTS)
+    model = config.model_dump(mode="json", exclude={"model_path"})
+    about = {"format": _FORMAT, "model": model, "observations_and_actions": asdict(spec)}
+    (aside / _POLICY).write_text(json.dumps(about, indent=1) + "\n")
+    if policy.normalization != Normalization():
+        policy.normalization.save(aside)
+    policy.save_files(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def load_weights(policy: BasePolicy, folder: str) -> None:
+    """Give a policy the weights in a folder of `save_policy`.
+
+    Raises:
+        ConfigError: they cannot be read, or are of another policy.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(folder) / _WEIGHTS
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"the weights `{path}` cannot be read", why=str(error), help="copy the folder again"
+        ) from None
+    own: dict[str, Tensor] = policy.state_dict()
+    different = _different(found, own)
+    if different is not None:
+        raise ConfigError(
+            f"the weights in `{folder}` are of another policy",
+            why=different,
+            help=f"`{Path(folder) / _POLICY}` has the settings that they were trained with: {_settings(folder)}",
+        )
+    policy.load_state_dict(found)
+
+
+def _different(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | None:
+    """Return the first difference between weights of a file and those of a policy; None where there is none."""
+    for name, mine in own.items():
+        if name not in found:
+            return f"it lacks `{name}`"
+        if found[name].shape != mine.shape:
+            return f"`{name}` is {list(found[name].shape)} there and {list(mine.shape)} here"
+    strange = next((name for name in found if name not in own), None)
+    return None if strange is None else f"it has `{strange}` besides"
+
+
+def _settings(folder: str) -> str:
+    try:
+        about: dict[str, Any] = json.loads((Path(folder) / _POLICY).read_text())
+        model = about["model"]
+        names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
+        return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names)
+    except (OSError, ValueError, KeyError):
+        return "which cannot be read"
