@@ -86,8 +86,7 @@ def control_part(hosts: int) -> tuple[float, float, float]:
 def inside(file: str) -> None:
     """One run of the control part; prints what it took."""
     from rlinf_core.bootstrap.inventory import targets
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
     from rlinf_core.bootstrap.up import UpRequest, bring_up
     from rlinf_core.job.load import load_job
 

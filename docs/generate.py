@@ -15,7 +15,7 @@ from rlinf_cli.main import main as run_rlinf
 from rlinf_core.config.codes import Code, Example, codes_by_stage
 from rlinf_core.config.field_docs import FieldDoc, describe
 from rlinf_core.job.load import ClusterFile
-from rlinf_core.job.registry import find_recipe, recipe_names
+from rlinf_core.job.recipe import find_recipe, recipe_names
 
 DOCS = Path(__file__).parent
 _MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"

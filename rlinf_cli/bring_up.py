@@ -68,8 +68,7 @@ def prepare(asked: Asked) -> up.UpRequest:
 
 def watch(request: up.UpRequest, *, parallel: int) -> up.UpReport:
     """Bring up, and shows how it goes."""
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
     from rlinf_core.bootstrap.up import bring_up
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
@@ -91,8 +90,7 @@ def end(
 ) -> down.DownReport:
     """End the jobs and take the cluster down, and show how it goes."""
     from rlinf_core.bootstrap.down import take_down
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
 
     table = PhaseTable(nodes, Phase.STOP)
 
@@ -106,8 +104,7 @@ def end(
 def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
     """Return the jobs that run on a cluster."""
     from rlinf_core.bootstrap.down import running_jobs
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
     from rlinf_core.bootstrap.state import cluster_id
 
     return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))

@@ -42,7 +42,7 @@ def _starting(names: Iterable[str], incomplete: str) -> list[str]:
 @_careful
 def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Installed recipes."""
-    from rlinf_core.job.registry import recipe_names
+    from rlinf_core.job.recipe import recipe_names
 
     return _starting(recipe_names(), incomplete)
 
@@ -87,7 +87,7 @@ def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 @_careful
 def training(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return what can be trained: recipes as `recipe=NAME`, files and, behind one of these, overrides."""
-    from rlinf_core.job.registry import recipe_names
+    from rlinf_core.job.recipe import recipe_names
 
     if _named(_words(ctx)) is not None:
         return files_and_overrides(ctx, incomplete)
@@ -181,7 +181,7 @@ def _named(words: list[str]) -> str | None:
     if recipe is None and words[:2] == ["recipe", "="] and len(words) > 2:
         recipe = words[2]
     if recipe:
-        from rlinf_core.job.registry import find_recipe
+        from rlinf_core.job.recipe import find_recipe
 
         return find_recipe(recipe).default_config
     return None if named == "recipe" else named

@@ -39,7 +39,7 @@ def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
     """Return the fields that `rlinf explain` knows, section by section; further in while there is one only."""
     from rlinf_core.config.field_docs import fields_below
     from rlinf_core.job.load import ClusterFile
-    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.job.recipe import find_recipe, recipe_names
 
     names = [recipe] if recipe else recipe_names()
     models: list[type[BaseModel]] = [ClusterFile, *(find_recipe(name).config_model() for name in names)]

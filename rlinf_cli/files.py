@@ -148,8 +148,7 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
         from rlinf_core.bootstrap import doctor, state
         from rlinf_core.bootstrap.checks.devices import node_info
-        from rlinf_core.bootstrap.loop import run
-        from rlinf_core.bootstrap.routes import NodeRoutes
+        from rlinf_core.bootstrap.routes import NodeRoutes, run
         from rlinf_core.errors import ClusterError
 
         nodes, cluster_id = machines(cluster), state.cluster_id(state.cluster_name(file, None))

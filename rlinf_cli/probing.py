@@ -42,8 +42,7 @@ def examine(
 ) -> doctor.DoctorReport:
     """Return the preflight of a file's machines."""
     from rlinf_core.bootstrap import doctor, node_facts, node_inspect, state
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
 
     asked = _read(file, overrides, name)
     environ = dict(os.environ)
@@ -75,8 +74,7 @@ def look_at_hardware(
         ClusterError: no file is given, and no cluster is up.
     """
     from rlinf_core.bootstrap import doctor, state
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
 
     if file is not None:
         asked = _read(file, overrides, name)
@@ -120,8 +118,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
     """
     from rlinf_core import env_vars
     from rlinf_core.bootstrap import attach, state, status
-    from rlinf_core.bootstrap.loop import run
-    from rlinf_core.bootstrap.routes import NodeRoutes
+    from rlinf_core.bootstrap.routes import NodeRoutes, run
 
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
@@ -142,7 +139,7 @@ def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
 def _ask_ray(address: str, name: str | None = None) -> status.StatusReport:
     """Return how the nodes are that the Ray at an address lists."""
     from rlinf_core import env_vars
-    from rlinf_core.cluster import by_address
+    from rlinf_core.cluster.inspection import cluster_status
 
     console.message(f"asking the cluster at {address}, {env_vars.CONNECT_TIMEOUT.get():g} s a node at most")
-    return by_address.ask(address, name)
+    return cluster_status(address, name)

@@ -50,7 +50,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
         ConfigError: one of them is not set.
     """
     from rlinf_core.bootstrap.driver import run_on_head
-    from rlinf_core.config.dump import to_yaml
+    from rlinf_core.config.origins import to_yaml
     from rlinf_core.placement.environment import forwarded_values
 
     forwarded = forwarded_values(job.cluster.forward_env, os.environ)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rlinf_core.algorithms.losses.inputs import LossSettings as LossSettings
     from rlinf_core.algorithms.options import checked_options as checked_options
     from rlinf_core.channel.channel import Channel as Channel
-    from rlinf_core.channel.errors import ChannelEmpty as ChannelEmpty
-    from rlinf_core.channel.errors import ChannelFull as ChannelFull
     from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
     from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
     from rlinf_core.channel.load_balancing import distribute as distribute
     from rlinf_core.channel.load_balancing import rank_key as rank_key
+    from rlinf_core.channel.operation import ChannelEmpty as ChannelEmpty
+    from rlinf_core.channel.operation import ChannelFull as ChannelFull
     from rlinf_core.channel.queue_state import KeyStatistics as KeyStatistics
     from rlinf_core.cluster.cluster import Cluster as Cluster
     from rlinf_core.collective.work import Work as Work
@@ -96,9 +96,9 @@ _PUBLIC: dict[str, str] = {
     "CancelledOperationError": "rlinf_core.errors",
     "Channel": "rlinf_core.channel.channel",
     "ChannelClosed": "rlinf_core.errors",
-    "ChannelEmpty": "rlinf_core.channel.errors",
+    "ChannelEmpty": "rlinf_core.channel.operation",
     "ChannelError": "rlinf_core.errors",
-    "ChannelFull": "rlinf_core.channel.errors",
+    "ChannelFull": "rlinf_core.channel.operation",
     "CheckpointError": "rlinf_core.errors",
     "Cluster": "rlinf_core.cluster.cluster",
     "ClusterConfig": "rlinf_core.config.cluster",

@@ -18,8 +18,8 @@ from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater, first_nonfinite
 from rlinf_core import Loss, LossInputs, LossSettings, checked_options
 from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.levels import sum_to_level
 from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.algorithms.returns import sum_to_level
 
 
 class Learner:

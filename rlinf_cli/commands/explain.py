@@ -97,7 +97,7 @@ def _explain_field(path: str, recipe: str | None, output: Output) -> None:
     """Documents a field for every kind of file that has it, told once where they agree."""
     from rlinf_core.config.field_docs import FieldDoc, UnknownFieldError, describe
     from rlinf_core.job.load import ClusterFile
-    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.job.recipe import find_recipe, recipe_names
 
     names = [recipe] if recipe else recipe_names()
     models = {name: find_recipe(name).config_model() for name in names} or {"": ClusterFile}

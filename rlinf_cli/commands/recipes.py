@@ -52,7 +52,7 @@ def _listed() -> list[Recipe]:
     others.
     """
     from rlinf_core.errors import ConfigError
-    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.job.recipe import find_recipe, recipe_names
 
     found: list[Recipe] = []
     for name in recipe_names():

@@ -80,7 +80,7 @@ def _chosen(arguments: list[str]) -> tuple[str, list[str]]:
     """Return the file and the overrides. Without a file, `recipe=NAME` stands for the config that the recipe
     starts from.
     """
-    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.job.recipe import find_recipe, recipe_names
 
     files, overrides = split_files(arguments)
     if len(files) > 1:

@@ -21,7 +21,6 @@ PARTS: Final = (
     "node_links",
     "node_ray",
     "node_members",
-    "node_sync",
     "node_run",
     "node_agent",
 )

@@ -1,9 +1,14 @@
-"""The way to each node: ssh where the file gives a host, a child process on this machine."""
+"""The way to each node, ssh or a child process on this machine, and the event loop in which nodes are asked."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.ssh import DEFAULT_PARALLEL, SshTransport
@@ -58,3 +63,24 @@ class NodeRoutes(Transport):
         if node.host is not None:
             way = self._ssh = self._ssh or SshTransport()
         return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)
+
+
+T = TypeVar("T")
+
+# Each run of ssh holds a few descriptors; the usual soft limit is 1024.
+_DESCRIPTORS = 8192
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns. Ctrl-C cancels it, which ends the processes that it started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if sys.version_info < (3, 12) and hasattr(os, "pidfd_open"):
+        # Python 3.11 would wait for each process in a thread of its own.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
+    with warnings.catch_warnings():
+        # Said where Ctrl-C comes while processes are waited for; they are ended all the same.
+        warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
+        return asyncio.run(work)

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 import time
+from asyncio import QueueEmpty, QueueFull
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,13 +14,21 @@ from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
-from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
 from rlinf_core.channel.mailbox import AnswerSlots
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
-from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError
+from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
+
+
+class ChannelFull(ChannelError, QueueFull):  # noqa: N818 - named like queue.Full
+    """A put that must not wait found its queue full."""
+
+
+class ChannelEmpty(ChannelError, QueueEmpty):  # noqa: N818 - named like queue.Empty
+    """A get that must not wait found its queue empty."""
+
 
 T = TypeVar("T")
 # A packed item, a received message, or a `LocalItem`.

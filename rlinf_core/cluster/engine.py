@@ -23,7 +23,7 @@ from typing import Any
 
 from rlinf_core.bootstrap import attach, node_facts
 from rlinf_core.bootstrap.node_processes import MARK, guard
-from rlinf_core.cluster import exit_status, forked, ray_output, reachable
+from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
@@ -161,7 +161,7 @@ def _after_fork() -> None:
     _ends.clear()
     set_absence("this process is a fork of one in a cluster, and in none itself")
     atexit.unregister(_disconnect_at_exit)
-    forked.let_go()
+    ray_private.let_go()
     if engine.guardian is not None and engine.guardian.stdin is not None:
         # It ends when nobody holds this any more: a child may outlive its parent.
         engine.guardian.stdin.close()

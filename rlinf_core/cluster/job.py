@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rlinf_core import env_vars
@@ -11,10 +12,13 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.driver_folder import JobRecord
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
-from rlinf_core.manager.actor import ManagerProcess
 from rlinf_core.manager.client import ManagerClient, current_client, enter_job
+from rlinf_core.manager.manager import Manager
 from rlinf_core.manager.messages import DRIVER, MANAGER
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.
@@ -97,3 +101,43 @@ def _leave() -> tuple[()]:
 def advertised(ip: str) -> str | None:
     """Return what an endpoint advertises on a node that Ray reaches at `ip`; None leaves it to `RLINF_NET_IF`."""
     return None if env_vars.NET_IF.get() else ip
+
+
+class ManagerProcess:
+    """One Ray actor for each job. It is on the path of no message between workers.
+
+    Args:
+        job: the job's name.
+        secret: what processes of the job prove to know.
+        ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
+        folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
+    """
+
+    def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
+        self._job = job
+        self._secret = secret
+        self._started = time.time()
+        self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
+        self._manager = Manager(self._endpoint, job)
+
+    def __repr__(self) -> str:
+        """Return what Ray puts before each line that this process prints."""
+        return "manager"
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked for
+        them.
+        """
+        return function(*args)
+
+    def record(self) -> tuple[str, str, EndpointInfo, float]:
+        """Return the job's name, its secret in hex, where this is reached, and since when, for who looks from
+        elsewhere.
+
+        Whoever can ask has proven to Ray that it belongs to the cluster.
+        """
+        return self._job, self._secret.hex(), self._endpoint.info, self._started
+
+    def info(self) -> EndpointInfo:
+        """Return where it is reached."""
+        return self._endpoint.info

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.extends import FindBase, with_bases
-from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, Path
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.merge import merge
+from rlinf_core.config.places import first_line
+from rlinf_core.config.reader import load_source, read
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 if TYPE_CHECKING:
     from rlinf_core.config.overrides import Override
@@ -74,3 +77,140 @@ def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceTe
     from rlinf_core.config.overrides import parse_overrides
 
     return parse_overrides(overrides, diagnostics)
+
+
+EXTENDS: Final = "extends"
+# People stack a handful of files; far more than that is a mistake, or an attack on the stack.
+MAX_CHAIN: Final = 32
+
+FindBase: TypeAlias = Callable[[str, str], "str | None"]
+"""Given what `extends` says and the name of the file that says it: the file to load, or None if it knows none."""
+
+
+def with_bases(
+    main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
+) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
+    """Read a file and lay it over its bases.
+
+    `find_base` is asked where no file of that name lies beside the one that extends it.
+
+    Returns:
+        The tree without `extends`, and the sources, `main` first; None when `main` or a base could not be read.
+    """
+    tree = read(main, diagnostics)
+    if tree is None:
+        return None
+    loader = _Loader(diagnostics, find_base, main)
+    if main.kind == "file":
+        loader.chain.append(os.path.realpath(main.name))
+    merged = loader.over_bases(tree, main)
+    return None if merged is None else (merged, tuple(loader.sources))
+
+
+class _Loader:
+    def __init__(self, diagnostics: Diagnostics, find_base: FindBase | None, main: SourceText) -> None:
+        self.diagnostics = diagnostics
+        self.find_base = find_base
+        self.sources = [main]
+        # The real paths of the files that are being read, each extending the next.
+        self.chain: list[str] = []
+        self.done: dict[str, MappingNode | None] = {}
+
+    def over_bases(self, tree: MappingNode, source: SourceText) -> MappingNode | None:
+        entry = tree.entry(EXTENDS)
+        if entry is None:
+            return tree
+        named = self._named(entry)
+        bases = [self._base(scalar, source, path) for scalar, path in named or ()]
+        if named is None or any(base is None for base in bases):
+            return None
+        own = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != EXTENDS))
+        merged: Node | None = None
+        for base in (*bases, own):
+            if base is not None:
+                merged = base if merged is None else merge(merged, base)
+        return merged if isinstance(merged, MappingNode) else own
+
+    def _named(self, entry: Entry) -> list[tuple[ScalarNode, Path]] | None:
+        """Return the scalars that name bases, or None after reporting what names none."""
+        value = entry.value
+        items: list[tuple[Node, Path]] = [(value, (EXTENDS,))]
+        if isinstance(value, SequenceNode):
+            items = [(item, (EXTENDS, index)) for index, item in enumerate(value.items)]
+        named: list[tuple[ScalarNode, Path]] = []
+        for item, path in items:
+            if not isinstance(item, ScalarNode) or not isinstance(item.value, str) or not item.raw or "\0" in item.raw:
+                span = first_line(item) if item.span.end > item.span.start else entry.key.span
+                message = "`extends` takes the name of a file, or a list of them"
+                self._report("extends-form", span, path, message, "write `extends: base.yaml`")
+            elif "${" in item.raw:
+                message = "`extends` is read before references are resolved, so it cannot hold one"
+                self._report("extends-form", item.span, path, message, "write the name of the file")
+            else:
+                named.append((item, path))
+        return named if len(named) == len(items) else None
+
+    def _base(self, scalar: ScalarNode, source: SourceText, path: Path) -> MappingNode | None:
+        name = self._locate(scalar, source)
+        if name is None:
+            self._report_missing(scalar, source, path)
+            return None
+        real = os.path.realpath(name)
+        if real in self.chain:
+            circle = [os.path.basename(file) for file in (*self.chain[self.chain.index(real) :], real)]
+            names = " -> ".join(f"`{file}`" for file in circle)
+            message = "a file cannot be its own base" if len(circle) == 2 else f"these files extend each other: {names}"
+            self._report("extends-cycle", scalar.span, path, message, "take one of them out of the circle")
+            return None
+        if len(self.chain) >= MAX_CHAIN:
+            message = f"more than {MAX_CHAIN} files extend one another"
+            self._report("extends-cycle", scalar.span, path, message, "fold some of them into one")
+            return None
+        if real not in self.done:
+            self.done[real] = self._load(name, real, scalar, path)
+        return self.done[real]
+
+    def _locate(self, scalar: ScalarNode, source: SourceText) -> str | None:
+        beside = os.path.normpath(os.path.join(_folder(source), os.path.expanduser(scalar.raw)))
+        if os.path.exists(beside):
+            return beside
+        return self.find_base(scalar.raw, source.name) if self.find_base else None
+
+    def _load(self, name: str, real: str, scalar: ScalarNode, path: Path) -> MappingNode | None:
+        found = Diagnostics()
+        source = load_source(name, found)
+        if source is None:
+            # Whoever wrote `extends` must see which of their lines asked for that file.
+            for problem in found:
+                message = f"the base `{name}` cannot be read: {problem.message}"
+                self._report("base-unreadable", scalar.span, path, message, problem.help)
+            return None
+        self.diagnostics.extend(found)
+        self.sources.append(source)
+        tree = read(source, self.diagnostics)
+        if tree is None:
+            return None
+        self.chain.append(real)
+        merged = self.over_bases(tree, source)
+        self.chain.pop()
+        return merged
+
+    def _report_missing(self, scalar: ScalarNode, source: SourceText, path: Path) -> None:
+        from rlinf_core.suggest import did_you_mean
+
+        asked = os.path.dirname(scalar.raw)
+        try:
+            listed = sorted(os.listdir(os.path.join(_folder(source), asked) or "."))
+        except OSError:
+            listed = []
+        files = [os.path.join(asked, name) for name in listed if name.endswith((".yaml", ".yml"))]
+        help = did_you_mean(scalar.raw, files) or "a base is looked for relative to the file that extends it"
+        self._report("base-unreadable", scalar.span, path, f"there is no file `{scalar.raw}` to extend", help)
+
+    def _report(self, code: str, span: Span, path: Path, message: str, help: str | None) -> None:
+        self.diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, path, help))
+
+
+def _folder(source: SourceText) -> str:
+    """Return where the bases of a source are looked for; standard input stands in the current folder."""
+    return os.path.dirname(source.name) if source.kind == "file" else ""

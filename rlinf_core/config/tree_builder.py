@@ -24,8 +24,17 @@ from ruamel.yaml.events import (
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
-from rlinf_core.config.tree_frames import Anchored, OpenNode, with_merged
+from rlinf_core.config.tree import (
+    Anchored,
+    Entry,
+    MappingNode,
+    Node,
+    OpenNode,
+    Path,
+    ScalarNode,
+    SequenceNode,
+    with_merged,
+)
 from rlinf_core.config.yaml_hints import shown
 from rlinf_core.config.yaml_layout import Indentation
 from rlinf_core.config.yaml_types import (

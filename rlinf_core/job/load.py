@@ -20,7 +20,8 @@ from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.leading_zeros import warn_of_leading_zeros
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import load_source
-from rlinf_core.config.rules.check import check_cluster
+from rlinf_core.config.rules import environment, groups, hardware, machines
+from rlinf_core.config.rules.site import Site
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode
@@ -242,7 +243,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         diagnostics.add(Diagnostic("unknown-recipe", Severity.ERROR, message, entry.key.span, ("recipe",)))
         return None
 
-    from rlinf_core.job.registry import UnknownRecipeError, find_recipe
+    from rlinf_core.job.recipe import UnknownRecipeError, find_recipe
 
     try:
         recipe = find_recipe(entry.value.raw)
@@ -257,7 +258,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
 
 def _meant_recipe(name: str) -> _Selected | None:
     """Return the recipe that a name which no recipe has was probably meant to be."""
-    from rlinf_core.job.registry import find_recipe, recipe_names
+    from rlinf_core.job.recipe import find_recipe, recipe_names
     from rlinf_core.suggest import near
 
     for meant in near(name, recipe_names()):
@@ -378,3 +379,12 @@ def _check_recipe(
         span = Span(view.tree.span.source, 0, 0)
         help_text = "repair the package that offers the recipe"
         diagnostics.add(Diagnostic("broken-recipe", Severity.ERROR, message, span, ("recipe",), help_text))
+
+
+def check_cluster(cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics) -> None:
+    """Report every contradiction within the section. `view` is the validated file that holds it."""
+    site = Site(cluster, view, diagnostics)
+    groups.check(site)
+    environment.check(site)
+    hardware.check(site)
+    machines.check(site)

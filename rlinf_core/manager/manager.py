@@ -22,10 +22,9 @@ from rlinf_core.manager import messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
 from rlinf_core.manager.job_picture import views
-from rlinf_core.manager.ownership import Ownership
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
-from rlinf_core.manager.worker_registry import Life, NotYet, WorkerRecord, WorkerRegistry
+from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 
 _log = logging.getLogger(__name__)
 # Seconds between looks at the clock, while something is due soon, and while nothing is.

@@ -9,8 +9,8 @@ from rlinf_core.config.names import name_pieces
 from rlinf_core.config.places import part, place
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
-from rlinf_core.placement.problem import PlacementProblem
 from rlinf_core.placement.resolve import Resolution
+from rlinf_core.placement.selection import PlacementProblem
 
 PLACEMENT: Path = ("cluster", "component_placement")
 GROUPS: Path = ("cluster", "node_groups")

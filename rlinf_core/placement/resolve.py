@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from rlinf_core.config.rank_values import RankMap
 from rlinf_core.config.ranks import RankMapPart, format_range
-from rlinf_core.placement.problem import PlacementProblem
-from rlinf_core.placement.selection import Selection, select
+from rlinf_core.placement.selection import PlacementProblem, Selection, select
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, UnitKind
 

@@ -7,10 +7,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
-from rlinf_core.placement.problem import PlacementProblem
+from rlinf_core.config.ranks import RankMapPart, format_range, format_ranks, merge_ranges
+from rlinf_core.errors import PlacementError
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
+
+
+class PlacementProblem(NamedTuple):
+    """One mistake.
+
+    Attributes:
+        code: the diagnostic code.
+        message: what is wrong, naming component or strategy, and what exists.
+        help: the nearest fix, or None.
+        part: the part of the rank map that is wrong, or None for the map as a whole.
+        label: which of the selected labels is wrong, as an index, or None.
+    """
+
+    code: str
+    message: str
+    help: str | None = None
+    part: RankMapPart | None = None
+    label: int | None = None
+
+    def error(self, where: str) -> PlacementError:
+        """Return the mistake as an error at `where`, to which the offending part is added."""
+        if self.part is not None and str(self.part) not in where.split("`"):
+            where = f"{where}, part `{self.part}`"
+        return PlacementError(self.message, where=where, help=self.help)
 
 
 class Location(NamedTuple):

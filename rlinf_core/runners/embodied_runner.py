@@ -22,8 +22,7 @@ from rlinf_core.runners.embodied_protocols import (
     RolloutGroup,
 )
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.rollout_runner import RolloutRunner
-from rlinf_core.runners.runner import rank_means
+from rlinf_core.runners.runner import RolloutRunner, rank_means
 from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup

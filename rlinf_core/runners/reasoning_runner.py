@@ -13,16 +13,14 @@ from typing import Any, Final, Protocol, cast
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
-from rlinf_core.runners.evaluation import evaluation_metrics
+from rlinf_core.runners.evaluation import evaluation_metrics, mean
 from rlinf_core.runners.generation import GenerationGroup, PromptService, RewardGroup, Stream, Turns, wait_for
 from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, staleness
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.rollout_runner import RolloutRunner
-from rlinf_core.runners.runner import NEVER
+from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.samples import write_samples
 from rlinf_core.runners.standalone import RunConfig
-from rlinf_core.runners.statistics import mean
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 

@@ -30,8 +30,17 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners import durable
 from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
-from rlinf_core.runners.run_search import find_source, run_of, runs_in
-from rlinf_core.runners.run_state import FINISHED, RUNNING, SCHEMA, STATE, RunState, read_state
+from rlinf_core.runners.run_state import (
+    FINISHED,
+    RUNNING,
+    SCHEMA,
+    STATE,
+    RunState,
+    find_source,
+    read_state,
+    run_of,
+    runs_in,
+)
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job

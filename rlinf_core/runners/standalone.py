@@ -12,7 +12,7 @@ from rlinf_core.config.origins import default_origins, lines_of, nested_of, plai
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.job.registry import find_recipe
+from rlinf_core.job.recipe import find_recipe
 from rlinf_core.runners import events
 from rlinf_core.runners.checkpoint import Fact
 from rlinf_core.runners.events import Event

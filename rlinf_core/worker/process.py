@@ -7,6 +7,7 @@ devices in its environment: a module that looks at them, or starts CUDA, when it
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import faulthandler
 import inspect
 import os
@@ -14,6 +15,7 @@ import pickle
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar
 
@@ -38,7 +40,6 @@ from rlinf_core.worker.calls import (
     leave_call,
     unanswered,
 )
-from rlinf_core.worker.event_loop import run_on_loop
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
 
@@ -253,3 +254,50 @@ def _make(context: WorkerContext, pickled: bytes) -> Any:
     worker._rlinf_bind(context)
     worker.__init__(*args, **kwargs)
     return worker
+
+
+T = TypeVar("T")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_run, args=(loop,), name="rlinf-async-methods", daemon=True).start()
+    return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            # A task ended with it, which is for whoever waits for the task. The loop goes on for all others.
+            continue
+        return
+
+
+def run_on_loop(awaitable: Awaitable[T]) -> T:
+    """Return the result of an awaitable, run on the worker's loop with the context variables of the caller.
+
+    Raises:
+        BaseException: whatever it raised, `SystemExit` and `KeyboardInterrupt` included.
+    """
+
+    async def await_it() -> T:
+        return await awaitable
+
+    loop = _loop()
+    context = contextvars.copy_context()
+    future: asyncio.Future[T] | None = None
+    done = threading.Event()
+
+    def start() -> None:
+        nonlocal future
+        future = loop.create_task(await_it(), context=context)
+        future.add_done_callback(lambda _: done.set())
+
+    loop.call_soon_threadsafe(start)
+    done.wait()
+    if future is None:
+        raise RuntimeError("the loop of asynchronous methods stopped")
+    return future.result()

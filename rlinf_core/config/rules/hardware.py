@@ -5,8 +5,7 @@ from __future__ import annotations
 from rlinf_core.config.cluster import NodeGroup
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.rules.groups import group_ranges, out_of_range
-from rlinf_core.config.rules.intervals import outside
-from rlinf_core.config.rules.site import Site
+from rlinf_core.config.rules.site import Site, outside
 from rlinf_core.config.tree import Path
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE
 from rlinf_core.hardware.robots.unit import RobotUnit

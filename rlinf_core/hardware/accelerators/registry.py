@@ -8,13 +8,8 @@ from typing import NamedTuple
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
-from rlinf_core.hardware.accelerators.amd import Amd
-from rlinf_core.hardware.accelerators.ascend import Ascend
 from rlinf_core.hardware.accelerators.host import Host
-from rlinf_core.hardware.accelerators.intel import Intel
-from rlinf_core.hardware.accelerators.musa import Musa
-from rlinf_core.hardware.accelerators.none import NoAccelerator
-from rlinf_core.hardware.accelerators.nvidia import Nvidia
+from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, NoAccelerator, Nvidia
 
 NONE = NoAccelerator()
 # In the order in which a node with several vendors' devices is decided: what somebody bought to compute comes first.

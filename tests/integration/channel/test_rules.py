@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
+from rlinf_core.channel.operation import ChannelEmpty, ChannelFull
 from rlinf_core.errors import ChannelClosed, ChannelError, CommunicationTimeoutError, PayloadError
 from rlinf_core.failures import WorkerGroupError
 

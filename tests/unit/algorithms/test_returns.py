@@ -7,8 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.levels import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
-from rlinf_core.algorithms.returns import BootstrapType, bootstrap_rewards, discounted_returns, explained_variance
+from rlinf_core.algorithms.returns import (
+    BootstrapType,
+    bootstrap_rewards,
+    discounted_returns,
+    explained_variance,
+    fold_chunks,
+    rewards_to_level,
+    sum_to_level,
+    unfold_chunks,
+)
 
 
 @pytest.mark.parametrize(("how", "expected"), [("standard", [1.0, 1.0, 6.0, 1.0]), ("always", [1.0, 6.0, 6.0, 6.0])])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.errors import ChannelFull
-from rlinf_core.channel.operation import ChannelOperation
+from rlinf_core.channel.operation import ChannelFull, ChannelOperation
 from rlinf_core.channel.pending import Pending
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from tests.unit.channel.conftest import Stage

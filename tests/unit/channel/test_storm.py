@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
+from rlinf_core.channel.operation import ChannelEmpty, ChannelFull
 from rlinf_core.errors import CommunicationTimeoutError
 from tests.unit.channel.conftest import Stage, check_nothing_is_left, greeted
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlinf_core.config.codes import CLOSE, OPEN, Code, Example, codes_by_stage
-from rlinf_core.config.compose import Composed, compose
+from rlinf_core.config.compose import MAX_CHAIN, Composed, FindBase, compose, with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.dump import to_yaml
-from rlinf_core.config.reader import load_source
-from rlinf_core.config.tree import to_data
+from rlinf_core.config.origins import to_yaml
+from rlinf_core.config.reader import decode, load_source
+from rlinf_core.config.tree import find, to_data
 
 
 def unmarked(text: str) -> str:
@@ -111,3 +112,176 @@ def test_a_composed_configuration_is_saved_and_loads_back(tmp_path: Path) -> Non
     assert found.ok
     assert to_yaml(again.tree) == to_yaml(composed.tree)
     assert to_data(again.tree) == to_data(composed.tree)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def load(folder: Path, find_base: FindBase | None = None) -> tuple[Any, Diagnostics, list[str]]:
+    found = Diagnostics()
+    source = load_source(str(folder / "main.yaml"), found)
+    assert source is not None
+    read = with_bases(source, found, find_base)
+    if read is None:
+        return None, found, []
+    tree, sources = read
+    return to_data(tree), found, [Path(each.name).name for each in sources]
+
+
+def test_a_file_overrides_its_base_deeply(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: base.yaml\na: {x: 1}\nl: [3]\n", base="a: {x: 0, y: 0}\nl: [1, 2]\nb: 5\n")
+    data, found, sources = load(tmp_path)
+    assert data == {"a": {"x": 1, "y": 0}, "l": [3], "b": 5}
+    assert found.ok
+    assert sources == ["main.yaml", "base.yaml"]
+
+
+def test_of_a_list_the_later_base_wins_and_the_file_over_all(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: [a.yaml, b.yaml]\nz: main\n", a="x: a\ny: a\nz: a\n", b="y: b\nz: b\n")
+    assert load(tmp_path)[0] == {"x": "a", "y": "b", "z": "main"}
+
+
+def test_a_base_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(tmp_path, main="extends: sub/one.yaml\n")
+    write(tmp_path / "sub", one="extends: two.yaml\nx: 1\n", two="x: 0\ny: 2\n")
+    assert load(tmp_path)[0] == {"x": 1, "y": 2}
+
+
+def test_a_base_shared_by_two_is_read_once(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        main="extends: [a.yaml, b.yaml]\n",
+        a="extends: c.yaml\nx: a\n",
+        b="extends: c.yaml\n",
+        c="x: c\ny: c\n",
+    )
+    data, found, sources = load(tmp_path)
+    # b brings c's x again, over a's.
+    assert data == {"x": "c", "y": "c"}
+    assert found.ok
+    assert sources.count("c.yaml") == 1
+
+
+def test_many_diamonds_cost_no_more_than_their_files(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: [f0.yaml, f0.yaml]\n")
+    for level in range(25):
+        write(tmp_path, **{f"f{level}": f"extends: [f{level + 1}.yaml, f{level + 1}.yaml]\nx{level}: 1\n"})
+    write(tmp_path, f25="last: 1\n")
+    data, found, _ = load(tmp_path)
+    assert len(data) == 26
+    assert found.ok
+
+
+def test_spans_tell_the_file(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: base.yaml\na: 1\n", base="\nb: 2\n")
+    found = Diagnostics()
+    source = load_source(str(tmp_path / "main.yaml"), found)
+    assert source is not None
+    read = with_bases(source, found)
+    assert read is not None
+    node = find(read[0], ("b",))
+    assert node is not None
+    assert str(node.span) == f"{tmp_path / 'base.yaml'}:2:4"
+
+
+def test_a_nested_extends_is_an_ordinary_key(tmp_path: Path) -> None:
+    write(tmp_path, main="a:\n  extends: nothing.yaml\n")
+    assert load(tmp_path)[0] == {"a": {"extends": "nothing.yaml"}}
+
+
+def test_shipped_bases_are_asked_for_last(tmp_path: Path) -> None:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    write(shipped, embodied="x: shipped\n")
+    write(tmp_path, main="extends: [embodied, near.yaml]\n", near="y: near\n")
+    asked: list[str] = []
+
+    def find_base(name: str, _asking: str) -> str | None:
+        asked.append(name)
+        return str(shipped / f"{name}.yaml") if name == "embodied" else None
+
+    assert load(tmp_path, find_base)[0] == {"x": "shipped", "y": "near"}
+    assert asked == ["embodied"]
+
+
+@pytest.mark.parametrize(
+    ("main", "underlined"),
+    [
+        ("extends: 4\n", "4"),
+        ("extends:\na: 1\n", "extends"),
+        ("extends: [base.yaml, {a: 1}]\n", "{a: 1"),
+        ("extends: ''\n", "''"),
+        ("extends: ${name}.yaml\n", "${name}.yaml"),
+        ("extends: [base.yaml, [base.yaml]]\n", "[base.yaml"),
+        ('extends: "a\\0b"\n', '"a\\0b"'),
+    ],
+)
+def test_what_names_no_file(tmp_path: Path, main: str, underlined: str) -> None:
+    write(tmp_path, main=main, base="x: 1\n")
+    data, found, _ = load(tmp_path)
+    assert data is None
+    (problem,) = found
+    assert problem.code == "extends-form"
+    assert problem.span.text.startswith(underlined)
+
+
+def test_a_missing_base_is_reported_where_it_is_named(tmp_path: Path) -> None:
+    write(tmp_path, main="a: 1\nextends: [bsae.yaml, gone/x.yaml]\n", base="x: 1\n")
+    data, found, _ = load(tmp_path)
+    assert data is None
+    assert [(d.code, d.span.text, d.path) for d in found] == [
+        ("base-unreadable", "bsae.yaml", ("extends", 0)),
+        ("base-unreadable", "gone/x.yaml", ("extends", 1)),
+    ]
+    assert next(iter(found)).help == "did you mean `base.yaml`?"
+
+
+def test_a_base_that_is_a_folder_is_reported_where_it_is_named(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: .\n")
+    (problem,) = load(tmp_path)[1]
+    assert (problem.code, problem.span.text) == ("base-unreadable", ".")
+    assert "directory" in problem.message
+
+
+def test_a_mistake_in_a_base_is_reported_in_the_base(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: base.yaml\n", base="a: [1\n")
+    data, found, _ = load(tmp_path)
+    assert data is None
+    assert {d.span.source.name for d in found} == {str(tmp_path / "base.yaml")}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_circle_is_reported_at_the_extends_that_closes_it(tmp_path: Path, length: int) -> None:
+    names = ["main", *(f"f{index}" for index in range(1, length))]
+    for name, after in zip(names, [*names[1:], "main"], strict=True):
+        write(tmp_path, **{name: f"extends: ./{after}.yaml\n"})
+    data, found, _ = load(tmp_path)
+    assert data is None
+    (problem,) = found
+    assert problem.code == "extends-cycle"
+    assert (problem.span.source.name, problem.span.text) == (str(tmp_path / f"{names[-1]}.yaml"), "./main.yaml")
+
+
+def test_a_chain_without_end_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, main="extends: f0.yaml\n")
+    for index in range(MAX_CHAIN + 5):
+        write(tmp_path, **{f"f{index}": f"extends: f{index + 1}.yaml\n"})
+    data, found, _ = load(tmp_path)
+    assert data is None
+    assert [d.code for d in found] == ["extends-cycle"]
+
+
+def test_standard_input_extends_files_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, base="x: 1\n")
+    monkeypatch.chdir(tmp_path)
+    found = Diagnostics()
+    source = decode("<stdin>", b"extends: base.yaml\n", found, "stdin")
+    assert source is not None
+    read = with_bases(source, found)
+    assert read is not None
+    assert to_data(read[0]) == {"x": 1}

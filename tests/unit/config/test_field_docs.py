@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from rlinf_core.config.field_docs import UnknownFieldError, describe, fields_below
 from rlinf_core.job.load import ClusterFile
-from rlinf_core.job.registry import find_recipe
+from rlinf_core.job.recipe import find_recipe
 from rlinf_core.scalars import Float, Int, Text
 
 

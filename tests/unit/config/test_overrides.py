@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.dump import inline
+from rlinf_core.config.origins import inline
 from rlinf_core.config.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.source import OVERRIDES_NAME

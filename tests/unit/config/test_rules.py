@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.config.reader import decode, read
-from rlinf_core.config.rules.check import check_cluster
-from rlinf_core.config.rules.intervals import Claim, common, contradictions, outside
+from rlinf_core.config.rules.site import Claim, common, contradictions, outside
 from rlinf_core.config.validation import validate
 from rlinf_core.hardware.robots import registry
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.job.load import STAND_INS, ClusterFile
+from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
 
 Found = list[tuple[str, int, str]]
 

@@ -8,7 +8,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
-from rlinf_core.job.registry import find_recipe, recipe_names
+from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.placement.component import HybridComponentPlacement
 
 BRING_YOUR_OWN = ("math_smollm", "math_grpo_8gpu", "math_async_disaggregated", "math_ppo_vllm")

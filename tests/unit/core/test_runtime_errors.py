@@ -6,7 +6,7 @@ import pytest
 
 import rlinf_core
 from rlinf_core import errors
-from rlinf_core.channel.errors import ChannelEmpty, ChannelFull
+from rlinf_core.channel.operation import ChannelEmpty, ChannelFull
 from rlinf_core.errors import RLinfError, RuntimeFailure
 
 EXAMPLES: list[RLinfError] = [

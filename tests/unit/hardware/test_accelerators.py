@@ -10,12 +10,7 @@ import pytest
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
-from rlinf_core.hardware.accelerators.amd import Amd
-from rlinf_core.hardware.accelerators.ascend import Ascend
 from rlinf_core.hardware.accelerators.host import Host, run_tool
-from rlinf_core.hardware.accelerators.intel import Intel
-from rlinf_core.hardware.accelerators.musa import Musa
-from rlinf_core.hardware.accelerators.nvidia import Nvidia
 from rlinf_core.hardware.accelerators.registry import (
     accelerator_names,
     accelerator_of_model,
@@ -23,6 +18,7 @@ from rlinf_core.hardware.accelerators.registry import (
     get_accelerator,
     register_accelerator,
 )
+from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, Nvidia
 
 THREE_GPUS = """\
 1, NVIDIA A800-SXM4-80GB, GPU-bbbb

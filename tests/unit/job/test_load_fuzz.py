@@ -15,7 +15,7 @@ from rlinf_core.config.codes import all_codes
 from rlinf_core.config.field_docs import fields_below
 from rlinf_core.config.render import render_text, to_github, to_json
 from rlinf_core.job.load import Job, load_job
-from rlinf_core.job.registry import find_recipe
+from rlinf_core.job.recipe import find_recipe
 
 TEXT = """\
 recipe: embodied

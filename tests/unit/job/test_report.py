@@ -13,7 +13,7 @@ from rlinf_core.config.pruning import Validated
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import Path
 from rlinf_core.job.load import load_job
-from rlinf_core.job.registry import find_recipe
+from rlinf_core.job.recipe import find_recipe
 from rlinf_core.job.report import FindingPlace, Report
 
 A: Path = ("section", "a")

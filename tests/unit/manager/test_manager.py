@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster.job import ManagerProcess
 from rlinf_core.context import Session
 from rlinf_core.errors import (
     DeadlockError,
@@ -18,7 +19,6 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
-from rlinf_core.manager.actor import ManagerProcess
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobPicture
 from rlinf_core.waiting import OperationKind

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.job.recipe import Recipe
-from rlinf_core.job.registry import UnknownRecipeError, find_recipe, recipe_names
+from rlinf_core.job.recipe import Recipe, UnknownRecipeError, find_recipe, recipe_names
 
 
 def test_our_recipes_are_installed() -> None:

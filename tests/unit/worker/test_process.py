@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.worker.event_loop import run_on_loop
+from rlinf_core.worker.process import run_on_loop
 
 # Seconds after which a call hangs, however busy the machine is.
 HANGS = 60

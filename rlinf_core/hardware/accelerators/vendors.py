@@ -1,0 +1,148 @@
+"""The accelerators of each vendor: how they are found, which variable hides them, and their device in torch."""
+
+from __future__ import annotations
+
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
+from rlinf_core.hardware.accelerators.host import Host
+
+_QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
+
+
+class Nvidia(Accelerator):
+    """Counted by nvidia-smi, which sees what a container was given; by device files where it is missing."""
+
+    name = "NVIDIA"
+    visibility_variable = "CUDA_VISIBLE_DEVICES"
+    torch_device = "cuda"
+    models = ("nvidia", "geforce", "rtx", "tesla", "quadro")
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        # The tool takes a second to say that there is nothing; a device file tells at once. /dev/dxg is WSL's.
+        if not host.exists("/dev/nvidiactl") and not host.exists("/dev/dxg"):
+            return ()
+        listed = host.run(_QUERY)
+        return _from_tool(listed) if listed is not None else _from_files(host)
+
+
+def _from_tool(listed: str) -> tuple[Device, ...]:
+    devices: list[Device] = []
+    for line in listed.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 3 and cells[0].isdecimal():
+            devices.append(Device(int(cells[0]), cells[1] or None, cells[2] or None))
+    return tuple(sorted(devices, key=lambda device: device.index))
+
+
+def _from_files(host: Host) -> tuple[Device, ...]:
+    """Device minors, renumbered: the driver counts from 0 whatever it was given."""
+    models = [_model(host, name) for name in host.names("/proc/driver/nvidia/gpus")]
+    minors = host.numbered("/dev", "nvidia")
+    if len(models) != len(minors):
+        models = [None] * len(minors)
+    return tuple(Device(index, model) for index, model in enumerate(models))
+
+
+def _model(host: Host, bus_id: str) -> str | None:
+    for line in (host.read(f"/proc/driver/nvidia/gpus/{bus_id}/information") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "Model":
+            return value.strip() or None
+    return None
+
+
+_NODES = "/sys/class/kfd/kfd/topology/nodes"
+
+
+class Amd(Accelerator):
+    """Counted by the compute driver's own topology in sysfs, in the order in which HIP numbers them."""
+
+    name = "AMD"
+    visibility_variable = "HIP_VISIBLE_DEVICES"
+    torch_device = "cuda"  # torch's ROCm build keeps the name
+    models = ("amd", "instinct", "mi2", "mi3", "radeon")
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        if not host.exists("/dev/kfd"):
+            return ()
+        found: list[Device] = []
+        for node in host.names(_NODES):
+            properties = _properties(host.read(f"{_NODES}/{node}/properties") or "")
+            # Processors stand in the same list; they have no SIMD units. A container sees every GPU here, but can
+            # open only those whose render node it was given.
+            if properties.get("simd_count", "0") == "0":
+                continue
+            minor = properties.get("drm_render_minor")
+            if minor is None or host.exists(f"/dev/dri/renderD{minor}"):
+                found.append(Device(len(found), host.read(f"{_NODES}/{node}/name") or None))
+        return tuple(found)
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Return `name value` by line."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+class Ascend(Accelerator):
+    """Counted by device files; a container sees those it was given, and the runtime numbers them from 0."""
+
+    name = "Ascend"
+    visibility_variable = "ASCEND_RT_VISIBLE_DEVICES"
+    torch_device = "npu"
+    models = ("ascend", "910", "310", "atlas")
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "davinci")))
+
+
+class Musa(Accelerator):
+    """Counted by device files; a container sees those it was given, and the runtime numbers them from 0."""
+
+    name = "MUSA"
+    visibility_variable = "MUSA_VISIBLE_DEVICES"
+    torch_device = "musa"
+    models = ("mtt", "s4000", "s5000", "s80", "s3000")
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "mtgpu.")))
+
+
+_DRM = "/sys/class/drm"
+_VENDOR = "0x8086"
+
+
+class Intel(Accelerator):
+    """Counted by render nodes, one a card: the tiles of a card are not told apart.
+
+    Graphics inside a processor don't count. They always sit on bus 0 of the processor's own root, where no card does;
+    otherwise every laptop would pass for a node with an accelerator.
+    """
+
+    name = "Intel"
+    visibility_variable = "ZE_AFFINITY_MASK"
+    torch_device = "xpu"
+    models = ("intel", "data center gpu", "max 1", "flex", "arc")
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        cards = [
+            f"{_DRM}/renderD{minor}/device"
+            for minor in host.numbered(_DRM, "renderD")
+            if host.exists(f"/dev/dri/renderD{minor}")
+        ]
+        discrete = [card for card in cards if host.read(f"{card}/vendor") == _VENDOR and not _is_built_in(host, card)]
+        return tuple(Device(index) for index, _ in enumerate(discrete))
+
+
+def _is_built_in(host: Host, card: str) -> bool:
+    return host.resolve(card).startswith("0000:00:")
+
+
+class NoAccelerator(Accelerator):
+    """The absence of accelerators, as a null object."""
+
+    name = "none"
+    visibility_variable = None
+    torch_device = "cpu"
+
+    def devices(self, host: Host) -> tuple[Device, ...]:
+        return ()
