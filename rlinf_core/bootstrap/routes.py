@@ -14,6 +14,10 @@ from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.ssh import DEFAULT_PARALLEL, SshTransport
 from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport, run_process
 
+T = TypeVar("T")
+# Each run of ssh holds a few descriptors; the usual soft limit is 1024.
+_DESCRIPTORS = 8192
+
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -63,12 +67,6 @@ class NodeRoutes(Transport):
         if node.host is not None:
             way = self._ssh = self._ssh or SshTransport()
         return await way.run(node, argv, stdin, deadline=deadline, on_line=on_line)
-
-
-T = TypeVar("T")
-
-# Each run of ssh holds a few descriptors; the usual soft limit is 1024.
-_DESCRIPTORS = 8192
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

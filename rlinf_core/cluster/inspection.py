@@ -25,6 +25,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import NodeInfo
 
 _SECONDS = 10.0
+_HEAD_SECONDS: Final = 5
 
 
 def find_job(name: str | None = None) -> JobRecord:
@@ -96,9 +97,6 @@ def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
         client.close(linger=0.0)
 
 
-_SECONDS: Final = 5
-
-
 def cluster_status(address: str, name: str | None = None) -> StatusReport:
     """Return the nodes by the ranks that a job would find there, and the jobs that run.
 
@@ -136,7 +134,7 @@ def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
     """Return the drivers that are connected besides this one; None when the head does not tell."""
     ray: Any = ray_api()
     try:
-        listed = gcs_client(address).get_all_job_info(timeout=_SECONDS)
+        listed = gcs_client(address).get_all_job_info(timeout=_HEAD_SECONDS)
     except ray.exceptions.RayError:
         return None
     own = ray.get_runtime_context().get_job_id()

@@ -16,6 +16,12 @@ from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, S
 if TYPE_CHECKING:
     from rlinf_core.config.overrides import Override
 
+EXTENDS: Final = "extends"
+# People stack a handful of files; far more than that is a mistake, or an attack on the stack.
+MAX_CHAIN: Final = 32
+FindBase: TypeAlias = Callable[[str, str], "str | None"]
+"""Given what `extends` says and the name of the file that says it: the file to load, or None if it knows none."""
+
 
 class Composed(NamedTuple):
     """A composed configuration.
@@ -77,14 +83,6 @@ def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceTe
     from rlinf_core.config.overrides import parse_overrides
 
     return parse_overrides(overrides, diagnostics)
-
-
-EXTENDS: Final = "extends"
-# People stack a handful of files; far more than that is a mistake, or an attack on the stack.
-MAX_CHAIN: Final = 32
-
-FindBase: TypeAlias = Callable[[str, str], "str | None"]
-"""Given what `extends` says and the name of the file that says it: the file to load, or None if it knows none."""
 
 
 def with_bases(

@@ -17,6 +17,16 @@ from rlinf_core.config.secrets import MASK, is_secret, mask_text
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, to_data
 
+Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
+"""Plain data, or what `to_data` makes of a tree."""
+_UNQUOTED: Final = re.compile(r"[A-Za-z0-9_/][\w/.@%+=:,~$()-]*( [\w/.@%+=,~$()-][\w/.@%+=:,~$()-]*)*", re.ASCII)
+# What YAML 1.1 reads as a boolean, a number in base 60, 2 or with underscores, or a date.
+_OLD_YAML: Final = re.compile(
+    r"(?i:y|n|yes|no|on|off)|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|0b[01_]+|[0-9][0-9_.]*([eE][-+]?[0-9]+)?"
+    r"|0x[0-9a-fA-F_]+|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
+)
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
 Kind: TypeAlias = Literal["file", "override", "default"]
 
 
@@ -207,18 +217,6 @@ def lines_of(nested: Nested) -> Iterator[tuple[str, Origin | None]]:
         else:
             yield f"{inline(key)}:", None
             yield from ((f"  {text}", origin) for text, origin in inner)
-
-
-Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
-"""Plain data, or what `to_data` makes of a tree."""
-
-_UNQUOTED: Final = re.compile(r"[A-Za-z0-9_/][\w/.@%+=:,~$()-]*( [\w/.@%+=,~$()-][\w/.@%+=:,~$()-]*)*", re.ASCII)
-# What YAML 1.1 reads as a boolean, a number in base 60, 2 or with underscores, or a date.
-_OLD_YAML: Final = re.compile(
-    r"(?i:y|n|yes|no|on|off)|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|0b[01_]+|[0-9][0-9_.]*([eE][-+]?[0-9]+)?"
-    r"|0x[0-9a-fA-F_]+|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
-)
-_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def to_yaml(value: MappingNode | SequenceNode | ScalarNode | Plain) -> str:

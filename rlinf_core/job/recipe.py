@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+ENTRY_POINT_GROUP: Final = "rlinf.recipes"
+
 
 class Recipe(NamedTuple):
     """A kind of job that can be trained.
@@ -112,9 +114,6 @@ class Recipe(NamedTuple):
                 why=f"it names `{target}`",
                 help="install what is missing, or repair the package that offers the recipe",
             ) from error
-
-
-ENTRY_POINT_GROUP: Final = "rlinf.recipes"
 
 
 class UnknownRecipeError(ConfigError):

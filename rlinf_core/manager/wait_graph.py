@@ -17,6 +17,8 @@ from typing import TypeAlias, TypeVar
 
 from rlinf_core.waiting import Operation, OperationKind, spell_seconds
 
+N = TypeVar("N")
+
 # A process's code, or one of its operations by serial (serials count from 1).
 Node: TypeAlias = tuple[str, int]
 _CODE = 0
@@ -297,9 +299,6 @@ def _natural(name: str) -> tuple[str, tuple[int, ...]]:
     """Order `env:2` before `env:10`."""
     group, *ranks = name.split(":")
     return group, tuple(int(rank) for rank in ranks if rank.isdigit())
-
-
-N = TypeVar("N")
 
 
 def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:

@@ -256,9 +256,6 @@ def _make(context: WorkerContext, pickled: bytes) -> Any:
     return worker
 
 
-T = TypeVar("T")
-
-
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()

@@ -14,6 +14,9 @@ from rlinf_core.config.rank_values import NodeRanks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, child, find
 
+V = TypeVar("V", bound=Hashable)
+P = TypeVar("P")
+
 CLUSTER: Path = ("cluster",)
 
 
@@ -67,10 +70,6 @@ class Site(NamedTuple):
             node = child(node, written.item)
             path = (*path, written.item)
         return part(node, written.start, written.end) or self.place(path)
-
-
-V = TypeVar("V", bound=Hashable)
-P = TypeVar("P")
 
 
 class Claim(NamedTuple, Generic[V, P]):
