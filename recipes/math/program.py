@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import cast
 
 from recipes.language.actor_worker import LanguageActor
 from recipes.language.critic_worker import LanguageCritic
@@ -12,7 +11,7 @@ from recipes.language.model_rules import require_model
 from recipes.language.reference_worker import LanguageReference
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.math.config import MathConfig
+from recipes.math.config import OPTIONAL_COMPONENTS, MathConfig
 from rlinf_core import (
     Cluster,
     HybridComponentPlacement,
@@ -20,13 +19,9 @@ from rlinf_core import (
     ReasoningRunner,
     RunFolder,
     RunRecord,
-    Worker,
     run_job,
 )
 from rlinf_core.runners.events import Listener
-
-# Placed where the algorithm asks for them.
-OPTIONAL: Final[Mapping[str, type[Worker]]] = {"critic": LanguageCritic, "reference": LanguageReference}
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
@@ -47,11 +42,17 @@ def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> Reasoning
         cluster, placement_strategy=placement.get_strategy("rollout")
     )
     reward = RewardWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("reward"))
-    optional: dict[str, Any] = {
-        name: OPTIONAL[name].create_group(config).launch(cluster, placement_strategy=placement.get_strategy(name))
-        for name in optional_components(config)
-    }
-    return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, **optional)
+    critic = reference = None
+    placed = optional_components(config)
+    if "critic" in placed:
+        critic = LanguageCritic.create_group(config).launch(
+            cluster, placement_strategy=placement.get_strategy("critic")
+        )
+    if "reference" in placed:
+        reference = LanguageReference.create_group(config).launch(
+            cluster, placement_strategy=placement.get_strategy("reference")
+        )
+    return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, critic=critic, reference=reference)
 
 
 def optional_components(config: MathConfig) -> list[str]:
@@ -59,4 +60,4 @@ def optional_components(config: MathConfig) -> list[str]:
     placed, algorithm = config.cluster.component_placement, config.algorithm
     # An advantage of the user's own may want values: a place for the critic says so.
     asked = {"critic": algorithm.wants_values, "reference": algorithm.kl_beta > 0}
-    return [name for name in OPTIONAL if name in placed and asked[name]]
+    return [name for name in OPTIONAL_COMPONENTS if name in placed and asked[name]]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_core import env_vars
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.runners.inbox import Inbox
 from rlinf_core.runners.prompts import NewWeights, Prompt, ScoredGroup
+from rlinf_core.runners.reasoning_protocols import GenerationGroup, RewardGroup
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 
@@ -27,34 +28,6 @@ _CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
 def orders_key(rank: int) -> str:
     """Return the key of what the runner tells a rollout worker in a stream."""
     return f"orders:{rank}"
-
-
-class Generation(Protocol):
-    """Figures of one worker's share of a generation: tokens drawn, and seconds that its engine worked."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
-class GenerationGroup(Protocol):
-    """Calls on the workers that answer prompts. A worker class has these methods without the handles."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
-    def sync_model_from_actor(self) -> WorkerGroupHandle[int]: ...
-    def generate(self, prompts: Sequence[Prompt], /) -> WorkerGroupHandle[Generation]: ...
-    def rest(self, weights_follow: bool, /) -> WorkerGroupHandle[None]: ...
-    def generate_forever(self) -> WorkerGroupHandle[None]: ...
-
-
-class RewardGroup(Protocol):
-    """Calls on the workers that score answers."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def score(self, slots: tuple[int, ...], /) -> WorkerGroupHandle[list[ScoredGroup]]: ...
-    def score_forever(self) -> WorkerGroupHandle[None]: ...
 
 
 class PromptService(ABC):

@@ -8,57 +8,38 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners import events
-from rlinf_core.runners.evaluation import evaluation_metrics, mean
-from rlinf_core.runners.generation import GenerationGroup, PromptService, RewardGroup, Stream, Turns, wait_for
+from rlinf_core.runners.evaluation import evaluation_metrics
+from rlinf_core.runners.generation import PromptService, Stream, Turns, wait_for
 from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, staleness
+from rlinf_core.runners.reasoning_protocols import (
+    CriticGroup,
+    GenerationGroup,
+    LanguageActorGroup,
+    ReasoningActor,
+    ReasoningCritic,
+    ReasoningReference,
+    ReasoningReward,
+    ReasoningRollout,
+    ReferenceGroup,
+    RewardGroup,
+)
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.samples import write_samples
 from rlinf_core.runners.standalone import RunConfig
+from rlinf_core.runners.statistics import mean
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
 
 _DATA_FILE: Final = "data.json"
 LOGGER = logging.getLogger("rlinf")
 _numbers = itertools.count()
-
-
-class LanguageActorGroup(Protocol):
-    """Calls on the workers that train, all ranks at once. A worker class has these methods without the handles."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def sync_model_to_rollout(self) -> WorkerGroupHandle[int]: ...
-    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...], /) -> WorkerGroupHandle[None]: ...
-    def compute_advantages_and_returns(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
-    def run_training(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
-    def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
-    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[int]: ...
-    def save_buffered(self, folder: str, slots: tuple[int, ...], /) -> WorkerGroupHandle[None]: ...
-    def load_buffered(self, folder: str, slots: tuple[int, ...], /) -> WorkerGroupHandle[None]: ...
-    def save_model(self, folder: str, /) -> WorkerGroupHandle[None]: ...
-
-
-class CriticGroup(Protocol):
-    """Calls on the workers that estimate values. They exchange tokens with the actors by themselves."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def evaluate(self, step: int, /) -> WorkerGroupHandle[None]: ...
-    def run_training(self, step: int, /) -> WorkerGroupHandle[Mapping[str, float]]: ...
-    def save_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
-    def load_checkpoint(self, folder: str, /) -> WorkerGroupHandle[None]: ...
-
-
-class ReferenceGroup(Protocol):
-    """Calls on the workers that hold the reference model."""
-
-    def init_worker(self, layout: Any, /) -> WorkerGroupHandle[None]: ...
-    def evaluate(self, step: int, /) -> WorkerGroupHandle[None]: ...
 
 
 class ReasoningRunner(RolloutRunner):
@@ -73,29 +54,30 @@ class ReasoningRunner(RolloutRunner):
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that train, with the methods of `LanguageActorGroup`.
-        rollout: the workers that answer, with those of `GenerationGroup`.
-        reward: the workers that score, with those of `RewardGroup`.
+        actor: the workers that train.
+        rollout: the workers that answer.
+        reward: the workers that score.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
             workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
             reference workers.
         record: see `Runner`.
-        critic: the workers that estimate values, with the methods of `CriticGroup`; None: nobody does.
-        reference: the workers that hold the reference model, with those of `ReferenceGroup`; None: there is none.
+        critic: the workers that estimate values; None: nobody does.
+        reference: the workers that hold the reference model; None: there is none.
     """
 
     def __init__(
         self,
         cfg: RunConfig,
-        actor: WorkerGroup[Any],
-        rollout: WorkerGroup[Any],
-        reward: WorkerGroup[Any],
+        actor: WorkerGroup[ReasoningActor],
+        rollout: WorkerGroup[ReasoningRollout],
+        reward: WorkerGroup[ReasoningReward],
         layout: Callable[[int, int, int, str, str, int, int], Any],
         record: RunRecord | None = None,
         *,
-        critic: WorkerGroup[Any] | None = None,
-        reference: WorkerGroup[Any] | None = None,
+        critic: WorkerGroup[ReasoningCritic] | None = None,
+        reference: WorkerGroup[ReasoningReference] | None = None,
     ) -> None:
+        groups: dict[str, WorkerGroup[Any] | None]
         groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
         super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
         self.actor = cast("LanguageActorGroup", actor)
