@@ -221,7 +221,7 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
         return [each.wait() for each in sorted(handles, key=lambda each: not each.failed)]
 
     monkeypatch.setattr("rlinf_core.runners.reasoning_runner.Channel.create", created)
-    for module in ("reasoning_runner", "rollout_runner", "generation"):
+    for module in ("reasoning_runner", "runner", "generation"):
         monkeypatch.setattr(f"rlinf_core.runners.{module}.wait_together", together)
     made: list[ReasoningRunner] = []
 
