@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Keys of a model's configuration by which its logits are more than a product with the output matrix.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-_CHUNK_NUMBERS = 1 << 24
+_CHUNK_NUMBERS = 1 << 25
 
 
 class AnswerEval(NamedTuple):
@@ -131,7 +131,7 @@ def checkpoint_decoder(model: AnswerModel) -> None:
 def chunked_logprobs(
     hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 64 MB of float32.
+    """Return log-probabilities of tokens, and entropies, in chunks whose logits fit in 128 MB of float32.
 
     Logits are computed again in the backward pass.
 

@@ -135,12 +135,14 @@ class Updater:
         raise NonFiniteError("train/actor/grad_norm", float(norm), where, REMEDY)
 
     def check_weights(self, where: str) -> None:
-        """Refuse weights that are not finite, so that no checkpoint and no rollout gets them.
+        """Refuse trained weights that are not finite, so that no checkpoint and no rollout gets them.
 
         Raises:
             NonFiniteError: naming the weight.
         """
         for name, weight in self._strategy.module.named_parameters():
+            if not weight.requires_grad:
+                continue  # an update has not changed it, and there may be many times more of these
             mine = _local(weight.detach())
             if not bool(mine.isfinite().all()):
                 raise NonFiniteError(f"weight {name}", first_nonfinite(mine), where, REMEDY)

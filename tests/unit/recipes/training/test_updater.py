@@ -57,3 +57,11 @@ def test_weights_that_are_not_finite_are_refused_by_name() -> None:
 
     with pytest.raises(NonFiniteError, match="weight bias"):
         updater(module).check_weights("step 2")
+
+
+def test_weights_that_are_not_trained_are_not_looked_at_in_every_step() -> None:
+    module = nn.Linear(1, 1)
+    nn.init.constant_(module.bias, float("inf"))
+    module.bias.requires_grad_(False)
+
+    updater(module).check_weights("step 2")
