@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.bench_math import AS_BASELINES
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.rollout_worker import LanguageRolloutWorker
 from recipes.language.sequences import Request, Sequence
@@ -134,6 +135,7 @@ def run(cluster: Cluster, seed: int, steps: int, staleness: int) -> tuple[list[f
                 f"actor.seed={seed}",
                 f"data.seed={seed}",
                 f"runner.max_steps={steps}",
+                *AS_BASELINES,
                 f"runner.max_staleness={staleness}",
                 "runner.val_check_interval=-1",
                 "runner.save_interval=-1",

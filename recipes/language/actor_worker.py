@@ -136,7 +136,7 @@ class LanguageActor(Worker):
             if group is not None:
                 group.send(batch)
         metrics: dict[str, float] = {}
-        same = batch.versions == self._state.version
+        same = batch.drawn_by(self._state.version)
         if algorithm.recompute_logprobs:
             old, behaviour = self._learner.evaluate(batch), batch.logprobs
             metrics |= self._check_logprobs((old - behaviour)[same], step)

@@ -85,6 +85,14 @@ class RolloutBatch:
         """Tokens of each answer, int64 [n]."""
         return self.lengths - self.prompt_lengths
 
+    def drawn_by(self, version: int) -> Tensor:
+        """Return which answer tokens are part of answers that weights of this version drew whole, bool [A].
+
+        Tokens that were drawn under new weights after older ones have attended to keys and values of the older.
+        """
+        others = answer_sums((self.versions != version).float(), self.answer_lengths)
+        return per_token(others == 0, self.answer_lengths)
+
     def select(self, rows: Tensor) -> RolloutBatch:
         """Return some of the answers, by their numbers, int64 [m]."""
         return RolloutBatch(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.language.batch import RolloutBatch, answer_sums, balanced, per_token, token_budget_parts, whole_groups
+from recipes.language.sequences import Sequence as Answer
 from tests.unit.recipes.language.tiny import answers, random_batch
 
 
@@ -95,3 +96,22 @@ def test_a_batch_keeps_what_the_engine_said_of_each_token(length: int) -> None:
     assert batch.tokens.tolist() == [5, 6, *made[0].tokens]
     assert batch.logprobs.tolist() == pytest.approx(list(made[0].logprobs))
     assert batch.answer_lengths.tolist() == [length]
+
+
+def test_answers_that_went_on_under_new_weights_are_told_from_those_of_one_version() -> None:
+    versions = ((3, 3), (2, 3, 3), (2,), (), (3,))
+    drawn = [
+        Answer(
+            request_id="",
+            sample=number,
+            prompt=(1, 2),
+            tokens=tuple(range(len(each))),
+            logprobs=(0.0,) * len(each),
+            versions=each,
+            finish_reason="stop",
+        )
+        for number, each in enumerate(versions)
+    ]
+    batch = RolloutBatch.of(drawn, 0, [0.0] * len(drawn))
+
+    assert batch.drawn_by(3).tolist() == [True, True, False, False, False, False, True]
