@@ -18,7 +18,14 @@ from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCritic
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
 from rlinf_core import RunnerConfig
-from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeFloat, PositiveFloat, StepsOrNever
+from rlinf_core.config.sections.values import (
+    Count,
+    KnownOrOwn,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    StepsOrNever,
+)
 from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
@@ -113,6 +120,11 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
         "ignore_terminations": "`env.train.ignore_terminations` says whether episodes end early",
     }
 
+    critic_warmup_steps: NonNegativeInt = Field(
+        default=0,
+        description="Training steps at the beginning in which only the weights of the value head are trained, for a"
+        " policy that has learned before and a head that has not.",
+    )
     adv_type: AdvantageType = "gae"
     loss_type: LossType = "actor_critic"
     update_epoch: Count = 6

@@ -36,7 +36,6 @@ class EnvironmentConfig(ConfigModel):
     other_names: ClassVar[Mapping[str, str]] = {"simulator_type": "env_type", "num_envs": "total_num_envs"}
     not_available: ClassVar[Mapping[str, str]] = {
         "init_params": "`options` holds arguments for the environment's constructor",
-        "reward_coef": "`options` holds arguments for the environment's constructor",
         "use_rel_reward": "`options` holds arguments for the environment's constructor",
         "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
         "is_eval": "remove it: what stands in `env.eval` is for evaluation",
@@ -86,6 +85,16 @@ class EnvironmentConfig(ConfigModel):
     )
     ignore_terminations: Bool = Field(
         default=False, description="Let episodes run to their full length, whether or not the task is done before."
+    )
+    reward_coef: PositiveFloat = Field(default=1.0, description="Factor of all rewards.")
+    success_reward: Bool = Field(
+        default=False,
+        description="Reward the first success of an episode, by 1, and nothing else, whatever the environment rewards.",
+    )
+    mask_after_success: Bool = Field(
+        default=False,
+        description="Learn nothing from the steps of an episode that follow its first success; of use with"
+        " `ignore_terminations`.",
     )
     group_size: Count | None = Field(
         default=None, description="Environments that share each start. Default: `algorithm.group_size`."

@@ -14,6 +14,7 @@ from recipes.embodied.batch import Samples
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.precision import computing, evaluation_in_float32
 from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, Updater, first_nonfinite
 from rlinf_core import Loss, LossInputs, LossSettings, checked_options
@@ -73,7 +74,10 @@ class Learner:
         totals = self._totals(batch, uneven=len(batch) > micro and len(batch) % micro > 0)
         # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
         totals = {name: total / len(parts) for name, total in totals.items()}
-        self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures)
+        # A value head that has not learned yet misleads a policy that has.
+        warms_up = step <= self._config.algorithm.critic_warmup_steps
+        trains = of_values if warms_up else None
+        self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
 
     def check_samples(self, samples: Samples, step: int) -> None:
         """Refuse samples with a value that is not finite. Under `skip` their batches are left out when they come.

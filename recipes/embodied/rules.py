@@ -126,6 +126,14 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
                 about=[("algorithm", name)],
             )
             break
+    if algorithm.critic_warmup_steps and algorithm.loss_type == "actor":
+        report(
+            ("algorithm", "critic_warmup_steps"),
+            "conflicting-settings",
+            "`critic_warmup_steps` trains values, and `loss_type: actor` has none",
+            "remove it",
+            about=[("algorithm", "loss_type")],
+        )
     _check_groups(config, report)
 
 

@@ -20,8 +20,8 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     The fused kernel is one pass over each weight instead of a dozen: on small policies the difference is felt.
     """
     named = [(name, each) for name, each in policy.named_parameters() if each.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": [each for name, each in named if not _of_values(name)]}]
-    values = [each for name, each in named if _of_values(name)]
+    groups: list[dict[str, Any]] = [{"params": [each for name, each in named if not of_values(name)]}]
+    values = [each for name, each in named if of_values(name)]
     if values:
         groups.append({"params": values, "lr": config.value_lr or config.lr})
     return torch.optim.AdamW(
@@ -81,5 +81,6 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
                 state[name] = value.to(device)
 
 
-def _of_values(name: str) -> bool:
+def of_values(name: str) -> bool:
+    """Return whether only values depend on the weight of this name."""
     return not VALUE_PARTS.isdisjoint(name.split("."))

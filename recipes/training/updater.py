@@ -71,7 +71,14 @@ class Updater:
         self._clip_grad = clip_grad
         self._skips = skip_nonfinite
 
-    def update(self, parts: Sequence[Part], evaluate: Callable[[Part], Loss], step: int, figures: Figures) -> None:
+    def update(
+        self,
+        parts: Sequence[Part],
+        evaluate: Callable[[Part], Loss],
+        step: int,
+        figures: Figures,
+        trains: Callable[[str], bool] | None = None,
+    ) -> None:
         """Take one optimizer step on the mean of the losses of micro-batches.
 
         All ranks call it together, with equally many parts.
@@ -81,6 +88,7 @@ class Updater:
             evaluate: returns the loss of one.
             step: the training step, for messages.
             figures: get the metrics of the losses and the norm of the gradient, or count the step as skipped.
+            trains: selects by their names the weights that the step changes; None: all.
 
         Raises:
             NonFiniteError: a loss or a gradient is not finite on some rank, and such steps are not skipped.
@@ -93,6 +101,10 @@ class Updater:
             found.append(evaluate(part))
             (found[-1].loss / len(parts)).backward()
         strategy.finish_gradients()
+        if trains is not None:
+            for name, weight in strategy.module.named_parameters():
+                if not trains(name):
+                    weight.grad = None
         norm = strategy.gradient_norm()
         if self._is_finite(found, norm, step):
             strategy.clip_gradients(self._clip_grad, norm)

@@ -166,7 +166,9 @@ class VectorEnv(ABC):
             rows = np.flatnonzero(active) if resting.any() else None
             if rows is not None and not len(rows):
                 break
-            valid[:, index] = active
+            # Steps that are carried out and not learned from.
+            masked = self.settings.mask_after_success & self._episodes.success_once
+            valid[:, index] = active & ~masked
             moved = self._guard.finite_rewards(self._advance(actions[:, index], rows), valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             resting |= terminations[:, index] | truncations[:, index]
@@ -221,7 +223,11 @@ class VectorEnv(ABC):
         self, moved: Transition, active: BoolArray, rewards: FloatArray, terminations: BoolArray, truncations: BoolArray
     ) -> None:
         """Write a transition into the columns of the result, and add it to the running episodes."""
-        rewards[:] = np.where(active, moved.rewards, 0)
+        given = moved.rewards
+        if self.settings.success_reward:
+            solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
+            given = (solved & ~self._episodes.success_once).astype(np.float32)
+        rewards[:] = np.where(active, self.settings.reward_coef * given, 0)
         self._episodes.add(moved, rewards, active)
         limit = self.max_episode_steps
         cut = np.zeros(self.num_envs, np.bool_) if limit is None else self._episodes.steps >= limit

@@ -82,6 +82,9 @@ class EnvSettings:
     max_episode_steps: int | None = None
     auto_reset: bool = True
     ignore_terminations: bool = False
+    reward_coef: float = 1.0
+    success_reward: bool = False
+    mask_after_success: bool = False
     group_size: int = 1
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -114,6 +117,9 @@ class EnvSettings:
             max_episode_steps=config.max_episode_steps,
             auto_reset=config.auto_reset,
             ignore_terminations=config.ignore_terminations,
+            reward_coef=config.reward_coef,
+            success_reward=config.success_reward,
+            mask_after_success=config.mask_after_success,
             group_size=group_size,
             seed=config.seed,
             options=config.options,

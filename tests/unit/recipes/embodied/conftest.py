@@ -28,7 +28,7 @@ class CountingEnv(VectorEnv):
         self.count = np.zeros(self.num_envs, np.int64)
         self.draw = np.zeros(self.num_envs)
         self.end = np.array(settings.options.get("end", [0] * self.num_envs))
-        self.solved = settings.options.get("solved", 1)
+        self.solved_at = settings.options.get("solved", 1)
         self.broken = np.array(settings.options.get("broken", [0] * self.num_envs))
         self.breaks = settings.options.get("breaks", "observation")
 
@@ -47,7 +47,7 @@ class CountingEnv(VectorEnv):
         return Transition(
             rewards=np.where(self._breaks("reward"), np.float32(np.nan), rewards),
             terminations=self.count == self.end,
-            successes=self.count == self.solved,
+            successes=self.count == self.solved_at,
         )
 
     def _save(self) -> State:

@@ -112,6 +112,20 @@ def test_a_rank_that_has_padding_alone_adds_nothing_to_the_denominators() -> Non
     assert {name: float(total) for name, total in totals.items()} == dict.fromkeys(totals, 5.0)
 
 
+def test_the_value_head_warms_up_alone() -> None:
+    learner, policy = made("algorithm.critic_warmup_steps=2", "actor.optim.weight_decay=0.1")
+    before = {name: each.clone() for name, each in policy.named_parameters()}
+
+    def changed() -> set[str]:
+        return {name for name, each in policy.named_parameters() if not torch.equal(each, before[name])}
+
+    for step in (1, 2):
+        learner.update(batch(masked=False), SAMPLES, step, Figures())
+    assert changed() == {name for name in before if name.startswith("critic.")}
+    learner.update(batch(masked=False), SAMPLES, 3, Figures())
+    assert changed() == set(before)
+
+
 class TestValuesThatAreNotFinite:
     @pytest.fixture
     def poisoned(self) -> Samples:

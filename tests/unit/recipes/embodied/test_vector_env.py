@@ -81,6 +81,30 @@ def test_terminations_can_be_ignored(counting: Make) -> None:
     assert end.episodes.success_at_end.tolist() == [False]
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_only_the_first_success_is_rewarded_and_nothing_counts_after_it(counting: Make, chunk: int) -> None:
+    settings = {"reward_coef": 5.0, "success_reward": True, "mask_after_success": True, "ignore_terminations": True}
+    env = counting(2, options={"solved": 2}, max_episode_steps=4, **settings)
+    env.reset()
+    found = [act(env, 9.0, chunk) for _ in range(4 // chunk)]
+    rewards, valid = (np.concatenate([getattr(each, name) for each in found], axis=1) for name in ("rewards", "valid"))
+    assert rewards.tolist() == [[0, 5, 0, 0]] * 2
+    assert valid.tolist() == [[True, True, False, False]] * 2
+    ended = found[-1].episodes
+    assert ended is not None
+    assert ended.lengths.tolist() == [4, 4]
+    assert ended.success_once is not None
+    assert ended.success_once.all()
+    # The next episode counts again.
+    assert act(env).valid.all()
+
+
+def test_rewards_are_scaled(counting: Make) -> None:
+    env = counting(2, reward_coef=0.5)
+    env.reset()
+    assert act(env, 3.0).rewards.tolist() == [[1.5], [1.5]]
+
+
 def test_without_auto_reset_an_environment_rests(counting: Make) -> None:
     env = counting(2, options={"end": [1, 0]}, max_episode_steps=3, auto_reset=False)
     env.reset()
@@ -247,6 +271,7 @@ def test_settings_are_those_of_the_section() -> None:
     assert settings == EnvSettings(
         num_envs=8,
         first_env=16,
+        total_envs=64,
         task="reach",
         max_episode_steps=7,
         auto_reset=False,
