@@ -30,7 +30,7 @@ from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
 # Policies without a model of transformers in them.
-SMALL_MODELS = ("mlp_policy", "cnn_policy")
+SMALL_MODELS = ("mlp_policy", "cnn_policy", "flow_policy")
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy")
 
 
@@ -53,8 +53,8 @@ class EmbodiedModelConfig(ModelConfig):
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
-        description="mlp_policy (states), cnn_policy (images), vlm_policy (images and an instruction), or"
-        " `package.module:Class`, a subclass of BasePolicy.",
+        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), vlm_policy (images"
+        " and an instruction), or `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],

@@ -39,5 +39,17 @@ class VlmOptions(_Options):
     trust_remote_code: bool = False
 
 
+class FlowOptions(_Options):
+    """Options of `flow_policy`.
+
+    Attributes:
+        steps: K, from noise to actions.
+        noise: scale of what is drawn at each step while the policy acts; evaluations draw nothing.
+    """
+
+    steps: _Count = 4
+    noise: Annotated[float, Field(gt=0)] = 0.5
+
+
 # By `model_type`; the others of the recipe have none.
-MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"vlm_policy": VlmOptions}
+MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"flow_policy": FlowOptions, "vlm_policy": VlmOptions}

@@ -20,6 +20,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
     {
         "mlp_policy": "recipes.embodied.models.mlp_policy:MlpPolicy",
         "cnn_policy": "recipes.embodied.models.cnn_policy:CnnPolicy",
+        "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
         "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
     },
 )
