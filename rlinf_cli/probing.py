@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlinf_core.bootstrap.inventory import NodeTarget
     from rlinf_core.bootstrap.state import ClusterRecord
     from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core.job.recipe import Trial
 
 
 class _CheckedFile(NamedTuple):
@@ -20,6 +21,7 @@ class _CheckedFile(NamedTuple):
     name: str
     nodes: tuple[NodeTarget, ...]
     recipe: str | None
+    trials: tuple[Trial, ...]
 
 
 def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedFile:
@@ -30,11 +32,14 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     """
     from rlinf_cli.files import load_sound, machines
     from rlinf_core.bootstrap import state
+    from rlinf_core.job.registry import find_recipe
 
     job = load_sound(file, overrides)
     nodes = machines(job.cluster)
     recipe = getattr(job.model, "recipe", None)
-    return _CheckedFile(job.cluster, state.cluster_name(file, name), nodes, str(recipe) if recipe else None)
+    own = find_recipe(str(recipe)) if recipe else None
+    trials = tuple(own.trials_of(job.model)) if own is not None else ()
+    return _CheckedFile(job.cluster, state.cluster_name(file, name), nodes, own.name if own else None, trials)
 
 
 def examine(
@@ -56,6 +61,7 @@ def examine(
         recorded=state.load(asked.name),
         link_seconds=link_seconds,
         links_at_once=max(1, parallel // 2),
+        trials=asked.trials,
     )
 
     async def work() -> doctor.DoctorReport:

@@ -15,8 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_rules import facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_simulator
 from rlinf_core import ConfigError, RLinfError
+from rlinf_core.job.recipe import Trial
 
 LOCKS: Final = Path(__file__).parent / "envs" / "locks"
 DEFAULT_FOLDER: Final = Path("~/.rlinf/envs")
@@ -25,12 +28,10 @@ _MARK: Final = "rlinf-env.json"
 # Variables that would lead an interpreter to other packages, or contradict `MUJOCO_GL`.
 _NOT_PASSED: Final = ("PYTHONPATH", "PYTHONHOME", "PYOPENGL_PLATFORM")
 _INSTALL_SECONDS: Final = 3600
-_PROBE_SECONDS: Final = 600
+_PROBE_SECONDS: Final = 600.0
+PROBE: Final = "recipes.embodied.simulator_probe"
 # The renderers that work without a display, the faster one first.
 _RENDERERS: Final = ("egl", "osmesa")
-RENDERING_HELP: Final = (
-    "install a driver that renders: `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`"
-)
 
 Tell = Callable[[str], None]
 
@@ -116,7 +117,7 @@ def checked(env_type: str, python: Path, tell: Tell) -> Made:
 
 def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, Any]:
     """Return what `simulator_probe` finds in an interpreter, with some variables set."""
-    command = [str(python), "-P", "-m", "recipes.embodied.simulator_probe", env_type]
+    command = [str(python), "-P", "-m", PROBE, env_type]
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
     why = ""
     try:
@@ -133,7 +134,7 @@ def probe(env_type: str, python: Path, variables: dict[str, str]) -> dict[str, A
         why = said[-1] if said else f"exit code {done.returncode}"
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        why = f"no answer within {_PROBE_SECONDS} s"
+        why = f"no answer within {_PROBE_SECONDS:g} s"
     except OSError as error:
         why = error.strerror or str(error)
     except (ValueError, IndexError):
@@ -155,6 +156,20 @@ def lines_of(made: Made) -> str:
           python_interpreter_path: {json.dumps(str(made.python))}{renderer}
 env:
   train: {{env_type: {made.env_type}, task: {ENV_TYPES[made.env_type].task}}}"""
+
+
+def trials(config: EmbodiedConfig) -> list[Trial]:
+    """Return what `rlinf doctor` tries: the simulators of a file, and a frame of those whose images are observed."""
+    wanted: dict[str, bool] = {}
+    for environments in (config.env.train, config.env.eval):
+        kind = environments.env_type
+        if is_simulator(kind):
+            cameras = facts_of(config, environments).has_images is not False
+            wanted[kind] = wanted.get(kind, False) or cameras
+    return [
+        Trial("env", "simulator", PROBE, (kind, "frame" if frame else "states"), _PROBE_SECONDS)
+        for kind, frame in wanted.items()
+    ]
 
 
 def own_requirement() -> list[str]:

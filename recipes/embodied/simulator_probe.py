@@ -1,6 +1,6 @@
 """A look at a simulator from its own interpreter: is it there, does it step, does it render.
 
-    python -m recipes.embodied.simulator_probe ENV_TYPE [SECONDS]
+    python -m recipes.embodied.simulator_probe ENV_TYPE [frame|states]
 
 The last line that it prints is a record in JSON. The simulator runs in a process of its own, so that a crash or a hang
 of it, or of the driver that renders, is told as well.
@@ -27,14 +27,26 @@ DISTRIBUTIONS: Final = {
     "gymnasium_robotics": "gymnasium-robotics",
 }
 _IMAGE_SIZE: Final = 64
+# That one operation may take: robosuite compiles itself in its first step.
+_SECONDS: Final = 240.0
+RENDERING_HELP: Final = (
+    "install a driver that renders, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and"
+    " give the group `env_vars: [{MUJOCO_GL: egl}]`, or osmesa"
+)
 
 
-def look(env_type: str, seconds: float) -> dict[str, Any]:
+def look(env_type: str, *, needs_frame: bool = True, seconds: float = _SECONDS) -> dict[str, Any]:
     """Return what a simulator says of itself.
+
+    Args:
+        env_type: the kind of environment.
+        needs_frame: whether it is a fault that it cannot render.
+        seconds: that one operation of it may take.
 
     Returns:
         `versions` by distribution; `states` and `actions`, their sizes, or `fault`; `frame`, the size of a rendered
-        image, or `frame_fault`; `renderer`, the value of `MUJOCO_GL`; `seconds` that it took.
+        image, or `frame_fault`; `renderer`, the value of `MUJOCO_GL`; `seconds` that it took. As `rlinf doctor` reads
+        it: `verdict`, `what` was seen, and `help`.
     """
     began = time.monotonic()
     found: dict[str, Any] = {
@@ -52,7 +64,23 @@ def look(env_type: str, seconds: float) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - so may a driver that renders
             found["frame_fault"] = _said(error)
     found["seconds"] = round(time.monotonic() - began, 1)
-    return found
+    return {**found, **_judged(env_type, found, needs_frame=needs_frame)}
+
+
+def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
+    """Return the verdict on what was found, in words."""
+    if "fault" in found:
+        fault = found["fault"]
+        why = f": {fault['why']}" if fault["why"] else ""
+        return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": fault["help"] or ""}
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    what = f"{versions}: {found['states']} states, {found['actions']} actions"
+    if "frame" in found:
+        how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
+        return {"verdict": "ok", "what": f"{what}, a frame by {how}", "help": ""}
+    message = found["frame_fault"]["message"]
+    verdict = "fault" if needs_frame else "ok"
+    return {"verdict": verdict, "what": f"{what}; no image: {message}", "help": RENDERING_HELP if needs_frame else ""}
 
 
 def _tried(env_type: str, seconds: float, cameras: list[str]) -> dict[str, Any]:
@@ -94,5 +122,4 @@ def _said(error: Exception) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
-    print(json.dumps(look(sys.argv[1], seconds)))
+    print(json.dumps(look(sys.argv[1], needs_frame=sys.argv[2:] != ["states"])))

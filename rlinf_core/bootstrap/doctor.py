@@ -21,6 +21,7 @@ from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.bootstrap.transport import CommandOutcome, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
+from rlinf_core.job.recipe import Trial
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
@@ -46,6 +47,7 @@ class DoctorRequest:
         recorded: the cluster of this name that is up, or None.
         link_seconds: that measuring may take; 0 to leave it.
         links_at_once: how many are measured at a time.
+        trials: programs of the recipe that are run where components are placed.
     """
 
     cluster: ClusterConfig
@@ -57,6 +59,7 @@ class DoctorRequest:
     recorded: ClusterRecord | None = None
     link_seconds: float = LINK_SECONDS
     links_at_once: int = 64
+    trials: tuple[Trial, ...] = ()
 
 
 class DoctorReport(NamedTuple):
@@ -104,6 +107,7 @@ async def examine(request: DoctorRequest, transport: Transport, tell: Tell) -> D
     begun = time.monotonic()
     look = await look_at(request.nodes, request.cluster_id, transport, tell, recipe=request.recipe)
     findings = look.findings + judge(look.seen, request)
+    findings += await _trials(request, look.seen, transport, tell)
     if request.link_seconds and len(look.seen) > 1:
         findings += await _links(request, look.seen, transport, tell)
     reached = len(request.nodes) - sum(each.verdict is CheckVerdict.UNREACHABLE for each in findings)
@@ -182,6 +186,45 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
         *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
         *here,
     ]
+
+
+async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:
+    """Run the programs of the recipe, on all nodes at once."""
+    if not request.trials:
+        return []
+    by_rank = {each.node.rank: each for each in seen}
+    nodes = nodes_of_components(request.cluster, by_rank)
+    wanted = [
+        (trial, by_rank[rank]) for trial in request.trials for rank in nodes.get(trial.component, ()) if rank in by_rank
+    ]
+    if not wanted:
+        return []
+    names = ", ".join(dict.fromkeys(trial.what for trial, _ in wanted))
+    tell(f"trying: {names}, {max(trial.seconds for trial, _ in wanted):.0f} s at most")
+    return list(await asyncio.gather(*(_try(trial, each, request, transport) for trial, each in wanted)))
+
+
+async def _try(trial: Trial, each: Seen, request: DoctorRequest, transport: Transport) -> Finding:
+    labels = request.cluster.component_placement[trial.component].node_group or ()
+    own = next((own for own in each.node.environments if own.label in labels), None)
+    asked: dict[str, Any] = {
+        "verb": "try",
+        "cluster": request.cluster_id,
+        "env": each.node.env,
+        "module": trial.module,
+        "arguments": list(trial.arguments),
+        "seconds": trial.seconds,
+        "environment": own.request() if own is not None else None,
+    }
+    deadline = each.node.connect_seconds + trial.seconds + LOOK_SECONDS
+    answer = await ask(transport, each.node, asked, deadline=deadline)
+    said = answer.data or {"fault": answer.message}
+    interpreter = own.interpreter if own is not None else each.node.interpreter
+    if "found" not in said:
+        what = f"`{interpreter}` does not run `{trial.module}`: {said['fault']}"
+        return each.finding(trial.what, CheckVerdict.FAULT, what)
+    found = said["found"]
+    return each.finding(trial.what, CheckVerdict(found["verdict"]), found["what"], found["help"], found)
 
 
 async def _links(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:

@@ -64,6 +64,7 @@ def _unpack(data: io.BytesIO, folder: str) -> int:
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "probe": node_facts.probe,
     "inspect": node_inspect.inspect,
+    "try": node_inspect.try_out,
     "serve": node_links.serve,
     "measure": node_links.measure,
     "sync": sync,

@@ -108,6 +108,24 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def try_out(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the program of a trial in the environment of a group's processes.
+
+    Args:
+        request: as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and `environment`,
+            as `node_env` reads it; None: that of the node.
+
+    Returns:
+        `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
+    """
+    env, given = facts.environment(request), request.get("environment")
+    interpreter = sys.executable
+    if given is not None:
+        env, interpreter = merged(env, given["env"], given["prepended"]), given["interpreter"]
+    code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
+    return _json_of(code, env, *request["arguments"], interpreter=interpreter, seconds=float(request["seconds"]))
+
+
 def _software(given: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
     """Return what another interpreter of the node says of itself, in the environment that it is given."""
     env, interpreter = merged(own, given["env"], given["prepended"]), given["interpreter"]
@@ -122,7 +140,13 @@ def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable)
     return _json_of(_RECIPE, env, name, interpreter=interpreter)
 
 
-def _json_of(code: str, env: dict[str, str], *arguments: str, interpreter: str = sys.executable) -> dict[str, Any]:
+def _json_of(
+    code: str,
+    env: dict[str, str],
+    *arguments: str,
+    interpreter: str = sys.executable,
+    seconds: float = _TOOL_SECONDS,
+) -> dict[str, Any]:
     """Return what a piece of Python prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
@@ -130,7 +154,7 @@ def _json_of(code: str, env: dict[str, str], *arguments: str, interpreter: str =
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_TOOL_SECONDS,
+            timeout=seconds,
             check=False,
         )
         if done.returncode:
@@ -138,7 +162,7 @@ def _json_of(code: str, env: dict[str, str], *arguments: str, interpreter: str =
             return {"fault": lines[-1] if lines else f"exit code {done.returncode}"}
         return {"found": json.loads(done.stdout.decode().splitlines()[-1])}
     except subprocess.TimeoutExpired:
-        return {"fault": f"no answer within {_TOOL_SECONDS:g} s"}
+        return {"fault": f"no answer within {seconds:g} s"}
     except (OSError, ValueError, IndexError) as error:
         return {"fault": str(error) or type(error).__name__}
 

@@ -18,6 +18,26 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "rlinf.recipes"
 
 
+class Trial(NamedTuple):
+    """A program that `rlinf doctor` runs where a component is placed, in the environment of its processes.
+
+    The last line that it prints is a JSON object: `verdict` (`ok`, `warning` or `fault`), `what` was seen and `help`.
+
+    Attributes:
+        component: whose interpreter, variables and nodes they are.
+        what: name of the check, as in `simulator`.
+        module: is run by `python -m`.
+        arguments: of the program.
+        seconds: that it may take.
+    """
+
+    component: str
+    what: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    seconds: float = 120.0
+
+
 class Recipe(NamedTuple):
     """A kind of job that can be trained.
 
@@ -44,6 +64,8 @@ class Recipe(NamedTuple):
             `episodes`, `frames`, `tried` and `successes`; None where there is nothing to record.
         inputs: `inputs(config)`, as `module:function`: the files and folders that a run reads, whose content is noted
             in its `environment.json`; None: none.
+        trials: `trials(config)`, as `module:function`: the programs that `rlinf doctor` runs where components are
+            placed, a list of `Trial`; None: none.
     """
 
     name: str
@@ -55,6 +77,7 @@ class Recipe(NamedTuple):
     facts: str | None = None
     record: str | None = None
     inputs: str | None = None
+    trials: str | None = None
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.
@@ -95,6 +118,14 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.program is None else self._load(self.program)
+
+    def trials_of(self, config: Any) -> list[Trial]:
+        """Return what `rlinf doctor` tries for a configuration.
+
+        Raises:
+            ConfigError: the function cannot be imported.
+        """
+        return [] if self.trials is None else self._load(self.trials)(config)
 
     def record_function(self) -> Callable[..., dict[str, Any]] | None:
         """Return the function that records demonstrations, or None.

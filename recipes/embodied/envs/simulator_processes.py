@@ -12,12 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -148,6 +150,20 @@ class SimulatorProcesses:
         return [child.done() for child, _, _ in busy]
 
 
+def _code_folders() -> list[str]:
+    """Return the folders of code that is not installed.
+
+    Installed packages a simulator process finds by its interpreter. A worker's path has more of them at its end: those
+    of the interpreter of the driver, which may hold another version of what the simulator needs.
+    """
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [
+        folder
+        for folder in sys.path
+        if folder and folder not in installed and not {"site-packages", "lib-dynload"} & set(Path(folder).parts)
+    ]
+
+
 class _Child:
     """One simulator process.
 
@@ -176,7 +192,7 @@ class _Child:
         with theirs, other:
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", _MODULE, str(number), *map(str, descriptors)),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_code_folders())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from rlinf_core.bootstrap.checks.finding import CheckVerdict
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
 from rlinf_core.job.load import load_job
+from rlinf_core.job.recipe import Trial
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 FILE = """\
@@ -36,6 +37,8 @@ class Machines(Transport):
         self.facts: dict[int, dict[str, Any]] = {0: {}, 1: {}, 2: {}}
         self.results: dict[int, Result] = {}
         self.asked: list[tuple[int, str]] = []
+        self.trials: list[tuple[int, str, Any]] = []
+        self.tried: dict[str, Any] = {"found": {"verdict": "ok", "what": "a frame", "help": ""}}
 
     async def run(
         self,
@@ -84,6 +87,10 @@ class Machines(Transport):
             **self.facts[node.rank],
         }
 
+    def _try(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        self.trials.append((node.rank, request["module"], request["environment"]))
+        return {"event": "result", **self.tried}
+
     def _serve(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
         assert request["address"] == f"10.0.0.{node.rank + 1}"
         return {"event": "listening", "port": 20016}
@@ -120,6 +127,26 @@ def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machin
     assert "nodes 0-2" in text
     # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
     assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]
+
+
+def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examine, machines: Machines) -> None:
+    trial = Trial("env", "simulator", "my.probe", ("metaworld",))
+    own = "      env_configs: [{node_ranks: 2, python_interpreter_path: /opt/sim/bin/python, env_vars: [{GL: egl}]}]\n"
+    report = examine(
+        FILE.replace("ignore_hardware: true}", "}")
+        .replace("{label: sim", "label: sim")
+        .replace("label: sim, node_ranks: 2, hosts: h2, }", "label: sim\n      node_ranks: 2\n      hosts: h2")
+        + own,
+        trials=(trial,),
+    )
+    (found,) = [each for each in report.findings if each.check == "simulator"]
+    assert (found.verdict, found.rank, found.what) == (CheckVerdict.OK, 2, "a frame")
+    environment = {"interpreter": "/opt/sim/bin/python", "env": {"GL": "egl"}, "prepended": []}
+    assert machines.trials == [(2, "my.probe", environment)]
+    machines.tried = {"fault": "No module named 'metaworld'"}
+    (found,) = [each for each in examine(trials=(trial,)).findings if each.check == "simulator"]
+    assert found.verdict is CheckVerdict.FAULT
+    assert "does not run `my.probe`: No module named 'metaworld'" in found.what
 
 
 def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:

@@ -14,6 +14,7 @@ from recipes.embodied import interpreters
 from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
 from recipes.embodied.simulator_probe import DISTRIBUTIONS, look
 from rlinf_core import ConfigError, load_job
+from rlinf_core.job.registry import find_recipe
 
 FRAME = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame": [64, 64]}
 DARK = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame_fault": {"message": "no EGL"}}
@@ -126,7 +127,24 @@ def test_a_simulator_that_is_not_here_is_a_fault_with_a_remedy() -> None:
         pass
     else:
         pytest.skip("this interpreter has Meta-World")
-    found = json.loads(json.dumps(look("metaworld", 60.0)))
+    found = json.loads(json.dumps(look("metaworld")))
     assert "`metaworld`" in found["fault"]["message"]
     assert "rlinf env setup metaworld" in found["fault"]["help"]
     assert "states" not in found
+    assert (found["verdict"], found["help"]) == ("fault", found["fault"]["help"])
+
+
+def test_doctor_tries_the_simulators_of_a_file() -> None:
+    def tried(env: str) -> list[Any]:
+        text = "recipe: embodied\ncluster:\n  num_nodes: 1\n  component_placement:\n"
+        text += "    actor,rollout: {node_group: node, placement: 0}\n    env: {node_group: sim, placement: 0}\n"
+        text += "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
+        text += "        - {node_ranks: 0, python_interpreter_path: /opt/venv/bin/python}\n"
+        job = load_job("-", stdin=f"{text}env: {env}\n".encode())
+        return find_recipe("embodied").trials_of(job.config)
+
+    assert tried("{train: {env_type: franka_kin}}") == []
+    (states,) = tried("{train: {env_type: metaworld}}")
+    assert states[:4] == ("env", "simulator", "recipes.embodied.simulator_probe", ("metaworld", "states"))
+    both = tried("{train: {env_type: libero}, eval: {env_type: metaworld, options: {}}}")
+    assert [each.arguments for each in both] == [("libero", "frame"), ("metaworld", "states")]
