@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,8 +50,7 @@ class MetaworldSimulation(Simulation):
     def __init__(self, task: str, options: MetaworldOptions) -> None:
         metaworld = imported("metaworld", "metaworld")
         name, _, hidden = task.partition(":")
-        goals = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=options.goal_seed)
-        self._goals = goals.test_tasks if options.split == "test" else goals.train_tasks
+        self._goals = _goals(name, bool(hidden), options.split, options.goal_seed)
         self._options, self._name = options, name
         cameras = {"main": options.camera, "wrist": _WRIST}
         self._cameras = {camera: cameras[camera] for camera in options.cameras}
@@ -105,6 +105,14 @@ class MetaworldSimulation(Simulation):
     def close(self) -> None:
         """See `Simulation`."""
         self._env.close()
+
+
+@cache
+def _goals(name: str, hidden: bool, split: str, seed: int) -> list[Any]:
+    """Return the 50 goals of a task; Meta-World resets an environment for each of them, so that it is done once."""
+    metaworld = imported("metaworld", "metaworld")
+    found = (metaworld.ML1 if hidden else metaworld.MT1)(name, seed=seed)
+    return found.test_tasks if split == "test" else found.train_tasks
 
 
 class MetaworldEnv(SimulatedEnv):

@@ -1,0 +1,124 @@
+"""Steps per CPU second of each simulator through our adapter, in this process and in another, beside the bare one.
+
+    RLINF_METAWORLD_PYTHON=/opt/venv/metaworld/bin/python python benchmarks/bench_simulators.py [ENV_TYPE ...]
+
+`RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
+interpreters, which `rlinf env setup` makes; simulators without one are left out. The three take turns on the same
+copies of the task, with the same actions and without images; CPU seconds are those of both processes. The
+goal is 0.9 of the bare simulator.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+TASKS = {
+    "metaworld": "reach-v3",
+    "gymnasium_robotics": "FetchReachDense-v4",
+    "robosuite": "Lift",
+    "libero": "libero_spatial/0",
+}
+NUM_ENVS, ROUNDS, CPU_SECONDS, GOAL = 4, 4, 2.0, 0.9
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return CPU seconds of this process and of some others."""
+    found = time.process_time()
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        found += (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def bare_step(simulation: Any) -> Callable[[Any], Any]:
+    """Return the simulator's own method that takes a step."""
+    plain = getattr(simulation, "_plain", None)
+    return plain.env.unwrapped.step if plain is not None else simulation._env.step
+
+
+def measure(env_type: str) -> None:
+    """Print the figures of one simulator, in whose interpreter this is."""
+    import numpy as np
+
+    from recipes.embodied.envs.registry import make_env
+    from recipes.embodied.envs.types import EnvSettings
+
+    def made(processes: int) -> Any:
+        return make_env(
+            env_type,
+            EnvSettings(
+                num_envs=NUM_ENVS,
+                task=TASKS[env_type],
+                max_episode_steps=10**6,
+                ignore_terminations=True,
+                options={"cameras": []},
+                num_processes=processes,
+            ),
+        )
+
+    here, apart = made(0), made(1)
+    pids = [child._process.pid for child in apart._simulators._children]
+    steps = [bare_step(simulation) for simulation in here._simulators.simulations]
+    actions = np.random.default_rng(0).uniform(-1, 1, (NUM_ENVS, 1, here.spec.action_size)).astype(np.float32)
+
+    def bare() -> None:
+        for step, action in zip(steps, here._simulators.simulations[0].native(actions[:, 0]), strict=True):
+            step(action)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "bare": bare,
+        "in the worker": lambda: here.step(actions),
+        "in its process": lambda: apart.step(actions),
+    }
+    here.reset()
+    apart.reset()
+    for step in ways.values():
+        step()
+    totals = {name: [0, 0.0] for name in ways}
+    for _ in range(ROUNDS):
+        for name, step in ways.items():
+            # From the same starts, so that none has more contacts than another.
+            here.reset(0)
+            apart.reset(0)
+            count, begun, now = 0, cpu_seconds(pids), 0.0
+            while now < CPU_SECONDS:
+                step()
+                count, now = count + NUM_ENVS, cpu_seconds(pids) - begun
+            totals[name][0] += count
+            totals[name][1] += now
+    apart.close()
+    here.close()
+    rates = {name: count / seconds for name, (count, seconds) in totals.items()}
+    line = f"{env_type:<20} {TASKS[env_type]:<20}"
+    for name, rate in rates.items():
+        line += f" {rate:10,.0f}" + ("" if name == "bare" else f" {rate / rates['bare']:5.2f}")
+    print(line, flush=True)
+    sys.exit(0 if min(rates.values()) >= GOAL * rates["bare"] else 1)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--inside"]:
+        measure(sys.argv[2])
+    print(f"{'env_type':<20} {'task':<20} {'bare':>10} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)")
+    missed = 0
+    for env_type in sys.argv[1:] or TASKS:
+        python = os.environ.get(f"RLINF_{env_type.upper()}_PYTHON")
+        if not python:
+            print(f"{env_type:<20} {TASKS[env_type]:<20} no interpreter is named")
+            continue
+        ended = subprocess.run([python, __file__, "--inside", env_type], stdout=subprocess.PIPE, text=True)
+        lines = [line for line in ended.stdout.splitlines() if line.startswith(env_type)]
+        print(*lines or [f"{env_type}: failed"], sep="\n", flush=True)
+        missed += ended.returncode != 0
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
