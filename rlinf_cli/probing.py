@@ -30,10 +30,9 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
     """
-    from rlinf_core.job.registry import find_recipe
-
     from rlinf_cli.files import load_sound, machines
     from rlinf_core.bootstrap import state
+    from rlinf_core.job.recipe import find_recipe
 
     job = load_sound(file, overrides)
     nodes = machines(job.cluster)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlinf_core.job.registry import find_recipe
 
 from recipes.embodied import interpreters
 from recipes.embodied.interpreters import LOCKS, Made, SetupError, lines_of, own_requirement, setup, simulators
 from recipes.embodied.simulator_probe import DISTRIBUTIONS, look
 from rlinf_core import ConfigError, load_job
+from rlinf_core.job.recipe import find_recipe
 
 FRAME = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame": [64, 64]}
 DARK = {"python": "3.11.7", "versions": {}, "states": 39, "actions": 4, "frame_fault": {"message": "no EGL"}}
