@@ -21,6 +21,8 @@ VIDEO_PATH: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index
 # Files in one folder, at most.
 CHUNK_SIZE: Final = 1000
 
+HDF5_ENDINGS: Final = (".hdf5", ".h5")
+
 ACTION: Final = "action"
 STATE: Final = "observation.state"
 IMAGES: Final = "observation.images."

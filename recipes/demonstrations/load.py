@@ -7,10 +7,8 @@ from pathlib import Path
 
 from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.hdf5 import read_hdf5
-from recipes.demonstrations.info import STATE
+from recipes.demonstrations.info import HDF5_ENDINGS, STATE
 from recipes.demonstrations.lerobot import read_lerobot
-
-HDF5_ENDINGS = (".hdf5", ".h5")
 
 
 def load_demonstrations(paths: Sequence[str], state_keys: Sequence[str] = ()) -> Demonstrations:

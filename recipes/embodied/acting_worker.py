@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.normalization import normalization_of
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from recipes.training.checkpoint import load_weights
 from rlinf_core.runners.embodied_protocols import Layout
@@ -26,3 +27,4 @@ class ActingWorker(MultiStepRolloutWorker):
         """
         self.init_worker(layout, spec)
         load_weights(Path(checkpoint), self.policy)
+        self.policy.normalization = normalization_of(checkpoint, spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -12,11 +13,14 @@ from recipes.embodied.batch import samples_of
 from recipes.embodied.batch_sizes import batch_sizes
 from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.imitation import ImitationData
 from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.learner import Learner
+from recipes.embodied.models.normalization import Normalization, normalization_of
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import weight_type
 from recipes.embodied.trajectory import RolloutChunks, joined
+from recipes.training.checkpoint import load_weights
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
@@ -51,7 +55,16 @@ class EmbodiedFSDPActor(Worker):
             rank=self._rank,
             world_size=self._world_size,
             device=self.torch_device,
+            methods=("imitation_losses",),
         )
+        self._policy = policy
+        self._data = self._demonstrations(spec)
+        if config.checkpoint_load_path is not None:
+            load_weights(Path(config.checkpoint_load_path), policy)
+            policy.normalization = normalization_of(config.checkpoint_load_path, spec)
+        elif self._data is not None and policy.normalization == Normalization():
+            # Statistics that came with the weights of `model_path` are those that these were trained with.
+            policy.normalization = self._data.normalization()
         self._sender = WeightSender(
             self,
             (config.group_name, self._rank),
@@ -59,9 +72,15 @@ class EmbodiedFSDPActor(Worker):
             receivers_of(self._rank, layout.actors, layout.rollouts),
             in_background=self._config.runner.max_staleness > 0,
         )
-        self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device)
+        self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
         self._routes = routes_of(layout, self._config, training=True)
         self._channel = self.connect_channel(layout.trajectories)
+
+    def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
+        """Return what is learned from besides trajectories; None where the recipe wants nothing else."""
+        if not self._config.algorithm.bc_weight:
+            return None
+        return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
 
     # Weights
 
@@ -75,7 +94,9 @@ class EmbodiedFSDPActor(Worker):
             Their version.
         """
         state = self._state
-        self._sender.send(state.whole_weights(), lambda weights: (state.version, weights.buffers))
+        self._sender.send(
+            state.whole_weights(), lambda weights: (state.version, weights.buffers, self._policy.normalization)
+        )
         return state.version
 
     # A training step
@@ -164,6 +185,8 @@ class EmbodiedFSDPActor(Worker):
     def save_checkpoint(self, folder: str) -> None:
         """Write weights and optimizer into a folder that every rank sees; env workers keep their episodes."""
         self._state.save(folder)
+        if self._rank == 0 and self._policy.normalization != Normalization():
+            self._policy.normalization.save(Path(folder))
 
     def load_checkpoint(self, folder: str) -> int:
         """Read what `save_checkpoint` wrote, by any number of ranks.
@@ -176,6 +199,7 @@ class EmbodiedFSDPActor(Worker):
             NonFiniteError: a weight in it is NaN or infinite.
         """
         self._state.load(folder)
+        self._policy.normalization = Normalization.load(Path(folder)) or Normalization()
         self._learner.check_weights(folder)
         return self._state.version
 

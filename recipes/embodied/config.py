@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.env_config import EnvironmentConfig, EnvSection
 from recipes.embodied.env_types import is_robot
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
@@ -128,6 +129,11 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
     adv_type: AdvantageType = "gae"
     loss_type: LossType = "actor_critic"
     update_epoch: Count = 6
+    bc_weight: NonNegativeFloat = Field(
+        default=0.0,
+        description="Weight of the loss on demonstrations (`data.train_data_paths`) beside that of the policy; each"
+        " micro batch comes with as many of their rows. 0: none.",
+    )
 
 
 class EmbodiedConfig(ActorRolloutJob):
@@ -146,6 +152,9 @@ class EmbodiedConfig(ActorRolloutJob):
     algorithm: EmbodiedAlgorithmConfig = Field(
         default_factory=EmbodiedAlgorithmConfig,
         description="Advantages, losses, and how often samples are learned from.",
+    )
+    data: DemonstrationsConfig = Field(
+        default_factory=DemonstrationsConfig, description="Demonstrations that are learned from: train_data_paths."
     )
 
 

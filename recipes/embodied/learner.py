@@ -6,6 +6,7 @@ Needs tensors and a policy, no worker: the actor feeds it, tests call it directl
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +23,10 @@ from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.registry import get_policy_loss
 from rlinf_core.algorithms.returns import sum_to_level
 
+if TYPE_CHECKING:
+    from recipes.embodied.imitation import ImitationData
+    from recipes.embodied.models.base import BasePolicy
+
 
 class Learner:
     """Takes optimizer steps on batches of samples, together with the learners of the other ranks.
@@ -31,6 +36,7 @@ class Learner:
         strategy: the policy, as it is spread over ranks.
         optimizer: of its weights.
         device: where is computed.
+        data: demonstrations that are learned from besides, with the weight `algorithm.bc_weight`.
     """
 
     def __init__(
@@ -39,7 +45,9 @@ class Learner:
         strategy: ParallelStrategy,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
+        data: ImitationData | None = None,
     ) -> None:
+        self._data = data
         self._config = config
         self._strategy = strategy
         self._device = device
@@ -126,7 +134,7 @@ class Learner:
         entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
-        return self._loss(
+        found = self._loss(
             LossInputs(
                 logprobs=sum_to_level(evaluated.logprobs, algorithm.logprob_type),
                 old_logprobs=tensors["old_logprobs"],
@@ -141,6 +149,14 @@ class Learner:
             ),
             self._settings,
         )
+        return found if self._data is None else self._with_demonstrations(found, self._data, len(part))
+
+    def _with_demonstrations(self, found: Loss, data: ImitationData, rows: int) -> Loss:
+        """Add the loss of a random batch of demonstrations."""
+        with computing(self._config.actor, self._device):
+            loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
+        metrics = {**found.metrics, "actor/bc_loss": loss.detach()}
+        return Loss(found.loss + self._config.algorithm.bc_weight * loss, metrics)
 
 
 def _leading(mask: Tensor, dimensions: int) -> Tensor:

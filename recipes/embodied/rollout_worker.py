@@ -60,7 +60,8 @@ class MultiStepRolloutWorker(Worker):
         """
         source = self._rank % self._layout.actors
         groups = [(self._config.rollout.group_name, receivers_of(source, self._layout.actors, self._layout.rollouts))]
-        version, buffers = self.broadcast(None, groups, (self._actor, source))
+        version, buffers, normalization = self.broadcast(None, groups, (self._actor, source))
+        self.policy.normalization = normalization
         for mine, theirs in zip(self._weights.buffers, buffers, strict=True):
             mine.copy_(theirs)
         self._version = version

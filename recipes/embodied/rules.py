@@ -13,6 +13,7 @@ from recipes.embodied.config import (
     resets_each_pass,
     uses_values,
 )
+from recipes.embodied.data_config import check_data
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
@@ -33,6 +34,9 @@ from recipes.sections.imports import check_import
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
+# Folder of the actor's weights in a checkpoint.
+ACTOR = "actor"
+
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report what does not fit together in a file of this recipe."""
@@ -45,6 +49,8 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     _check_robots_used(config, report)
     check_options(config, report)
     check_folders(config.runner, report)
+    check_load_path(config.actor.checkpoint_load_path, report)
+    _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
     _check_available(config, report)
     _check_algorithm(config, report)
@@ -63,6 +69,32 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
             _check_observations(config, section, environments, report)
 
 
+def check_load_path(path: str | None, report: Report) -> None:
+    """Report a checkpoint to start from that is not there."""
+    from os.path import isdir, join
+
+    if path is not None and not isdir(join(path, ACTOR)):
+        report(
+            ("actor", "checkpoint_load_path"),
+            "unusable-path",
+            f"`{path}` is no checkpoint of this recipe: it has no folder `{ACTOR}`",
+            "name a `global_step_N` folder in the `checkpoints` of a run",
+        )
+
+
+def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
+    """Require demonstrations where their loss has a weight."""
+    if config.algorithm.bc_weight and not config.data.train_data_paths:
+        report(
+            ("algorithm", "bc_weight"),
+            "conflicting-settings",
+            "`bc_weight` is the weight of demonstrations, and there are none",
+            "write `data.train_data_paths`; `rlinf record` makes some",
+            about=[("data", "train_data_paths")],
+        )
+    check_data(config.data, report)
+
+
 def _evaluates(config: EmbodiedConfig) -> bool:
     """Return whether the run evaluates at all."""
     return config.runner.only_eval or config.runner.val_check_interval != -1
@@ -78,7 +110,6 @@ def _check_available(config: EmbodiedConfig, report: Report) -> None:
         (small and actor.model.lora is not None, ("actor", "model", "lora"), "trains no adapters"),
         (config.rollout.model_dir is not None, ("rollout", "model_dir"), "loads no weights of a file"),
         (actor.tokenizer.tokenizer_model is not None, ("actor", "tokenizer", "tokenizer_model"), "loads no tokenizer"),
-        (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), "starts from no other run"),
         (config.env.enable_offload, ("env", "enable_offload"), "leaves simulators where they are"),
         (
             small and actor.fsdp_config.gradient_checkpointing,
@@ -89,12 +120,11 @@ def _check_available(config: EmbodiedConfig, report: Report) -> None:
     )
     for is_asked, path, what in asked:
         if is_asked:
-            further = "; `runner.resume_dir` goes on from a checkpoint" if path[-1] == "checkpoint_load_path" else ""
             report(
                 path,
                 "not-available",
                 f"`{path[-1]}` has no effect: the recipe `{config.recipe}` {what} yet",
-                f"remove it{further}",
+                "remove it",
             )
 
 

@@ -118,14 +118,14 @@ class EmbodiedRunner(RolloutRunner):
             env, rollout = self._rollouts.pop(step)
             episodes, _, staleness = wait_together(env, rollout, self.actor.recv_rollout_batch(step))
         self.add_durations(env, rollout)
-        return {**_episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
+        return {**episode_means("env", episodes), "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """Have the policy act greedily in environments that it is not trained in."""
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self.env.evaluate(), self.rollout.evaluate())
-        return _episode_means("eval", episodes)
+        return episode_means("eval", episodes)
 
     def write_checkpoint(self, folder: Path) -> None:
         """Write weights, optimizer and, where rollouts do not run ahead, the state of the environments."""
@@ -158,7 +158,7 @@ class EmbodiedRunner(RolloutRunner):
         self._channel.close()
 
 
-def _episode_means(namespace: str, by_rank: Iterable[EpisodeSums]) -> dict[str, float]:
+def episode_means(namespace: str, by_rank: Iterable[EpisodeSums]) -> dict[str, float]:
     """Return sums and counts of episodes as the mean over all episodes, and how many these are."""
     totals: dict[str, tuple[float, int]] = {}
     for sums in by_rank:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.envs.keys import STATES
+from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.heads import action_head, linear
 
@@ -32,6 +34,21 @@ class FeaturePolicy(BasePolicy):
         self.critic: nn.Module | None = None
         if config.add_value_head:
             self.critic = nn.Sequential(critic, linear(features, config.num_action_chunks, 1.0))
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """See `BasePolicy`; states are normalized."""
+        inputs = super().prepare(observations)
+        if STATES in inputs:
+            inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
+        return inputs
+
+    def to_env(self, actions: Tensor) -> NDArray[Any]:
+        """See `BasePolicy`."""
+        return super().to_env(self.normalization.actions_of(actions))
+
+    def from_env(self, actions: NDArray[Any]) -> Tensor:
+        """See `BasePolicy`."""
+        return self.normalization.normalized_actions(super().from_env(actions))
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
         """Return what `network` makes of the inputs, [n, F]."""

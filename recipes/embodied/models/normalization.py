@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.types import EnvSpec
 
 FILE_NAME: Final = "normalization.json"
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
@@ -183,4 +186,15 @@ def _read(data: dict[str, Sequence[float]] | None) -> Statistics | None:
     columns = (found.mean, found.std, found.low, found.high)
     if len({len(column) for column in columns}) != 1 or not all(math.isfinite(each) for each in sum(columns, ())):
         raise ValueError("a row of numbers is missing one, or has one that is not finite")
+    return found
+
+
+def normalization_of(checkpoint: str, spec: EnvSpec) -> Normalization:
+    """Return the statistics of a checkpoint for the states and actions of an environment.
+
+    Raises:
+        ConfigError: they cannot be understood, or are of another environment.
+    """
+    found = Normalization.load(Path(checkpoint)) or Normalization()
+    found.check(spec.state_size, spec.action_size, checkpoint)
     return found

@@ -247,11 +247,20 @@ class TestKinds:
             assert findings(text + "false\n") == []
 
 
+def test_a_checkpoint_to_start_from_is_there(findings: Any) -> None:
+    assert findings(LAPTOP + "actor:\n  checkpoint_load_path: /runs/a\n") == [("unusable-path", "/runs/a")]
+
+
+def test_a_weight_of_demonstrations_needs_some(findings: Any) -> None:
+    assert findings(LAPTOP + "algorithm:\n  bc_weight: 0.5\n") == [("conflicting-settings", "0.5")]
+    wanted = "algorithm:\n  bc_weight: 0.5\ndata:\n  train_data_paths: /no/such\n"
+    assert findings(LAPTOP + wanted) == [("unusable-path", "/no/such")]
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("rollout:\n  model_dir: /models/vla\n", "/models/vla"),
-        ("actor:\n  checkpoint_load_path: /runs/a\n", "/runs/a"),
         ("actor:\n  model:\n    is_lora: true\n", "true"),
         ("actor:\n  fsdp_config:\n    gradient_checkpointing: true\n", "true"),
         ("actor:\n  tokenizer:\n    tokenizer_model: /models/vla\n", "/models/vla"),

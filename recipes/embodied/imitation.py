@@ -1,0 +1,148 @@
+"""Learning from demonstrations: batches of observations and actions, and their loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recipes.demonstrations.demonstrations import Camera, Demonstrations
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.load import load_demonstrations
+from recipes.embodied.envs.keys import INSTRUCTIONS, STATES, image_key
+from recipes.embodied.envs.types import EnvSpec, Observation
+from recipes.embodied.models.normalization import Normalization, Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from recipes.embodied.data_config import DemonstrationsConfig
+    from recipes.embodied.models.base import BasePolicy
+
+
+class ImitationData:
+    """Demonstrations as a policy learns from them.
+
+    Args:
+        config: the section `data`.
+        spec: of the environment; None: it is what the data say.
+        chunk: C, actions of one observation.
+
+    Attributes:
+        spec: of observations and actions.
+        demonstrations: the rows.
+
+    Raises:
+        DatasetError: the data cannot be read, or are of another environment.
+    """
+
+    def __init__(self, config: DemonstrationsConfig, spec: EnvSpec | None, chunk: int) -> None:
+        data = load_demonstrations(config.train_data_paths, config.state_keys)
+        self.demonstrations = data.chosen(config.episodes) if config.episodes else data
+        self.spec = spec or spec_of(data)
+        self._chunk = chunk
+        self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
+        named = check_fits(data, self.spec, config.cameras)
+        self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
+        # The last row of each row's episode.
+        bounds = self.demonstrations.bounds
+        self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
+
+    def __len__(self) -> int:
+        return len(self.demonstrations)
+
+    def normalization(self) -> Normalization:
+        """Return the statistics of the rows, as `data.normalization` wants them."""
+        data = self.demonstrations
+        if self._scheme == "none":
+            return Normalization()
+        states = Statistics.of(data.states) if data.states is not None and self.spec.state_size else None
+        actions = Statistics.of(data.actions) if self.spec.num_choices is None else None
+        return Normalization(self._scheme, states, actions)
+
+    def rows(self, rows: NDArray[np.int64]) -> tuple[Observation, NDArray[Any], NDArray[np.bool_]]:
+        """Return what was observed in some rows, and the C actions from there on.
+
+        Returns:
+            Observations of n rows; actions [n, C, A], the last one repeated where an episode ends; and which of them
+            were carried out, bool [n, C].
+        """
+        data = self.demonstrations
+        observations: Observation = {image_key(name): camera.read(rows) for name, camera in self._cameras.items()}
+        if self.spec.state_size and data.states is not None:
+            observations[STATES] = data.states[rows]
+        if self.spec.has_instructions:
+            observations[INSTRUCTIONS] = np.array(data.tasks)[data.task_of[rows]]
+        following = rows[:, None] + np.arange(self._chunk)
+        last = self._last[rows][:, None]
+        return observations, data.actions[np.minimum(following, last)], following <= last
+
+    def loss(self, policy: BasePolicy, count: int) -> Tensor:
+        """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
+        rows = torch.randint(len(self), (count,)).numpy()
+        observations, actions, valid = self.rows(rows)
+        losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()
+        counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
+        counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
+        return (losses * counted).sum() / counted.sum()
+
+
+def spec_of(data: Demonstrations) -> EnvSpec:
+    """Return the sizes of observations and actions of a data set."""
+    choices = data.actions.dtype.kind in "iu"
+    return EnvSpec(
+        state_size=0 if data.states is None else data.states.shape[1],
+        action_size=data.actions.shape[1],
+        num_choices=int(data.actions.max()) + 1 if choices else None,
+        cameras={name: camera.shape for name, camera in data.cameras.items()},
+        has_instructions=True,
+    )
+
+
+def check_fits(data: Demonstrations, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:
+    """Return the data set's camera for each of the environment's.
+
+    Raises:
+        DatasetError: actions, states or pictures are others than the environment's.
+    """
+    states = 0 if data.states is None else data.states.shape[1]
+    for what, found, needed in (
+        ("numbers in an action", data.actions.shape[1], spec.action_size),
+        ("numbers in a state", states, spec.state_size or states),
+    ):
+        if found != needed:
+            raise DatasetError(
+                f"the data set has {found} {what}, and the environment {needed}",
+                where=data.where,
+                help="it is of another environment, or of another way to control the robot; `data.state_keys` chooses"
+                " what the states are",
+            )
+    if (data.actions.dtype.kind in "iu") != (spec.num_choices is not None):
+        raise DatasetError("the data set's actions are of another kind than the environment's", where=data.where)
+    return {camera: _camera(data, camera, shape, named, spec) for camera, shape in spec.cameras.items()}
+
+
+def _camera(
+    data: Demonstrations, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
+) -> str:
+    only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
+    found = named.get(camera) or (camera if camera in data.cameras else only)
+    if found is None or found not in data.cameras:
+        known = ", ".join(f"`{each}`" for each in data.cameras) or "none"
+        raise DatasetError(
+            f"the data set has no camera `{found or camera}`",
+            where=data.where,
+            help=f"it has {known}; `data.cameras` says which one is the environment's `{camera}`",
+        )
+    theirs: Camera = data.cameras[found]
+    if theirs.shape != shape:
+        raise DatasetError(
+            f"pictures of `{found}` are {theirs.shape[0]} x {theirs.shape[1]}, and the environment's"
+            f" {shape[0]} x {shape[1]}",
+            where=data.where,
+            help="give the environment's cameras the size of the data set's",
+        )
+    return found

@@ -1,0 +1,16 @@
+"""Supervised fine-tuning of policies on demonstrations."""
+
+from __future__ import annotations
+
+from rlinf_core import Recipe
+
+recipe = Recipe(
+    name="sft",
+    summary="Learn a policy from demonstrations: actor workers, and rollout and env workers to evaluate it",
+    config="recipes.sft.config:SftConfig",
+    default_config="sft_laptop",
+    program="recipes.sft.program:program",
+    check="recipes.sft.config:check",
+    facts="recipes.embodied.config:facts",
+    record="recipes.embodied.recording:record",
+)

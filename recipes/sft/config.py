@@ -1,0 +1,111 @@
+"""The file of recipe `sft`: that of recipe `embodied` with demonstrations; environments only evaluate."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from recipes.embodied.check_options import check_options
+from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
+from recipes.embodied.data_config import check_data
+from recipes.embodied.env_rules import check_environments
+from recipes.embodied.rules import check_load_path
+from recipes.sections.checks import (
+    Report,
+    WorldSizes,
+    check_components,
+    check_folders,
+    check_fsdp,
+    check_group_names,
+    check_loggers,
+    is_changed,
+    near_multiples,
+)
+from recipes.sections.imports import check_import
+from rlinf_core.config.sections.values import Count, StepsOrNever
+
+# Both or none of them have a place: they evaluate.
+EVALUATING: Final = ("rollout", "env")
+
+
+class SftRunnerConfig(EmbodiedRunnerConfig):
+    """The run as a whole."""
+
+    max_steps: StepsOrNever = 100
+
+
+class SftActorConfig(EmbodiedActorConfig):
+    """The workers that train."""
+
+    global_batch_size: Count | None = Field(default=256, description="Rows of one optimizer step, over all ranks.")
+
+
+class SftConfig(EmbodiedConfig):
+    """The whole file."""
+
+    runner: SftRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=SftRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: SftActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=SftActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+
+
+def evaluates(config: SftConfig) -> bool:
+    """Return whether the workers that evaluate have places."""
+    return all(name in config.cluster.component_placement for name in EVALUATING)
+
+
+def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what does not fit together in a file of this recipe."""
+    check_components(config.cluster, config.recipe, ("actor",), report, EVALUATING)
+    placed = [name for name in EVALUATING if name in config.cluster.component_placement]
+    if len(placed) == 1:
+        report(
+            ("cluster", "component_placement"),
+            "missing-component",
+            f"`{placed[0]}` has a place and the other of rollout and env has none: evaluations need both",
+            f"add `{next(name for name in EVALUATING if name not in placed)}: 0`, or take `{placed[0]}` out",
+        )
+    names = {name: getattr(config, name).group_name for name in ("actor", *EVALUATING)}
+    check_group_names(config, names, report)
+    check_fsdp(config.actor.fsdp_config, report)
+    check_loggers(config.runner, report)
+    check_folders(config.runner, report)
+    check_options(config, report)
+    check_load_path(config.actor.checkpoint_load_path, report)
+    if not config.data.train_data_paths:
+        report(
+            ("data", "train_data_paths"),
+            "missing-key",
+            "recipe `sft` learns from demonstrations, and none are named",
+            "name LeRobotDataset folders or HDF5 files; `rlinf record` makes some",
+        )
+    check_data(config.data, report)
+    _check_batches(config, world_sizes.get("actor") or 1, report)
+    if ":" in config.actor.model.model_type:
+        check_import(config, ("actor", "model", "model_type"), config.actor.model.model_type, "actor", report)
+    for name in type(config.algorithm).model_fields:
+        if is_changed(config, ("algorithm", name)):
+            report(
+                ("algorithm", name),
+                "not-available",
+                f"`{name}` has no effect: recipe `sft` learns from demonstrations alone",
+                "remove it",
+            )
+    if evaluates(config):
+        check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)
+
+
+def _check_batches(config: SftConfig, actors: int, report: Report) -> None:
+    total, micro = config.actor.global_batch_size, config.actor.micro_batch_size
+    unit = (micro or 1) * actors
+    if total is not None and total % unit:
+        report(
+            ("actor", "global_batch_size"),
+            "batch-not-divisible",
+            f"`actor.global_batch_size` does not divide: {total} / (micro_batch_size {micro or 1} x {actors} ranks ="
+            f" {unit}) = {total / unit:g}",
+            f"`actor.global_batch_size` could be {near_multiples(total, unit)}",
+        )

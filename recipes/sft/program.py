@@ -1,0 +1,33 @@
+"""The program that `rlinf train recipe=sft` runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes.embodied.env_worker import EnvWorker
+from recipes.embodied.rollout_worker import MultiStepRolloutWorker
+from recipes.sft.actor_worker import SftActor
+from recipes.sft.config import SftConfig, evaluates
+from recipes.sft.runner import SftRunner
+from rlinf_core import Cluster, HybridComponentPlacement, Job, RunFolder, RunRecord, run_job
+from rlinf_core.runners.events import Listener
+from rlinf_core.worker.worker_group import WorkerGroup
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Learn from demonstrations as `job` says, and keep what happens in `folder`; raises what `run_job` does."""
+    run_job(job, folder, listener, launch)
+
+
+def launch(config: SftConfig, cluster: Cluster, record: RunRecord) -> SftRunner:
+    """Place and start the workers, and return the loop over them."""
+    placement = HybridComponentPlacement(config, cluster)
+    groups: dict[str, WorkerGroup[Any]] = {
+        "actor": SftActor.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("actor"))
+    }
+    if evaluates(config) and config.runner.val_check_interval != -1:
+        groups["rollout"] = MultiStepRolloutWorker.create_group(config).launch(
+            cluster, placement_strategy=placement.get_strategy("rollout")
+        )
+        groups["env"] = EnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env"))
+    return SftRunner(config, groups, record)

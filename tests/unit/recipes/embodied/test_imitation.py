@@ -1,0 +1,101 @@
+"""Batches of demonstrations: what fits an environment, and what a policy learns from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.info import Feature
+from recipes.demonstrations.writer import DatasetWriter
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.data_config import DemonstrationsConfig
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.imitation import ImitationData
+from recipes.embodied.models.normalization import Normalization, normalization_of
+from recipes.embodied.models.registry import make_model
+
+LENGTHS = (4, 3)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., DemonstrationsConfig]:
+    def made(camera: str = "front", **keys: Any) -> DemonstrationsConfig:
+        features = {
+            "observation.state": Feature("float32", (2,)),
+            f"observation.images.{camera}": Feature("image", (8, 8, 3)),
+            "action": Feature("float32", (1,)),
+        }
+        with DatasetWriter(tmp_path / "set", 10, features) as writer:
+            for number, length in enumerate(LENGTHS):
+                states = np.random.default_rng(number).normal(3, 5, (length, 2)).astype(np.float32)
+                columns: dict[str, NDArray[Any]] = {
+                    "observation.state": states,
+                    f"observation.images.{camera}": np.full((length, 8, 8, 3), number, np.uint8),
+                    "action": (10 * number + np.arange(length, dtype=np.float32))[:, None],
+                }
+                writer.add(columns, f"task {number}")
+        return DemonstrationsConfig.model_validate({"train_data_paths": str(tmp_path / "set"), **keys})
+
+    return made
+
+
+def test_chunks_end_with_their_episode(write: Callable[..., DemonstrationsConfig]) -> None:
+    data = ImitationData(write(), None, 3)
+    observations, actions, valid = data.rows(np.array([0, 2, 6]))
+    assert actions[..., 0].tolist() == [[0, 1, 2], [2, 3, 3], [12, 12, 12]]
+    assert valid.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+    assert observations["instructions"].tolist() == ["task 0", "task 0", "task 1"]
+    assert observations["images.front"][:, 0, 0, 0].tolist() == [0, 0, 1]
+    assert data.spec == EnvSpec(2, 1, cameras={"front": (8, 8, 3)}, has_instructions=True)
+
+
+def test_the_only_camera_is_the_only_camera(write: Callable[..., DemonstrationsConfig]) -> None:
+    spec = EnvSpec(2, 1, cameras={"main": (8, 8, 3)})
+    observations, _, _ = ImitationData(write(), spec, 1).rows(np.array([5]))
+    assert set(observations) == {"states", "images.main"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (EnvSpec(2, 7), "has 1 numbers in an action, and the environment 7"),
+        (EnvSpec(3, 1), "has 2 numbers in a state, and the environment 3"),
+        (EnvSpec(2, 1, num_choices=4), "actions are of another kind"),
+        (EnvSpec(2, 1, cameras={"main": (16, 8, 3)}), "8 x 8, and the environment's 16 x 8"),
+        (EnvSpec(2, 1, cameras={"main": (8, 8, 3), "hand": (8, 8, 3)}), "has no camera `main`"),
+    ],
+)
+def test_data_of_another_environment_are_refused(
+    write: Callable[..., DemonstrationsConfig], spec: EnvSpec, message: str
+) -> None:
+    with pytest.raises(DatasetError, match=message):
+        ImitationData(write(), spec, 1)
+
+
+def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfig], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec = EnvSpec(2, 1)
+    data = ImitationData(write(), spec, 1)
+    policy = make_model(EmbodiedModelConfig(hidden_dim=32), spec)
+    policy.normalization = data.normalization()
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        data.loss(policy, 32).backward()
+        optimizer.step()
+    observations, actions, _ = data.rows(np.arange(sum(LENGTHS)))
+    acted = policy.to_env(policy.act(policy.prepare(observations), greedy=True).actions)
+    assert np.abs(acted - actions).mean() < 1.5  # actions are from 0 to 12
+    policy.normalization.save(tmp_path)
+    assert normalization_of(str(tmp_path), spec) == policy.normalization
+
+
+def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) -> None:
+    assert ImitationData(write(normalization="none"), None, 1).normalization() == Normalization()

@@ -1,0 +1,45 @@
+"""The file of recipe `sft`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.demonstrations.info import Feature
+from recipes.demonstrations.writer import DatasetWriter
+from rlinf_core.job.load import load_job
+
+
+@pytest.fixture
+def codes(tmp_path: Path) -> Any:
+    features = {"observation.state": Feature("float32", (2,)), "action": Feature("float32", (1,))}
+    with DatasetWriter(tmp_path / "set", 10, features) as writer:
+        writer.add({name: np.zeros((3, *each.shape), np.float32) for name, each in features.items()}, "do it")
+
+    def found(*overrides: str) -> list[str]:
+        given = any(each.startswith(("data.train", "~data.train")) for each in overrides)
+        named = [] if given else [f"data.train_data_paths={tmp_path / 'set'}"]
+        return [each.code for each in load_job("sft_laptop", [*overrides, *named], environ={}).diagnostics]
+
+    return found
+
+
+def test_what_is_checked_offline(codes: Any, tmp_path: Path) -> None:
+    assert codes() == []
+    assert codes("~data.train_data_paths") == ["missing-key"]
+    assert codes("data.train_data_paths=/no/such") == ["unusable-path"]
+    assert codes("algorithm.gamma=0.5") == ["not-available"]
+    assert codes("actor.global_batch_size=30", "actor.micro_batch_size=8") == ["batch-not-divisible"]
+    (tmp_path / "set" / "meta" / "stats.json").unlink()
+    assert codes() == ["unusable-path"]
+
+
+def test_environments_are_optional_together(codes: Any) -> None:
+    place = "cluster.component_placement"
+    joint = f"~{place}.'actor,rollout,env'"
+    text = "{node_group: node, placement: 0}"
+    assert codes(joint, f"{place}.actor={text}") == []
+    assert codes(joint, f"{place}.actor={text}", f"{place}.env={text}") == ["missing-component"]
