@@ -27,6 +27,7 @@ class _Commands(LazyGroup):
         "logs",
         "stop",
         "record",
+        "eval",
         "samples",
         "validate",
         "inspect",

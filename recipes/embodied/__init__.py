@@ -14,5 +14,6 @@ recipe = Recipe(
     facts="recipes.embodied.config:facts",
     trials="recipes.embodied.interpreters:trials",
     record="recipes.embodied.recording:record",
+    evaluate="recipes.embodied.evaluation:evaluate",
     inputs="recipes.embodied.config:inputs",
 )

@@ -13,4 +13,5 @@ recipe = Recipe(
     check="recipes.sft.config:check",
     facts="recipes.embodied.config:facts",
     record="recipes.embodied.recording:record",
+    evaluate="recipes.embodied.evaluation:evaluate",
 )

@@ -76,6 +76,7 @@ class Recipe(NamedTuple):
     check: str | None = None
     facts: str | None = None
     record: str | None = None
+    evaluate: str | None = None
     inputs: str | None = None
     trials: str | None = None
 
@@ -134,6 +135,14 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.record is None else self._load(self.record)
+
+    def evaluate_function(self) -> Callable[..., dict[str, Any]] | None:
+        """Return the function that evaluates a checkpoint, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.evaluate is None else self._load(self.evaluate)
 
     def _load(self, target: str) -> Any:
         module, _, name = target.partition(":")

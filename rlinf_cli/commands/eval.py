@@ -1,0 +1,107 @@
+"""`rlinf eval`: how often a trained policy succeeds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.lazy import command
+from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.runs import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def evaluate(
+    file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
+    overrides: Overrides = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="PATH", help="Of this checkpoint; by default the newest of RUN.", show_default=False
+        ),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option("--episodes", "-n", metavar="N", min=1, help="By default as `env.eval` says.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="A new folder for `eval.json`.", show_default=False),
+    ] = None,
+    allow_training_starts: Annotated[
+        bool, typer.Option("--allow-training-starts", help="Evaluate from starts that training sees.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate a trained policy in whole episodes, and write what the number depends on to `eval.json`.
+
+    RUN is a run folder or its name; of a FILE say which weights by --checkpoint. KEY=VALUE replaces a value. The same
+    weights give the same `eval.json` but for `times`.
+
+    rlinf eval runs/embodied-20260314-101502 -n 200
+    rlinf eval laptop --checkpoint runs/embodied-20260314-101502
+    """
+    from rlinf_cli.using import checkpoint_of, used_job
+    from rlinf_core.errors import RLinfError
+
+    used = used_job(file, list(overrides or ()), log_path)
+    function = used.recipe.evaluate_function()
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` has no evaluation of its own")
+    weights = checkpoint_of(checkpoint, used.run)
+    if weights is None:
+        raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
+    home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
+    folder = out or home / f"{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if folder.exists():
+        raise RLinfError("the folder of the results exists", where=str(folder), help="name another by `--out`")
+    found = function(
+        used.job,
+        weights,
+        folder,
+        episodes=episodes,
+        allow_training_starts=allow_training_starts,
+        tell=console.message,
+    )
+    if output is Output.JSON:
+        console.result_json(found)
+        return
+    console.result(_table(found))
+    console.message(f"{folder / 'eval.json'}")
+
+
+def _table(found: Mapping[str, Any]) -> str:
+    """Return a line for each task, and one for all of them."""
+    rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
+    tasks: dict[str, Any] = found["tasks"]
+    for name, each in [*(tasks.items() if len(tasks) > 1 else ()), ("all", found["total"])]:
+        interval = each["success_at_end_interval"]
+        rows.append(
+            (
+                name,
+                str(each["episodes"]),
+                _share(each["success_at_end"]),
+                "" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}",
+                _share(each["success_once"]),
+                f"{each['return']:.4g}",
+                f"{each['episode_len']:.4g}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+app = command(evaluate, no_args_is_help=True)

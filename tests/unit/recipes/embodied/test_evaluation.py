@@ -1,0 +1,51 @@
+"""The figures of an evaluation, and the starts that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes.embodied.collecting import CollectedEpisode
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.evaluation import check_starts, digest, figures, summary
+from rlinf_core import ConfigError
+from rlinf_core.runners.statistics import wilson_interval
+
+
+def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> CollectedEpisode:
+    return CollectedEpisode(env, 0, task, 10 * (env + 1), float(env), once, at_end)
+
+
+def test_figures_are_by_task_and_in_all() -> None:
+    episodes = [episode(0, "a", True, True), episode(1, "a", True, False), episode(2, "b", False, False)]
+    found = summary(episodes)
+    assert found["total"]["success_at_end"] == pytest.approx(1 / 3)
+    assert found["total"]["success_once"] == pytest.approx(2 / 3)
+    assert found["total"]["success_at_end_interval"] == list(wilson_interval(1, 3))
+    assert (found["total"]["return"], found["total"]["episode_len"]) == (1.0, 20.0)
+    assert {task: each["success_at_end"] for task, each in found["tasks"].items()} == {"a": 0.5, "b": 0.0}
+
+
+def test_success_may_be_unknown() -> None:
+    found = figures([episode(0, "a", None, None)])
+    assert (found["success_once"], found["success_once_interval"]) == (None, None)
+
+
+def test_starts_of_training_are_refused() -> None:
+    place = {"actor,rollout,env": {"node_group": "node", "placement": 0}}
+    cluster = {"num_nodes": 1, "component_placement": place}
+    same = {"recipe": "embodied", "cluster": cluster, "env": {"train": {"seed": 7}, "eval": {"seed": 7}}}
+    with pytest.raises(ConfigError, match="begin where training did"):
+        check_starts(EmbodiedConfig.model_validate(same))
+    check_starts(EmbodiedConfig.model_validate({**same, "env": {"train": {"seed": 7}}}))
+
+
+def test_a_digest_tells_weights_apart(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    assert digest([file], tmp_path) is None
+    file.write_bytes(b"one")
+    first = digest([file], tmp_path)
+    assert first == digest([file], tmp_path)
+    file.write_bytes(b"two")
+    assert digest([file], tmp_path) != first
