@@ -6,13 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rlinf_core.runners.rollout_runner import RolloutRunner
-
 from rlinf_core import Channel, RunRecord
 from rlinf_core.runners import events
 from rlinf_core.runners.embodied_protocols import Layout
 from rlinf_core.runners.embodied_runner import episode_means
-from rlinf_core.runners.runner import rank_means
+from rlinf_core.runners.runner import RolloutRunner, rank_means
 from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.worker_group import WorkerGroup
