@@ -9,9 +9,8 @@ from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.actor_worker import SftActor
 from recipes.sft.config import SftConfig, evaluates
 from recipes.sft.runner import SftRunner
-from rlinf_core import Cluster, HybridComponentPlacement, Job, RunFolder, RunRecord, run_job
+from rlinf_core import Cluster, HybridComponentPlacement, Job, RunFolder, RunRecord, WorkerGroup, run_job
 from rlinf_core.runners.events import Listener
-from rlinf_core.worker.worker_group import WorkerGroup
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

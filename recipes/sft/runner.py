@@ -6,14 +6,13 @@ import itertools
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rlinf_core import Channel, RunRecord
+from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.embodied_protocols import Layout
 from rlinf_core.runners.embodied_runner import episode_means
 from rlinf_core.runners.runner import RolloutRunner, rank_means
 from rlinf_core.runners.standalone import RunConfig
-from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
 
