@@ -15,6 +15,7 @@ import pytest
 from rlinf_core.bootstrap import node_processes
 from rlinf_core.cluster import driver_folder as folders
 from rlinf_core.errors import ClusterError
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -124,13 +125,10 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
     )
     assert driver.stdout is not None
     folder = Path(driver.stdout.readline().strip())
-    assert len(ray_processes(folder)) == 1
+    until(lambda: len(ray_processes(folder)) == 1, "the process of its Ray", seconds=60)
     driver.kill()
     driver.communicate()
-    deadline = time.monotonic() + 60
-    while folder.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not folder.exists()
+    until(lambda: not folder.exists(), "the end of its folder", seconds=60)
     assert ray_processes(folder) == []
 
 

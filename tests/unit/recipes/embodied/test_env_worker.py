@@ -34,7 +34,7 @@ def stages_of(*overrides: str, training: bool = True) -> StagedEnvironments:
     job = load_job("laptop", (*COUNTING, *overrides), environ={})
     job.raise_if_bad()
     config = cast("EmbodiedConfig", job.config)
-    worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=()))
+    worker: Any = SimpleNamespace(worker_info=SimpleNamespace(rank=0, hardware=(), address="EnvGroup:0"))
     environments = config.env.train if training else config.env.eval
     return StagedEnvironments(config, environments, worker, Layout(1, 1, 1, "trajectories"), training=training)
 
