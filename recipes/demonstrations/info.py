@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,9 +113,9 @@ def read_info(folder: Path) -> DatasetInfo:
         DatasetError: the folder holds no data set, one of another version, or a description that cannot be understood.
     """
     file = folder / INFO
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise DatasetError("the data set is not there", where=str(folder), help="name a LeRobotDataset folder")
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise DatasetError(
             f"the folder is no LeRobotDataset: it has no `{INFO}`",
             where=str(folder),

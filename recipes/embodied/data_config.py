@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -53,7 +54,7 @@ def check_data(data: DemonstrationsConfig, report: Report) -> None:
     for index, path in enumerate(data.train_data_paths):
         at = ("data", "train_data_paths", index) if len(data.train_data_paths) > 1 else ("data", "train_data_paths")
         hdf5 = path.endswith(HDF5_ENDINGS)
-        if hdf5 and not Path(path).is_file():
+        if hdf5 and not os.path.isfile(path):
             report(at, "unusable-path", f"there is no file `{path}`", "name an HDF5 file of demonstrations")
             continue
         modules = ["h5py"] if hdf5 else ["pyarrow"]
@@ -65,7 +66,7 @@ def check_data(data: DemonstrationsConfig, report: Report) -> None:
                 continue
             dtypes = {each.dtype for each in info.features.values()}
             modules += [*(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
-            if not (Path(path) / STATISTICS).is_file():
+            if not os.path.isfile(Path(path) / STATISTICS):
                 report(
                     at,
                     "unusable-path",

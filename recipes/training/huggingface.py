@@ -103,7 +103,7 @@ def check_folder(folder: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(
             f"the model folder `{folder}` is not there",
             help="give a folder on the worker's node; nothing is downloaded",

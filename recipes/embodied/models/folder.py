@@ -38,7 +38,7 @@ _POLICY, _WEIGHTS, _FORMAT = "policy.json", "model.safetensors", 1
 
 def is_policy_folder(folder: str) -> bool:
     """Return whether `save_policy` wrote a folder."""
-    return (Path(folder) / _POLICY).is_file()
+    return os.path.isfile(Path(folder) / _POLICY)
 
 
 def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
