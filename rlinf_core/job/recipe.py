@@ -210,25 +210,4 @@ def _entry_points() -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         found.setdefault(point.name, point)
-    for point in _of_source_tree(Path(__file__).parents[2] / "pyproject.toml"):
-        found.setdefault(point.name, point)
     return found
-
-
-def _of_source_tree(project: Path) -> list[EntryPoint]:
-    """Return the recipes that `pyproject.toml` of the source tree offers; none where there is no such file.
-
-    What an editable install keeps of entry points is as old as the install: a recipe that came with an update since is
-    found here.
-    """
-    if not project.is_file():
-        return []
-    import tomllib
-    from importlib.metadata import EntryPoint
-
-    try:
-        offered = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][ENTRY_POINT_GROUP]
-        return [EntryPoint(name, target, ENTRY_POINT_GROUP) for name, target in offered.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # It belongs to something else, or somebody is editing it: what is installed counts.
-        return []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.job import recipe as recipes
 from rlinf_core.job.recipe import Recipe, UnknownRecipeError, find_recipe, recipe_names
 
 
@@ -36,13 +33,3 @@ def test_what_a_recipe_names_may_be_missing() -> None:
     with pytest.raises(ConfigError, match="has no attribute 'nothing'"):
         recipe.program_function()
     assert recipe.check_function() is None
-
-
-def test_an_install_older_than_the_source_tree_knows_its_recipes(tmp_path: Path) -> None:
-    project = tmp_path / "pyproject.toml"
-    assert recipes._of_source_tree(project) == []
-    project.write_text('[project]\nname = "x"\n[project.entry-points."rlinf.recipes"]\nfound = "recipes.math:recipe"\n')
-    (point,) = recipes._of_source_tree(project)
-    assert (point.name, point.load().name) == ("found", "math")
-    project.write_text("half a [file")
-    assert recipes._of_source_tree(project) == []
