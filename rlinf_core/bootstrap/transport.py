@@ -145,8 +145,8 @@ async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
     with contextlib.suppress(ConnectionError):
         pipe.write(data)
         await pipe.drain()
+        # What is left is still written. Nobody waits for that: asyncio stumbles over a wait that is cancelled.
         pipe.close()
-        await pipe.wait_closed()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
+from recipes.sft.config import SftConfig
 from rlinf_core.config.schema import DIALECT, file_schema, json_schema
 from rlinf_core.config.shipped import shipped_configs
 
@@ -26,7 +27,7 @@ EMBODIED = "recipe: embodied\n" + CLUSTER
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return file_schema({"embodied": EmbodiedConfig, "math": MathConfig})
+    return file_schema({"embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig})
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
         (EMBODIED + "runner: {seq_length: 3}\n", "seq_length"),  # that key is the math recipe's
         (EMBODIED + "algorithm: {gamma: 1.5}\n", "1.5"),
         (EMBODIED + "algorithm: {adv_type: gea}\n", "gea"),
-        (EMBODIED + "data: {}\n", "data"),
+        (EMBODIED + "reward: {}\n", "reward"),
         (CLUSTER + "  component_placement: {a: {node_group: b}}\n", "placement"),
         (CLUSTER + "  component_placement: {a: {placement: 0, on: b}}\n", "on"),
         (CLUSTER + "  node_groups: [{node_ranks: 0}]\n", "label"),
