@@ -114,7 +114,11 @@ def read_info(folder: Path) -> DatasetInfo:
     """
     file = folder / INFO
     if not os.path.isdir(folder):
-        raise DatasetError("the data set is not there", where=str(folder), help="name a LeRobotDataset folder")
+        raise DatasetError(
+            "the data set is not there",
+            where=str(folder),
+            help="name a LeRobotDataset folder; `rlinf record` makes one",
+        )
     if not os.path.isfile(file):
         raise DatasetError(
             f"the folder is no LeRobotDataset: it has no `{INFO}`",

@@ -186,18 +186,27 @@ class WorkerGroupHandle(Generic[T]):
         return self._settled or not self.pending() or bool(self._failures(0))
 
     def cancel(self) -> None:
-        """Drop the call where it has not begun, and wakes what it waits in where it has. `wait` then raises."""
-        ray = ray_api()
+        """Drop the call where it has not begun, and wake what it waits in where it has. `wait` then raises.
 
+        A method that computes goes on to its end; nobody receives its result.
+        """
+        pending = set(self.pending())
+        if not pending:
+            return
+        # Not `ray.cancel`: an actor task that it drops before it was sent leaves a gap in the actor's order of calls,
+        # and the next call to that worker waits for the missing one until Ray gives up and ends the worker.
         client = current_client()
         if client is not None:
             calls = {
                 name: (reference.task_id().hex(),)
-                for name, reference in zip(self._names, self._references, strict=True)
+                for name, member, reference in zip(self._names, self._members, self._references, strict=True)
+                if member.address in pending
             }
             client.tell(Cancel(calls))
-        for reference in self._references:
-            ray.cancel(reference)
+        cancelled = {
+            each.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(each)) for each in pending
+        }
+        self._take({**self._failures(0), **cancelled})
 
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
         """Return seconds by timer tag, of this call only; waits for it.
@@ -310,8 +319,6 @@ class WorkerGroupHandle(Generic[T]):
         cause = getattr(error, "cause", None)
         if isinstance(cause, RemoteFailure):
             return cause.error.unpack()
-        if isinstance(error, ray.exceptions.TaskCancelledError):
-            return CancelledOperationError(f"`{self._title}` was cancelled", where=str(member.address))
         if isinstance(error, ray.exceptions.RayActorError):
             return describe_death(error, str(member.address), member.node, member.incarnation)
         if isinstance(cause, Exception):

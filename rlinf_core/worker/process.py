@@ -45,6 +45,9 @@ from rlinf_core.worker.timer import recording
 
 T = TypeVar("T")
 
+# More calls than a caller that gives up leaves behind on one worker.
+_CANCELLED_KEPT = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Birth:
@@ -70,6 +73,9 @@ class WorkerProcess:
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
         self._calls: dict[str, MethodCall] = {}
+        # Calls cancelled before they began here, the oldest first. Those whose call had returned already stay, so few
+        # are kept.
+        self._cancelled: dict[str, Exception] = {}
         # Why no further call is begun, once the group is being shut down.
         self._dismissed: Exception | None = None
 
@@ -171,8 +177,9 @@ class WorkerProcess:
         call.operation = client.operations.begin(OperationKind.METHOD, method)
         failure: str | None = "SystemExit"
         try:
-            if self._dismissed is not None:
-                raise self._dismissed
+            refused = self._dismissed or self._cancelled.pop(call.serial, None)
+            if refused is not None:
+                raise refused
             result = run(call)
             failure = None
             for mismatch in client.endpoint.take_mismatches():
@@ -217,7 +224,11 @@ class WorkerProcess:
             self._dismissed = error
         for serial in tuple(self._calls) if calls is None else calls:
             call = self._calls.get(serial)
-            if call is not None:
+            if call is None:
+                self._cancelled[serial] = error
+                if len(self._cancelled) > _CANCELLED_KEPT:
+                    self._cancelled.pop(next(iter(self._cancelled)), None)
+            else:
                 call.given_up = error
                 # Alone, everything that waits here waits for it, tasks of its own included.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)

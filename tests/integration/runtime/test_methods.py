@@ -115,6 +115,13 @@ def test_what_does_not_pickle_is_not_sent(cluster: Cluster, givers: WorkerGroup[
     assert givers.add.scatter([1, 2]).wait(timeout=HANGS) == [1, 3]
 
 
+def test_a_call_cancelled_as_soon_as_made_costs_the_next_nothing(givers: WorkerGroup[Giver]) -> None:
+    """Ray drops one that was not sent yet, and the worker then waits for it before it begins the next."""
+    for _ in range(50):
+        givers.add(1).cancel()
+    assert givers.add.scatter([1, 2]).wait(timeout=HANGS) == [1, 3]
+
+
 @pytest.mark.parametrize("rank", ["0", None, [0, 1], 0.0, True, -1, 10**400])
 def test_what_is_no_rank_is_refused(givers: WorkerGroup[Giver], rank: Any) -> None:
     with pytest.raises(ValueError, match=r"`givers` has no rank .*, only 0-1"):

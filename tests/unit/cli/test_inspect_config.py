@@ -6,9 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
+from recipes.demonstrations.info import Feature
+from recipes.demonstrations.writer import DatasetWriter
 from rlinf_core.config.shipped import shipped_configs
 
 Cli = Callable[..., Any]
@@ -50,8 +53,15 @@ def test_null_and_empty_defaults_are_shown_on_demand(cli: Cli, mixed: Path) -> N
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 @pytest.mark.parametrize("form", [(), ("--all",)])
-def test_the_text_is_yaml_of_the_same_job(cli: Cli, tmp_path: Path, name: str, form: tuple[str, ...]) -> None:
+def test_the_text_is_yaml_of_the_same_job(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: tuple[str, ...]
+) -> None:
     """Loaded again it says the same, apart from where it says it comes from."""
+    # Demonstrations that a file names are recorded first, in the folder where it is used.
+    monkeypatch.chdir(tmp_path)
+    features = {"observation.state": Feature("float32", (2,)), "action": Feature("float32", (1,))}
+    with DatasetWriter(Path("demonstrations/laptop"), 10, features) as writer:
+        writer.add({name: np.zeros((3, *each.shape), np.float32) for name, each in features.items()}, "do it")
     first = cli("inspect", "config", name, *form)
     if first.code:
         pytest.fail(first.err)
