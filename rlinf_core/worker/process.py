@@ -73,8 +73,7 @@ class WorkerProcess:
         self._context: WorkerContext | None = None
         self._client: ManagerClient | None = None
         self._calls: dict[str, MethodCall] = {}
-        # Calls cancelled before they began here, the oldest first. Those whose call had returned already stay, so few
-        # are kept.
+        # Calls that their callers cancelled, the oldest first. Those that had returned already stay, so few are kept.
         self._cancelled: dict[str, Exception] = {}
         # Why no further call is begun, once the group is being shut down.
         self._dismissed: Exception | None = None
@@ -160,7 +159,13 @@ class WorkerProcess:
             return result
 
         with recording() as durations:
-            result = self._published(method, run)
+            try:
+                result = self._published(method, run)
+            except RemoteFailure:
+                if self._cancelled.pop(self._ray.get_task_id(), None) is None:
+                    raise
+                # Its caller has its error since it cancelled the call; Ray would print one that nobody takes.
+                return None
         return Timed(result, durations) if durations else result
 
     def _published(self, method: str, run: Callable[[MethodCall], T]) -> T:
@@ -177,7 +182,7 @@ class WorkerProcess:
         call.operation = client.operations.begin(OperationKind.METHOD, method)
         failure: str | None = "SystemExit"
         try:
-            refused = self._dismissed or self._cancelled.pop(call.serial, None)
+            refused = self._dismissed or self._cancelled.get(call.serial)
             if refused is not None:
                 raise refused
             result = run(call)
@@ -223,12 +228,12 @@ class WorkerProcess:
         if calls is None:
             self._dismissed = error
         for serial in tuple(self._calls) if calls is None else calls:
-            call = self._calls.get(serial)
-            if call is None:
+            if calls is not None:
                 self._cancelled[serial] = error
                 if len(self._cancelled) > _CANCELLED_KEPT:
                     self._cancelled.pop(next(iter(self._cancelled)), None)
-            else:
+            call = self._calls.get(serial)
+            if call is not None:
                 call.given_up = error
                 # Alone, everything that waits here waits for it, tasks of its own included.
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
