@@ -207,6 +207,8 @@ class WorkerGroupHandle(Generic[T]):
             each.rank: CancelledOperationError(f"`{self._title}` was cancelled", where=str(each)) for each in pending
         }
         self._take({**self._failures(0), **cancelled})
+        # Whoever cancels knows how it ends.
+        self.observed = True
 
     def consume_durations(self, reduction_type: Reduction = "max", return_per_rank: bool = False) -> Any:
         """Return seconds by timer tag, of this call only; waits for it.

@@ -90,8 +90,6 @@ class GroupMethod:
                 )
             except _NO_PICKLE as error:
                 called = GroupView(self._view.group, members[:rank]).handle(self._name, references)
-                # How it ends is nobody's to see.
-                called.observed = True
                 called.cancel()
                 raise unpicklable(f"a share of `{self._name}`", error) from None
         return self._view.handle(self._name, references)
