@@ -24,17 +24,12 @@ TASKS = {
     "libero": "libero_spatial/0",
 }
 NUM_ENVS, ROUNDS, CPU_SECONDS, GOAL = 4, 4, 2.0, 0.9
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pids: list[int]) -> float:
     """Return CPU seconds of this process and of some others."""
-    found = time.process_time()
-    for pid in pids:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-        found += (int(fields[11]) + int(fields[12])) / TICKS
-    return found
+    # The number of a process's own clock, as Linux makes it of the process's number.
+    return time.process_time() + sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
 def bare_step(simulation: Any) -> Callable[[Any], Any]:

@@ -53,6 +53,8 @@ class VectorEnv(ABC):
         self._starts = Starts(settings.seed, self.numbers // settings.group_size)
         # The number of the last reset; -1 before the first.
         self._reset = -1
+        # Whether `_observe` follows the action that `_advance` is given.
+        self._observed_next = False
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
 
@@ -169,6 +171,7 @@ class VectorEnv(ABC):
             # Steps that are carried out and not learned from.
             masked = self.settings.mask_after_success & self._episodes.success_once
             valid[:, index] = active & ~masked
+            self._observed_next = index == chunk - 1
             moved = self._guard.finite_rewards(self._advance(actions[:, index], rows), valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             resting |= terminations[:, index] | truncations[:, index]

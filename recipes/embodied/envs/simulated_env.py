@@ -12,7 +12,7 @@ from recipes.embodied.envs.simulation import BatchRequest, SimulationBatch, Simu
 from recipes.embodied.envs.simulator_processes import SimulatorProcesses
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
-from recipes.embodied.envs.types import EnvSettings, EnvSpec, IntArray, Observation, Transition
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 
 
 class SimulatedEnv(VectorEnv):
@@ -85,16 +85,20 @@ class SimulatedEnv(VectorEnv):
         self._simulators.reset(rows.tolist(), [Start(*start) for start in self._begun[rows].tolist()])
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
-        stepped: list[int] = list(range(self.num_envs)) if rows is None else rows.tolist()
+        stepped: list[int] | None = None if rows is None else rows.tolist()
         if self.settings.resumable:
-            for row in stepped:
+            for row in range(self.num_envs) if stepped is None else stepped:
                 self._actions[row].append(actions[row].copy())
-        found = self._simulators.step(stepped, actions)
+        found = self._simulators.step(stepped, actions, observed=self._observed_next)
         self._knows_success = self._knows_success or bool(found.judged.any())
         return Transition(found.rewards, found.terminations, found.truncations, found.successes)
 
     def _observe(self) -> Observation:
         return self._simulators.observe()
+
+    def expert(self) -> FloatArray | None:
+        """See `VectorEnv`."""
+        return self._simulators.expert()
 
     def _save(self) -> State:
         counts = np.array([len(taken) for taken in self._actions])

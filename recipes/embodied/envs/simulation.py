@@ -89,6 +89,10 @@ class Simulation(ABC):
         """Return actions [n, A] as `step` takes them, row by row; by default numbers from -1 to 1."""
         return np.clip(actions, -1, 1)
 
+    def expert(self) -> NDArray[Any] | None:
+        """Return the action [A] of a scripted expert in the present state; None: there is none for this task."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release what the simulator holds."""
 
@@ -145,21 +149,13 @@ class Outcomes(NamedTuple):
         """Return results of nothing."""
         return cls(np.zeros(count, np.float32), *np.zeros((4, count), np.bool_))
 
-    def copied(self) -> Outcomes:
-        """Return a copy."""
-        flags = (self.terminations, self.truncations, self.successes, self.judged)
-        return Outcomes(self.rewards.copy(), *(flag.copy() for flag in flags))
-
     def write(self, row: int, outcome: Outcome) -> None:
         """Write the result of one environment."""
         self.rewards[row] = outcome.reward
-        if outcome.terminated:
-            self.terminations[row] = True
-        if outcome.truncated:
-            self.truncations[row] = True
-        if outcome.success is not None:
-            self.judged[row] = True
-            self.successes[row] = outcome.success
+        self.terminations[row] = outcome.terminated
+        self.truncations[row] = outcome.truncated
+        self.judged[row] = outcome.success is not None
+        self.successes[row] = bool(outcome.success)
 
 
 class Simulators(Protocol):
@@ -171,12 +167,22 @@ class Simulators(Protocol):
         """Begin episodes."""
         ...
 
-    def step(self, rows: Sequence[int], actions: NDArray[Any]) -> Outcomes:
-        """Carry out actions [B, A] in the environments of `rows`."""
+    def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
+        """Carry out actions [B, A].
+
+        Args:
+            rows: of the environments that are stepped; None: all.
+            actions: of all environments.
+            observed: `observe` is called next, so that it pays to look at the environments now.
+        """
         ...
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
+        ...
+
+    def expert(self) -> NDArray[Any] | None:
+        """Return actions [B, A] of a scripted expert in the present states; None: there is none for a task."""
         ...
 
     def close(self) -> None:
@@ -249,11 +255,26 @@ class SimulationBatch:
             self.simulations[row].reset(start)
             self._stale[row] = True
 
-    def step(self, rows: Sequence[int], actions: NDArray[Any]) -> Outcomes:
-        """Carry out actions [B, A] in the environments of `rows`."""
-        outcomes = Outcomes.empty(len(self.simulations))
+    def step(
+        self,
+        rows: Sequence[int] | None,
+        actions: NDArray[Any],
+        *,
+        observed: bool = False,
+        outcomes: Outcomes | None = None,
+    ) -> Outcomes:
+        """Carry out actions; see `Simulators`.
+
+        Args:
+            rows: of the environments that are stepped; None: all.
+            actions: of all environments, [B, A].
+            observed: without effect; `observe` looks at those that have changed.
+            outcomes: where results are written; None: into new arrays.
+        """
+        if outcomes is None:
+            outcomes = Outcomes.empty(len(self.simulations))
         native = self.simulations[0].native(actions)
-        for row in rows:
+        for row in range(len(self.simulations)) if rows is None else rows:
             if self._alive is not None:
                 self._alive(row, "stepping")
             outcomes.write(row, self.simulations[row].step(native[row]))
@@ -269,6 +290,12 @@ class SimulationBatch:
             self._rows[row] = self.simulations[row].observe()
             self._stale[row] = False
         return changed
+
+    def expert(self) -> NDArray[Any] | None:
+        """Return the actions of the experts; see `Simulators`."""
+        actions = [simulation.expert() for simulation in self.simulations]
+        found = [action for action in actions if action is not None]
+        return np.array(found, np.float32) if len(found) == len(actions) else None
 
     def row(self, number: int) -> Row:
         """Return the last observation of an environment."""

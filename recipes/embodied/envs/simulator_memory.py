@@ -20,22 +20,27 @@ MAX_PROCESSES: Final = HEAD_BYTES // (_PULSE_WORDS * 8)
 _ALIGNED: Final = 64
 # What a process does, by its number in the pulse.
 OPERATIONS: Final = ("starting", "making", "resetting", "stepping", "observing", "waiting")
+_NUMBERS: Final = {operation: number for number, operation in enumerate(OPERATIONS)}
 
 
 class Pulse:
     """Signs of life of one simulator process: int64 [3], a counter, an environment, and what is done to it."""
 
     def __init__(self, memory: mmap.mmap, process: int) -> None:
-        words = np.frombuffer(memory, np.int64, _PULSE_WORDS * MAX_PROCESSES)
-        self._words = words.reshape(-1, _PULSE_WORDS)[process]
+        first = process * _PULSE_WORDS
+        # No array: it is written before every operation, and assignment to an array costs more.
+        self._words = memoryview(memory)[: HEAD_BYTES // 8 * 8].cast("q")[first : first + _PULSE_WORDS]
 
     def beat(self, row: int, operation: str) -> None:
         """Tell that an operation begins."""
-        self._words[:] = (self._words[0] + 1, row, OPERATIONS.index(operation))
+        words = self._words
+        words[1] = row
+        words[2] = _NUMBERS[operation]
+        words[0] += 1
 
     def read(self) -> tuple[int, int, str]:
         """Return the counter, the environment, and the operation."""
-        count, row, operation = (int(word) for word in self._words)
+        count, row, operation = self._words
         return count, row, OPERATIONS[operation]
 
 
@@ -72,7 +77,6 @@ class SharedArrays:
         count: how many there are, B.
 
     Attributes:
-        outcomes: of the last step.
         actions: [B, A].
         observations: by name, without texts.
     """
@@ -83,8 +87,21 @@ class SharedArrays:
         for name, (shape, kind) in _table(spec, count).items():
             found[name] = np.frombuffer(memory, kind, int(np.prod(shape)), offset).reshape(shape)
             offset += _bytes(shape, kind)
-        self.outcomes = Outcomes(found["rewards"], *found["flags"])
+        self._rewards, self._flags = found["rewards"], found["flags"]
         self.actions = found["actions"]
         self.observations: Mapping[str, NDArray[Any]] = {
             name.removeprefix("seen "): array for name, array in found.items() if name.startswith("seen ")
         }
+
+    def outcomes_of(self, rows: slice) -> Outcomes:
+        """Return the results of some environments, where they are written."""
+        return Outcomes(self._rewards[rows], *self._flags[:, rows])
+
+    def copied_outcomes(self) -> Outcomes:
+        """Return a copy of the results of the last step."""
+        return Outcomes(self._rewards.copy(), *self._flags.copy())
+
+    def clear_outcomes(self) -> None:
+        """Set the results of all environments to 0, before a step of some of them."""
+        self._rewards[:] = 0
+        self._flags[:] = False

@@ -54,6 +54,8 @@ class SimulatorProcess:
         self._memory = memory
         self._pulse = Pulse(mmap.mmap(memory, HEAD_BYTES), number)
         self._batch: SimulationBatch | None = None
+        # Instructions as the worker knows them.
+        self._texts: dict[int, str] = {}
 
     def answer(self, command: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command and return the answer to it."""
@@ -75,27 +77,38 @@ class SimulatorProcess:
         }
 
     def _map(self, size: int, count: int) -> None:
-        self._arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count)
+        arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count)
+        own = slice(self._first, self._first + len(self.batch.simulations))
+        self._actions = arrays.actions[own]
+        self._outcomes = arrays.outcomes_of(own)
+        self._observations = {name: array[own] for name, array in arrays.observations.items()}
 
-    def _reset(self, rows: list[int], starts: list[list[int]]) -> None:
+    def _reset(self, rows: list[int], starts: list[list[int]]) -> dict[int, str]:
         self.batch.reset([row - self._first for row in rows], [Start(*start) for start in starts])
+        return self._observe()
 
-    def _step(self, rows: list[int]) -> None:
-        mine = slice(self._first, self._first + len(self.batch.simulations))
-        found = self.batch.step([row - self._first for row in rows], self._arrays.actions[mine])
-        for shared, own in zip(self._arrays.outcomes, found, strict=True):
-            shared[mine] = own
+    def _step(self, rows: list[int] | None, observed: bool) -> dict[int, str]:
+        own = None if rows is None else [row - self._first for row in rows]
+        self.batch.step(own, self._actions, outcomes=self._outcomes)
+        return self._observe() if observed else {}
 
     def _observe(self) -> dict[int, str]:
-        """Write the observations that have changed; return the texts among them, by row."""
+        """Write the observations that have changed; return the texts among them that have, by row."""
         texts: dict[int, str] = {}
         for number in self.batch.refresh():
             for name, value in self.batch.row(number).items():
-                if name == INSTRUCTIONS:
-                    texts[self._first + number] = value
-                else:
-                    self._arrays.observations[name][self._first + number] = value
+                if name != INSTRUCTIONS:
+                    self._observations[name][number] = value
+                elif self._texts.get(number) != value:
+                    texts[self._first + number] = self._texts[number] = value
         return texts
+
+    def _expert(self) -> bool:
+        """Write the actions of the experts in the place of those that are carried out; return whether there are any."""
+        found = self.batch.expert()
+        if found is not None:
+            self._actions[:] = found
+        return found is not None
 
     def _alive(self, row: int, operation: str) -> None:
         self._pulse.beat(self._first + row, operation)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,10 @@ _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.5
 # How long the interpreter may take to start, at least: it imports before it can give a sign of life.
 _START_SECONDS: Final = 60.0
+# Name of a command to a process, and its arguments.
+_Command: TypeAlias = tuple[str, Mapping[str, Any]]
+_OBSERVE: Final[_Command] = ("observe", {})
+_EXPERT: Final[_Command] = ("expert", {})
 
 
 class SimulatorDiedError(WorkerDiedError):
@@ -98,31 +102,47 @@ class SimulatorProcesses:
         size = memory_bytes(spec, count)
         os.ftruncate(self._memory, size)
         self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count)
-        self._texts = [""] * count
-        self._all([("map", {"size": size, "count": count}) for _ in self._children])
+        self._texts = np.array([""] * count)
+        # Processes whose environments have changed since they were last looked at.
+        self._unseen = set(range(len(self._children)))
+        self._all([("map", {"size": size, "count": count})] * len(self._children))
 
     def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
         """Begin episodes."""
         by_row = dict(zip(rows, starts, strict=True))
-        self._all(
-            [("reset", {"rows": mine, "starts": [by_row[row] for row in mine]}) for mine in self._dealt(rows)],
+        dealt = self._dealt(rows)
+        self._look(
+            [("reset", {"rows": mine, "starts": [by_row[row] for row in mine]}) if mine else None for mine in dealt]
         )
 
-    def step(self, rows: Sequence[int], actions: NDArray[Any]) -> Outcomes:
-        """Carry out actions [B, A] in the environments of `rows`."""
+    def step(self, rows: Sequence[int] | None, actions: NDArray[Any], *, observed: bool = False) -> Outcomes:
+        """Carry out actions; see `Simulators`."""
         self._arrays.actions[:] = actions
-        self._all([("step", {"rows": mine}) for mine in self._dealt(rows)])
-        return self._arrays.outcomes.copied()
+        if rows is None:
+            commands: list[_Command | None] = [("step", {"rows": None, "observed": observed})] * len(self._children)
+        else:
+            self._arrays.clear_outcomes()
+            commands = [("step", {"rows": mine, "observed": observed}) if mine else None for mine in self._dealt(rows)]
+        if observed:
+            self._look(commands)
+        else:
+            self._unseen.update(number for number, command in enumerate(commands) if command)
+            self._all(commands)
+        return self._arrays.copied_outcomes()
 
     def observe(self) -> Observation:
         """Return the present observations, new arrays."""
-        for texts in self._all([("observe", {}) for _ in self._children]):
-            for row, text in texts.items():
-                self._texts[int(row)] = text
+        if self._unseen:
+            self._look([_OBSERVE if number in self._unseen else None for number in range(len(self._children))])
         found: Observation = {name: array.copy() for name, array in self._arrays.observations.items()}
         if self.facts.spec.has_instructions:
-            found[INSTRUCTIONS] = np.array(self._texts)
+            found[INSTRUCTIONS] = self._texts.copy()
         return found
+
+    def expert(self) -> NDArray[Any] | None:
+        """Return the actions of the experts; see `Simulators`."""
+        found = self._all([_EXPERT] * len(self._children))
+        return self._arrays.actions.copy() if all(found) else None
 
     def close(self) -> None:
         """End all processes. May be called twice."""
@@ -138,16 +158,22 @@ class SimulatorProcesses:
     def _dealt(self, rows: Sequence[int]) -> list[list[int]]:
         return [[row for row in rows if row in child.rows] for child in self._children]
 
-    def _all(self, commands: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-        """Give every process its command, then return their answers; one with no rows to work on is left alone."""
-        busy = [
-            (child, name, arguments)
-            for child, (name, arguments) in zip(self._children, commands, strict=True)
-            if arguments.get("rows", True)
-        ]
-        for child, name, arguments in busy:
+    def _look(self, commands: Sequence[_Command | None]) -> None:
+        """Give every process its command, whose answer are the instructions that have changed."""
+        texts = {row: text for changed in self._all(commands) for row, text in changed.items()}
+        self._unseen.difference_update(number for number, command in enumerate(commands) if command)
+        if texts:
+            kept = self._texts.tolist()
+            for row, text in texts.items():
+                kept[int(row)] = text
+            self._texts = np.array(kept)
+
+    def _all(self, commands: Sequence[_Command | None]) -> list[Any]:
+        """Give every process its command, if it has one, then return their answers."""
+        busy = [(child, command) for child, command in zip(self._children, commands, strict=True) if command]
+        for child, (name, arguments) in busy:
             child.send(name, **arguments)
-        return [child.done() for child, _, _ in busy]
+        return [child.done() for child, _ in busy]
 
 
 def _code_folders() -> list[str]:
@@ -187,7 +213,7 @@ class _Child:
         self._name = f"simulator process {number + 1} of {count} (`{task}`, {environments} of its batch)"
         mine, theirs = socket.socketpair()
         self._lifeline, other = socket.socketpair()
-        self._lines = Lines(mine)
+        self._lines = Lines(mine, min(_LOOK_SECONDS, seconds))
         descriptors = (theirs.fileno(), other.fileno(), memory)
         with theirs, other:
             self._process = subprocess.Popen(
@@ -221,7 +247,7 @@ class _Child:
         pulse, since = self._pulse.read(), time.monotonic()
         while True:
             try:
-                answer = self._lines.receive(min(_LOOK_SECONDS, self._seconds))
+                answer = self._lines.receive()
             except EOFError:
                 raise self._death() from None
             if answer is not None:

@@ -65,6 +65,7 @@ class MetaworldSimulation(Simulation):
         self._env.max_path_length = 2**31
         self._words = name.removesuffix("-v3").replace("-", " ")
         self._observation = np.zeros(0)
+        self._expert: Any = None
 
     @property
     def spec(self) -> EnvSpec:
@@ -85,6 +86,16 @@ class MetaworldSimulation(Simulation):
         self._observation, reward, _, _, info = self._env.step(action)
         success = bool(info["success"])
         return Outcome(float(reward) * self._options.reward_scale, terminated=success, success=success)
+
+    def expert(self) -> Any:
+        """See `Simulation`: the policy that Meta-World has for the task; of tasks whose goal is hidden, too."""
+        if self._expert is None:
+            policies = imported("metaworld.policies", "metaworld")
+            self._expert = policies.ENV_POLICY_MAP[self._name]()
+        # Where the goal is hidden, its numbers are 0 in what is observed.
+        observed = self._observation.copy()
+        observed[-3:] = self._env._target_pos
+        return np.clip(self._expert.get_action(observed), -1, 1)
 
     def observe(self) -> Row:
         """See `Simulation`."""

@@ -71,6 +71,48 @@ def test_processes_do_as_one_process_does(closed: Any) -> None:
     assert envs[0].knows_success
 
 
+def test_a_chunk_and_what_is_seen_after_it_take_a_message_for_each_action(closed: Any) -> None:
+    env = closed(made(1))
+    env.reset()
+    child = env._simulators._children[0]
+    sent: list[str] = []
+    send = child.send
+    child.send = lambda command, **arguments: (sent.append(command), send(command, **arguments))
+    env.step(np.zeros((3, 2, 2), np.float32))
+    assert sent == ["step", "step"]
+    sent.clear()
+    # The limit of 5 steps comes before the end of the chunk: what was seen last is asked for, then all begin again.
+    result = env.step(np.zeros((3, 4, 2), np.float32))
+    assert sent == ["step", "step", "step", "observe", "reset"]
+    assert result.final_observations is not None
+    assert result.final_observations["states"][:, 1].tolist() == [5, 5, 5]
+    assert result.observations["states"][:, 1].tolist() == [0, 0, 0]
+
+
+def test_what_only_some_environments_do_is_seen(closed: Any) -> None:
+    envs = [closed(made(processes)) for processes in (0, 2)]
+    starts = next(found["states"][:, 0] for found in [env.reset() for env in envs])
+    # An environment ends beyond 8, and one that is nearer to it ends earlier within the chunk.
+    assert 4 <= starts.max() != starts.min()
+    here, apart = (env.step(np.ones((3, 5, 2), np.float32)) for env in envs)
+    assert here.terminations[:, :4].any()
+    assert (here.rewards == apart.rewards).all()
+    for one, other in ((here.observations, apart.observations), (here.final_observations, apart.final_observations)):
+        for name, array in one.items():
+            assert (other[name] == array).all(), name
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_an_expert_acts_wherever_the_simulator_is(processes: int, closed: Any) -> None:
+    env = closed(made(processes))
+    env.reset()
+    env.step(np.zeros((3, 1, 2), np.float32))
+    actions = env.expert()
+    assert actions.dtype == np.float32
+    assert actions.tolist() == [[1, -1]] * 3
+    assert closed(made(processes, task="many")).expert() is None
+
+
 def test_a_running_episode_is_continued_in_other_processes(closed: Any) -> None:
     env, again = closed(made(2)), closed(made(1))
     env.reset()
