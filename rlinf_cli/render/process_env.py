@@ -57,6 +57,7 @@ def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str,
         "node_rank": placement.cluster_node_rank,
         "python": python.path,
         "python_layer": python.layer,
+        "python_by_up": python.by_up,
         "python_place": _place(python.span),
         "variables": [
             {

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core.bootstrap import links
 from rlinf_core.bootstrap.agent import AgentReply, ask
 from rlinf_core.bootstrap.checks import access, devices, room, software
-from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen, distinct
 from rlinf_core.bootstrap.inventory import NodeTarget
 from rlinf_core.bootstrap.state import ClusterRecord
 from rlinf_core.bootstrap.transport import CommandOutcome, Transport
@@ -169,23 +169,25 @@ def judge(seen: Sequence[Seen], request: DoctorRequest) -> list[Finding]:
     of_groups = software.of_groups(seen)
     # An interpreter that does not answer is told once, and not for each thing that it lacks.
     answering = [*seen, *(each for each in of_groups if not each.facts.get("fault"))]
-    return [
-        *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
-        *access.machines(seen),
-        *software.interpreters([*seen, *of_groups]),
-        *software.rays(answering),
-        *software.codes(answering, request.fingerprint),
-        *software.recipes(answering, request.recipe, request.own_recipe),
-        *room.clocks(seen),
-        *room.ports(seen),
-        *room.disks(seen),
-        *room.shared_memory(seen),
-        *room.limits(seen),
-        *devices.judged(seen),
-        *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),
-        *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
-        *here,
-    ]
+    return distinct(
+        [
+            *(each.ok("reach", "answers over ssh" if each.node.host else "is this machine") for each in seen),
+            *access.machines(seen),
+            *software.interpreters([*seen, *of_groups]),
+            *software.rays(answering),
+            *software.codes(answering, request.fingerprint),
+            *software.recipes(answering, request.recipe, request.own_recipe),
+            *room.clocks(seen),
+            *room.ports(seen),
+            *room.disks(seen),
+            *room.shared_memory(seen),
+            *room.limits(seen),
+            *devices.judged(seen),
+            *(_placements(request.cluster, seen) if len(seen) == len(request.nodes) else ()),
+            *(access.head_address(seen, head) if len(request.nodes) > 1 else ()),
+            *here,
+        ]
+    )
 
 
 async def _trials(request: DoctorRequest, seen: Sequence[Seen], transport: Transport, tell: Tell) -> list[Finding]:

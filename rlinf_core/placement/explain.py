@@ -60,12 +60,14 @@ class Interpreter(NamedTuple):
     Attributes:
         path: its absolute path; None for the one that Ray runs with on the node.
         layer: what decides it, in words.
+        by_up: the one that Ray runs with where `rlinf up` starts it, if `path` is None and the file names one.
         span: where that was written, or None.
     """
 
     path: str | None
     layer: str
     span: Span | None = None
+    by_up: str | None = None
 
 
 def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: MappingNode | None = None) -> Interpreter:
@@ -75,7 +77,8 @@ def process_interpreter(cluster: ClusterConfig, placement: Placement, tree: Mapp
     at = environment.interpreter_path
     if at is None:
         by_up = ray_interpreter(cluster, node)
-        return Interpreter(None, f"Ray's own; with `rlinf up` it is {by_up or 'the path of rlinf itself'}")
+        layer = f"Ray's own; with `rlinf up` it is {by_up or 'the path of rlinf itself'}"
+        return Interpreter(None, layer, by_up=by_up)
     group = environment.interpreter_group
     layer = f"{Layer.ENV_CONFIGS} of {group}" if group else ".".join(map(str, at))
     return Interpreter(environment.interpreter, layer, place(tree, at) if tree else None)

@@ -61,7 +61,7 @@ def compare(
             told = control.run(command, env=env)
             assert told.returncode == 0, told.stderr
             offline = json.loads(told.stdout)
-            assert interpreter == (offline["python"] or default)
+            assert interpreter == (offline["python"] or offline["python_by_up"] or default)
             known = {each["name"]: each["value"] for each in offline["variables"] if each["value"] != "<at launch>"}
             assert len(known) >= 6
             assert {name: environment.get(name) for name in known} == known, f"{component}:{rank}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -86,8 +86,13 @@ class Merged(NamedTuple):
         return f"nodes {format_ranks(self.ranks)}"
 
 
+def distinct(findings: Iterable[Finding]) -> list[Finding]:
+    """Return each finding once: several interpreters of a node may say the same."""
+    return list({each[:6]: each for each in findings}.values())
+
+
 def merged(findings: Sequence[Finding]) -> list[Merged]:
-    """Return the same said of several nodes is said once; the order of the checks stays."""
+    """Return the findings, those that several nodes share as one; the order of the checks stays."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for each in findings:
         place = "" if each.rank is not None else each.where

@@ -219,6 +219,9 @@ def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examin
     assert fault.what == "`/opt/b/python` cannot tell its versions: No such file or directory"
     told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
     assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
+    # Both interpreters have the same Ray and code, which is said once.
+    assert [each.check for each in report.findings if each.rank == 2].count("ray") == 1
+    assert "nodes 0-2" in doctor_text(report)
 
 
 def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Examine, machines: Machines) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def test_what_a_group_gives_reaches_nobody_who_is_placed_through_cluster(cli: Cl
     assert "the node's own  Ray's own; with `rlinf up` it is /opt/rollout/bin/python\n" in env
     assert "OMP_NUM_THREADS" in rollout
     assert f"/opt/rollout/bin/python  env_configs of rollout, {path}:11\n" in rollout
+    data = json.loads(cli("inspect", "env", path, "-c", "env", "-r", "0", "--output", "json").out)
+    assert (data["python"], data["python_by_up"]) == (None, "/opt/rollout/bin/python")
     ended = cli("validate", path)
     assert ended.code == 0
     assert (
