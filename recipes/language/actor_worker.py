@@ -120,14 +120,23 @@ class LanguageActor(Worker):
     # A training step
 
     def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> None:
-        """Take this actor's groups of a batch out of the channel.
+        """Take this actor's groups of a batch: from the reward workers, or in asynchronous mode from the channel where
+        they have waited for this step.
 
         Args:
             step: the training step.
             assignment: by rank of the actors, slots of the groups.
         """
-        pieces: list[RolloutBatch] = [self._channel.get(key=str(slot)) for slot in assignment[self._rank]]
-        self._batch = RolloutBatch.joined(pieces)
+        slots, rewards = assignment[self._rank], self._layout.rewards
+        if self._config.runner.max_staleness:
+            arriving = [self._channel.get(key=str(slot), async_op=True) for slot in slots]
+            pieces: list[RolloutBatch] = [each.wait() for each in arriving]
+        else:
+            group = self._config.reward.group_name
+            pieces = [self.recv(group, rank) for rank in sorted({slot % rewards for slot in slots})]
+        batch = RolloutBatch.joined(pieces)
+        # In the order of slots, whatever scored them.
+        self._batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""

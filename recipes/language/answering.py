@@ -69,7 +69,7 @@ class Answering:
         encoder: of the problems' prompts.
         stops: tokens that end answers, which are not part of their texts.
         training, evaluation: the problems.
-        put: takes each group, a prompt that is too long as a group without answers.
+        put: takes the groups that became whole together; a prompt that is too long is a group without answers.
 
     Attributes:
         version: of the engine's weights; -1: there are none yet.
@@ -85,7 +85,7 @@ class Answering:
         *,
         training: ProblemSet,
         evaluation: ProblemSet,
-        put: Callable[[AnswerGroup], None],
+        put: Callable[[list[AnswerGroup]], None],
     ) -> None:
         self._config = config
         self._engine = engine
@@ -115,7 +115,8 @@ class Answering:
         """
         for prompt in prompts:
             self._submit(prompt)
-        self._collect(self._engine.results())
+        while self._engine.unfinished:
+            self._collect(self._engine.step())
         for group in self._open.values():
             raise EngineAnswerError(
                 f"the engine gave {len(group.answers)} of {group.prompt.answers} answers to a prompt",
@@ -169,7 +170,7 @@ class Answering:
         problem = problems[index]
         tokens = self._encoder.encode(problem)
         if not tokens:
-            self._put(AnswerGroup(prompt, index, problem, (), ()))
+            self._put([AnswerGroup(prompt, index, problem, (), ())])
             return
         # Slots of evaluation are numbers of their own.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
@@ -191,22 +192,28 @@ class Answering:
         )
 
     def _collect(self, answers: Iterable[Sequence]) -> None:
-        """Put each group out when it is whole."""
+        """Put the groups out that are whole."""
+        whole: list[AnswerGroup] = []
         for answer in answers:
             self.drawn += len(answer.tokens)
             group = self._open[answer.request_id]
             group.answers.append(answer)
             if len(group.answers) == group.prompt.answers:
                 del self._open[answer.request_id]
-                self._put(self._whole(group))
+                whole.append(self._whole(group))
+        if whole:
+            self._put(whole)
 
     def _whole(self, group: _Open) -> AnswerGroup:
         answers = tuple(sorted(group.answers, key=lambda each: each.sample))
-        texts = tuple(self._encoder.text(self._without_stop(each)) for each in answers)
+        # Answers to one prompt are often alike.
+        texts = {each.tokens: "" for each in answers}
+        for tokens in texts:
+            texts[tokens] = self._encoder.text(self._without_stop(tokens))
+        written = tuple(texts[each.tokens] for each in answers)
         shown = group.prompt.shown
         pieces = tuple(self._encoder.pieces(each.tokens) for each in answers) if shown else ()
-        return AnswerGroup(group.prompt, group.number, group.problem, texts, answers, pieces)
+        return AnswerGroup(group.prompt, group.number, group.problem, written, answers, pieces)
 
-    def _without_stop(self, answer: Sequence) -> tuple[int, ...]:
-        tokens = answer.tokens
+    def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens

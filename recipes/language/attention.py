@@ -125,10 +125,11 @@ class PackedPlan:
                 parent = segments[each.parent]
                 context.append([*context[each.parent], (parent.start, parent.length)])
                 offsets.append(offsets[each.parent] + parent.length)
-        self.positions = torch.cat(
-            [torch.arange(offset, offset + each.length) for offset, each in zip(offsets, segments, strict=True)]
-            or [torch.empty(0, dtype=torch.int64)]
-        ).to(self._device)[None]
+        lengths = torch.tensor([each.length for each in segments], dtype=torch.int64)
+        # A token's place in the row, less that of its segment, plus what its segment continues.
+        shifts = torch.tensor([offset - each.start for offset, each in zip(offsets, segments, strict=True)])
+        positions = torch.arange(int(lengths.sum())) + shifts.to(torch.int64).repeat_interleave(lengths)
+        self.positions = positions.to(self._device)[None]
         buckets: dict[tuple[int, int], list[int]] = {}
         for index, each in enumerate(segments):
             buckets.setdefault((offsets[index], each.length), []).append(index)
@@ -192,12 +193,15 @@ class _Bucket:
 
 
 def _bucket(segments: Sequence[Segment], contexts: Sequence[list[tuple[int, int]]], device: torch.device) -> _Bucket:
-    own = torch.stack([torch.arange(each.start, each.start + each.length) for each in segments])
-    before = [torch.cat([torch.arange(start, start + length) for start, length in each]) for each in contexts if each]
-    length = own.shape[1]
-    if not before:
+    length = segments[0].length
+    own = torch.tensor([each.start for each in segments])[:, None] + torch.arange(length)
+    if not contexts[0]:
         return _Bucket(own.to(device), own.to(device), None)
-    context = torch.stack(before)
+    # Answers to one prompt continue the same tokens.
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    which = [numbers.setdefault(tuple(each), len(numbers)) for each in contexts]
+    unlike = [torch.cat([torch.arange(start, start + count) for start, count in each]) for each in numbers]
+    context = torch.stack(unlike)[which]
     seen = torch.ones(length, context.shape[1], dtype=torch.bool)
     mask = torch.cat((seen, torch.ones(length, length, dtype=torch.bool).tril()), dim=1)
     return _Bucket(own.to(device), torch.cat((context, own), dim=1).to(device), mask.to(device))

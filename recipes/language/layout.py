@@ -12,8 +12,8 @@ class LanguageLayout(NamedTuple):
         actors, rollouts, rewards: processes of each group.
         answers: channel from rollout to reward workers; the key is the rank of the reward worker, or where generation
             never stops one key for all of them. The runner's prompts go through it then, too.
-        scored: channel from reward to actor workers; the key is a group's slot. Reports for the runner go through it
-            where generation never stops.
+        scored: channel from reward to actor workers where generation never stops; the key is a group's slot. Reports
+            for the runner go through it, too.
         critics, references: processes of the groups that evaluate what the actors got; 0: there is no such group.
     """
 

@@ -257,7 +257,7 @@ class LanguageLearner(AnswerLearner):
         """
         if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
             return rows
-        moved = answer_sums(targets["advantages"].abs(), batch.answer_lengths)
+        moved: list[float] = answer_sums(targets["advantages"].abs(), batch.answer_lengths).tolist()
         return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
 
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:

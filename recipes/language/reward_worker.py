@@ -36,31 +36,61 @@ class RewardWorker(Worker):
             timeout=reward.timeout,
             settings={"task": data.task, "task_config": data.task_config} if data.type == "reasoning_gym" else None,
         )
+        # Answers that actors are to learn from, by slot, until it is known which of them learns.
+        self._kept: dict[int, RolloutBatch] = {}
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
 
     def score(self, slots: tuple[int, ...]) -> list[ScoredGroup]:
-        """Score this worker's share of groups, and put those that are learned from into the channel to the actors.
+        """Score this worker's share of groups, and keep those that are learned from for `send_rollout_batch`.
 
         Args:
             slots: of the groups of all workers.
         """
         mine = sum(slot % self._layout.rewards == self._rank for slot in slots)
-        return [self._score_group(self._answers.get(key=str(self._rank))) for _ in range(mine)]
+        found: list[ScoredGroup] = []
+        while len(found) < mine:
+            groups: list[AnswerGroup] = self._answers.get(key=str(self._rank))
+            for group in groups:
+                scored, batch = self._score_group(group)
+                if batch is not None:
+                    self._kept[scored.report.slot] = batch
+                found.append(scored)
+        return found
+
+    def send_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> None:
+        """Send the answers that this worker has scored to the actors that learn from them.
+
+        Args:
+            step: the training step.
+            assignment: by rank of the actors, slots of the groups; those of all reward workers.
+        """
+        for rank, slots in enumerate(assignment):
+            pieces = [self._kept.pop(slot) for slot in slots if slot % self._layout.rewards == self._rank]
+            if pieces:
+                self.send(RolloutBatch.joined(pieces), self._config.actor.group_name, rank)
 
     def score_forever(self) -> None:
-        """Score whatever group is there, and report it to the runner, until None comes in place of one."""
+        """Score whatever groups are there until None comes in their place: answers go to the actors, through a channel,
+        where they wait for their step, and reports to the runner.
+        """
         inbox = Inbox(self._answers, ANSWERS)
-        while (group := inbox.wait()) is not None:
-            self._scored.put(self._score_group(group), key=REPORTS)
+        while (groups := inbox.wait()) is not None:
+            for group in groups:
+                scored, batch = self._score_group(group)
+                if batch is not None:
+                    report = scored.report
+                    self._scored.put(batch, weight=report.tokens, key=str(report.slot))
+                self._scored.put(scored, key=REPORTS)
 
-    def _score_group(self, group: AnswerGroup) -> ScoredGroup:
+    def _score_group(self, group: AnswerGroup) -> tuple[ScoredGroup, RolloutBatch | None]:
+        """Return the report of a group, and its answers where they are learned from."""
         scores = self._scores(group)
         report = _report(group, scores, self._config.algorithm.filter_groups)
+        batch = None
         if group.prompt.trains and report.kept:
             batch = RolloutBatch.of(group.answers, report.slot, [each.reward for each in scores])
-            self._scored.put(batch, weight=report.tokens, key=str(report.slot))
-        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ())
+        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), batch
 
     def _scores(self, group: AnswerGroup) -> list[Score]:
         problem = group.question

@@ -127,9 +127,15 @@ class LanguageRolloutWorker(Worker):
         self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive)
         self._streams = False
 
-    def _put(self, group: AnswerGroup) -> None:
-        key = ANSWERS if self._streams else str(group.prompt.slot % self._layout.rewards)
-        self._answers.put(group, key=key)
+    def _put(self, groups: list[AnswerGroup]) -> None:
+        """Hand groups to the reward workers, in one message to each: a message costs more than most scores."""
+        count = self._layout.rewards
+        shares: list[list[AnswerGroup]] = [[] for _ in range(count)]
+        for number, group in enumerate(groups):
+            shares[(number if self._streams else group.prompt.slot) % count].append(group)
+        for rank, share in enumerate(shares):
+            if share:
+                self._answers.put(share, key=ANSWERS if self._streams else str(rank))
 
     def _close(self) -> None:
         engine = getattr(self, "_engine", None)

@@ -189,7 +189,10 @@ class ReasoningRunner(RolloutRunner):
                     why=_why_nothing(groups),
                     help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
                 )
-            self.actor.recv_rollout_batch(step, _assignment(kept, self.world_sizes["actor"])).wait()
+            assignment = _assignment(kept, self.world_sizes["actor"])
+            # Where generation never stops the reward workers have put the answers into a channel.
+            sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)
+            wait_together(*sends, self.actor.recv_rollout_batch(step, assignment))
             self._rest(weights_follow=True)
         self._tokens = sum(each.tokens for each in kept)
         metrics = group_metrics(groups)

@@ -75,12 +75,17 @@ class KvCache:
         """Memory that is taken, in bytes."""
         return self.rows * self.columns * self.shape.bytes_per_token
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep these rows, int64 [n], in this order, and give up the columns that none of them uses."""
+    def keep(self, rows: Tensor, most: int) -> None:
+        """Keep these rows, int64 [n], in this order, and give up the columns that none of them uses.
+
+        Args:
+            rows: to keep.
+            most: tokens that none of them will come to more than.
+        """
         starts = self.starts[rows]
         first = int(starts.min()) if len(rows) else self.end
         width = self.end - first
-        columns = width + _GROWTH
+        columns = _columns(width, _GROWTH, most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = self._empty(len(rows), columns)
@@ -89,18 +94,21 @@ class KvCache:
         self.starts = starts - first
         self.end = width
 
-    def add(self, keys: Sequence[Tensor], values: Sequence[Tensor], sources: Tensor, lengths: Tensor) -> None:
+    def add(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], sources: Tensor, lengths: Tensor, most: int
+    ) -> None:
         """Append rows.
 
         Args:
             keys, values: for each layer, float [heads, T, dim] of a packed row of tokens.
             sources: int64 [n, width], for each new row the positions in the packed row, flush right.
             lengths: int64 [n], how many of them count.
+            most: tokens that no row, old or new, will come to more than.
         """
         count, width = sources.shape
         move = max(width - self.end, 0)  # a prompt longer than what any row holds: all others move right
         end = self.end + move
-        columns = max(self.columns, end + _GROWTH)
+        columns = max(self.columns, _columns(end, _GROWTH, most))
         for tensors, packed in ((self._keys, keys), (self._values, values)):
             for layer, old in enumerate(tensors):
                 new = self._empty(self.rows + count, columns)
@@ -119,7 +127,7 @@ class KvCache:
         """Make room for one more column, where no row will come to more than `most` tokens."""
         if self.end < self.columns:
             return
-        columns = max(self.end + 1, min(self.columns + max(_GROWTH, self.columns // 2), most))
+        columns = _columns(self.end, max(_GROWTH, self.columns // 2), most)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 new = self._empty(self.rows, columns)
@@ -173,6 +181,14 @@ class DecodePlan:
     def finish(self) -> None:
         """Count the column that was written, after all layers."""
         self._cache.end += 1
+
+
+def _columns(end: int, growth: int, most: int) -> int:
+    """Return how many columns to make room for: some beyond `end`, but one is enough beyond `most`.
+
+    Memory that no token comes to costs its allocation all the same: the kernel clears pages that rows share.
+    """
+    return max(end + 1, min(end + growth, most))
 
 
 @dataclass(frozen=True, slots=True)

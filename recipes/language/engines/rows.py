@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,21 +181,33 @@ class Rows:
         self._logprobs[rows].scatter_(1, at, logprobs[:, None])
         self._versions[rows].scatter_(1, at, version)
         drawn += 1
-        over = torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])
+        over = (torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])).cpu() & self._alive[rows]
         candidates: list[int] = over.nonzero()[:, 0].tolist()
         if self._texts:
-            candidates = sorted({*candidates, *self._may_end(tokens.tolist(), first)})
+            may_end = self._may_end(tokens.tolist(), first)
+            candidates = sorted({*candidates, *(index for index in may_end if self._alive[first + index])})
         drawn.clamp_(max=self._limits[rows])
-        ended: list[Sequence] = []
-        for index in candidates:
-            row = first + index
-            if self._alive[row]:
-                reason = self._reason(row)
-                if reason is not None:
-                    ended.append(self._sequence(row, reason))
-                    self._alive[row] = False
+        if not candidates:
+            return []
+        ended = self._ended([first + index for index in candidates])
+        self._alive[list(ended)] = False
         self._running -= len(ended)
-        return ended
+        return self._sequences(ended)
+
+    def _ended(self, candidates: list[int]) -> dict[int, FinishReason]:
+        """Return why rows have ended, by their numbers, of those that have."""
+        found: dict[int, FinishReason] = {}
+        for row, tokens in zip(candidates, self._drawn(self._tokens, candidates), strict=True):
+            reason = self._reason(row, tokens)
+            if reason is not None:
+                found[row] = reason
+        return found
+
+    def _drawn(self, values: Tensor, rows: list[int]) -> list[list[Any]]:
+        """Return a value of each token drawn, [rows, longest answer], for some rows."""
+        counts: list[int] = self._numbers[1, rows].tolist()
+        laid: list[list[Any]] = values[rows, : max(counts)].tolist()
+        return [row[:count] for row, count in zip(laid, counts, strict=True)]
 
     def _may_end(self, newest: list[int], first: int) -> list[int]:
         """Return which rows from `first` on may have come to a text that ends them."""
@@ -204,32 +217,34 @@ class Rows:
         stops = [each.params.stop for each in self._rows[first:]]
         return [i for i, stop in enumerate(stops) if stop and texts.may_end(newest[i], stop)]
 
-    def _reason(self, row: int) -> FinishReason | None:
-        """Return why a row has ended, or None."""
-        state, count = self._rows[row], int(self._numbers[1, row])
+    def _reason(self, row: int, tokens: list[int]) -> FinishReason | None:
+        """Return why a row with these tokens has ended, or None."""
+        state = self._rows[row]
         params = state.params
-        if int(self._tokens[row, count - 1]) in state.stops and count >= params.min_new_tokens:
+        if tokens[-1] in state.stops and len(tokens) >= params.min_new_tokens:
             return "stop"
-        texts = self._stop_texts if params.stop and count >= params.min_new_tokens else None
-        if texts is not None and texts.ended(self._tokens[row, :count].tolist(), params.stop):
+        texts = self._stop_texts if params.stop and len(tokens) >= params.min_new_tokens else None
+        if texts is not None and texts.ended(tokens, params.stop):
             return "stop"
-        return "length" if count >= params.max_new_tokens else None
+        return "length" if len(tokens) >= params.max_new_tokens else None
 
-    def _sequence(self, row: int, reason: FinishReason) -> Sequence:
-        count = int(self._numbers[1, row])
-        return self._rows[row].answer.sequence(
-            tuple(self._tokens[row, :count].tolist()),
-            tuple(self._logprobs[row, :count].tolist()),
-            tuple(self._versions[row, :count].tolist()),
-            reason,
-        )
+    def _sequences(self, reasons: Mapping[int, FinishReason]) -> list[Sequence]:
+        """Return rows that end for these reasons as answers."""
+        rows = list(reasons)
+        if not rows:
+            return []
+        columns = (self._drawn(values, rows) for values in (self._tokens, self._logprobs, self._versions))
+        return [
+            self._rows[row].answer.sequence(tuple(tokens), tuple(logprobs), tuple(versions), reasons[row])
+            for row, tokens, logprobs, versions in zip(rows, *columns, strict=True)
+        ]
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
         running = self._alive.nonzero()[:, 0].tolist()
         self._alive[:] = False
         self._running = 0
-        return [self._sequence(row, "aborted") for row in running]
+        return self._sequences(dict.fromkeys(running, "aborted"))
 
     def leave_out_ended(self) -> Tensor:
         """Drop ended rows and return the numbers of the others, int64 [n]."""

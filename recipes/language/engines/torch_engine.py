@@ -170,8 +170,9 @@ class TorchEngine(Engine):
             sources[index, begin : begin + shared] = torch.arange(shared)
             sources[index, begin + shared :] = torch.arange(segment.start, segment.start + segment.length)
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self._cache.add(plan.keys, plan.values, sources.to(device)[which], lengths.to(device)[which])
         self._rows.add(wave, self._seed)
+        rows = sources.to(device)[which], lengths.to(device)[which]
+        self._cache.add(plan.keys, plan.values, *rows, self._rows.longest)
         self._prefilled += len(tokens) - known
         self._prompted += sum(len(each.request.prompt) for each in wave)
         return self._draw(logits[which], first=self._rows.count - len(wave))
@@ -219,7 +220,7 @@ class TorchEngine(Engine):
     def _leave_out_ended(self) -> None:
         if self._rows.ended:
             kept = self._rows.leave_out_ended()
-            self._cache.keep(kept)
+            self._cache.keep(kept, self._rows.longest)
 
     # Control
 

@@ -72,7 +72,7 @@ class LocalJob:
         IncomingWeights(lambda: cast("Any", Post(inbox))).wait().apply(self.engine)
         batch = change(self._answers(step))
         self.rewards.append(batch.rewards.mean().item())
-        self.hub.channel("scored").put(batch, key="0")
+        self.hub.inbox(self.config.reward.group_name, 0, self.config.actor.group_name, 0).put(batch)
         self.actor.recv_rollout_batch(step, ((0,),))
         calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
         calls += [lambda each=each: each.evaluate(step) for each in (self.critic, self.reference) if each is not None]

@@ -146,7 +146,7 @@ def made(*overrides: str) -> tuple[Answering, list[AnswerGroup]]:
     put: list[AnswerGroup] = []
     problems: Any = [Problem(prompt=str(number), answer="") for number in range(50)]
     engine = SteppingEngine()
-    return Answering(config, engine, encoder, (), training=problems, evaluation=problems, put=put.append), put
+    return Answering(config, engine, encoder, (), training=problems, evaluation=problems, put=put.extend), put
 
 
 def versions(group: AnswerGroup) -> tuple[int, ...]:
@@ -222,8 +222,8 @@ def test_a_worker_that_gets_no_prompt_is_done() -> None:
 def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     answering, put = made()
     engine = cast("Any", answering)._engine
-    whole = engine.results
-    monkeypatch.setattr(engine, "results", lambda: [each for each in whole() if each.sample != 1])
+    whole = engine.step
+    monkeypatch.setattr(engine, "step", lambda: [each for each in whole() if each.sample != 1])
 
     with pytest.raises(EngineAnswerError, match="gave 1 of 2 answers"):
         answering.answer([prompt(0, 3)])
