@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.models.normalization import normalization_of
@@ -28,3 +29,7 @@ class ActingWorker(MultiStepRolloutWorker):
         self.init_worker(layout, spec)
         load_weights(Path(checkpoint), self.policy)
         self.policy.normalization = normalization_of(checkpoint, spec)
+
+    def describe_images(self) -> dict[str, Any]:
+        """Return what the policy does to images, see `BasePolicy.describe_images`."""
+        return self.policy.describe_images()

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.keys import INSTRUCTIONS, camera_of
+from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.types import Observation, StepResult
 
-# What is kept of every step: nothing, the pictures alone, or everything that a policy learns from.
-Keep: TypeAlias = Literal["nothing", "pictures", "everything"]
+# What is kept of every step: nothing, or everything that a policy learns from.
+Keep: TypeAlias = Literal["nothing", "everything"]
 ACTIONS, REWARDS, SUCCESSES = "actions", "rewards", "successes"
 
 
@@ -33,6 +33,8 @@ class CollectedEpisode:
         total_reward: sum of rewards.
         success_once: solved in some state; None: the environment does not know success.
         success_at_end: solved in the last state; None: likewise.
+        outcome: how it ended: `success`, a failure by its name, `time out`.
+        start: `seed`, and `number` of a fixed start where there is one.
         columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it.
     """
 
@@ -43,6 +45,8 @@ class CollectedEpisode:
     total_reward: float
     success_once: bool | None
     success_at_end: bool | None
+    outcome: str = ""
+    start: Mapping[str, int] = field(default_factory=dict[str, int])
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
@@ -72,6 +76,8 @@ class EpisodeCollector:
         self._solved_once = np.zeros(batch.num_envs, np.bool_)
         self._solved = np.zeros(batch.num_envs, np.bool_)
         self._over = np.zeros(batch.num_envs, np.bool_)
+        self._outcomes = [""] * batch.num_envs
+        self._starts = batch.first_starts()
 
     @property
     def over(self) -> bool:
@@ -97,14 +103,14 @@ class EpisodeCollector:
         self._solved = np.where(valid, solved, self._solved)
         self._solved_once |= self._solved
         self._over |= result.dones[:, 0]
+        ended = np.flatnonzero(result.dones[:, 0])
+        for row, outcome in zip(ended, self._batch.outcomes(ended, ~result.terminations[ended, 0]), strict=True):
+            self._outcomes[row] = outcome
         if self._keep == "nothing":
             return
-        row = {name: array for name, array in before.items() if camera_of(name) is not None}
-        if self._keep == "everything":
-            row |= {name: array for name, array in before.items() if name != INSTRUCTIONS}
-            kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
-            row |= {ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved}
-        self._steps.append(row)
+        row = {name: array for name, array in before.items() if name != INSTRUCTIONS}
+        kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
+        self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
 
     def episodes(self) -> list[CollectedEpisode]:
         """Return what was collected, by environment."""
@@ -124,6 +130,8 @@ class EpisodeCollector:
                     float(self._totals[row]),
                     bool(self._solved_once[row]) if knows else None,
                     bool(self._solved[row]) if knows else None,
+                    self._outcomes[row],
+                    self._starts[row],
                     columns,
                 )
             )

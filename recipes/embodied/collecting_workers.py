@@ -13,6 +13,7 @@ from recipes.embodied.env_types import ENV_TYPES
 from recipes.embodied.env_worker import EnvWorker, StagedEnvironments
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.filming import EpisodeFilm
 from rlinf_core import ConfigError
 from rlinf_core.runners.embodied_protocols import Layout
 
@@ -33,6 +34,7 @@ class CollectingEnvWorker(EnvWorker):
         packages = ["numpy", *([known.module] if known is not None and known.module else [])]
         return {
             "max_episode_steps": batch.max_episode_steps,
+            "control_hz": batch.control_hz,
             "state_size": batch.spec.state_size,
             "action_size": batch.spec.action_size,
             "cameras": {name: list(shape) for name, shape in batch.spec.cameras.items()},
@@ -45,13 +47,14 @@ class CollectingEnvWorker(EnvWorker):
             raise RuntimeError("called before init_worker()")
         return self._eval.batches
 
-    def collect(self, reset: int, keep: Keep, *, expert: bool = False) -> list[CollectedEpisode]:
+    def collect(self, reset: int, keep: Keep, *, expert: bool = False, film: bool = False) -> list[CollectedEpisode]:
         """Carry out the episodes that begin with a reset.
 
         Args:
             reset: its number.
             keep: what is kept of every step.
             expert: act by the environment's scripted expert; else by the rollout workers' `evaluate`.
+            film: keep what `footage` returns.
 
         Raises:
             ConfigError: there is no expert for this task.
@@ -62,6 +65,8 @@ class CollectingEnvWorker(EnvWorker):
         environments = self._config.env.eval
         task = environments.task or environments.env_type
         collectors = [EpisodeCollector(batch, reset, task, keep) for batch in stages.batches]
+        if film:
+            self._films = [EpisodeFilm(batch, reset) for batch in stages.batches]
         if expert:
             for batch, collector in zip(stages.batches, collectors, strict=True):
                 while not collector.over:

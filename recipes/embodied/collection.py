@@ -14,6 +14,7 @@ from recipes.embodied.collecting_workers import CollectingEnvWorker
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.filming import Footage
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.embodied_protocols import Layout
 from rlinf_core.worker.handle import wait_together
@@ -32,6 +33,8 @@ class Collection:
     Attributes:
         spec: of the environments.
         facts: of the environments, see `CollectingEnvWorker.describe`.
+        num_envs: environments that share a reset.
+        images: what the policy does to images, see `BasePolicy.describe_images`; empty without a checkpoint.
     """
 
     def __init__(self, config: EmbodiedConfig, cluster: Cluster, checkpoint: Path | None) -> None:
@@ -53,16 +56,26 @@ class Collection:
         layout = Layout(1, rollouts, self._env.world_size, name)
         self.spec: EnvSpec = self._env.init_worker(layout).wait()[0]
         self.facts: dict[str, Any] = self._env.describe().wait()[0]
+        self.num_envs = config.env.eval.total_num_envs
+        self.images: dict[str, Any] = {}
         if checkpoint is not None:
             self._rollout.init_from(layout, self.spec, str(checkpoint)).wait()
+            self.images = self._rollout.describe_images().wait()[0]
 
-    def episodes(self, keep: Keep) -> Iterator[list[CollectedEpisode]]:
+    def footage(self) -> list[Footage] | None:
+        """Return what was filmed of the last reset, by environment; None where the environments show nothing."""
+        by_rank: list[list[Footage] | None] = self._env.footage().wait()
+        if all(found is None for found in by_rank):
+            return None
+        return sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
+
+    def episodes(self, keep: Keep, *, film: bool = False) -> Iterator[list[CollectedEpisode]]:
         """Return the episodes of one reset after the other, without an end, each list by environment."""
         for reset in itertools.count():
             if self._rollout is None:
-                by_rank = self._env.collect(reset, keep, expert=True).wait()
+                by_rank = self._env.collect(reset, keep, expert=True, film=film).wait()
             else:
-                by_rank, _ = wait_together(self._env.collect(reset, keep), self._rollout.evaluate())
+                by_rank, _ = wait_together(self._env.collect(reset, keep, film=film), self._rollout.evaluate())
             yield sorted((episode for rank in by_rank for episode in rank), key=lambda each: each.env)
 
 

@@ -23,11 +23,15 @@ EVAL_SEED_OFFSET = 1_000_000
 class VideoConfig(ConfigModel):
     """Videos of episodes."""
 
-    save_video: Bool = Field(default=False, description="Write one video for each rollout.")
+    save_video: Bool = Field(
+        default=False,
+        description="Write videos of the episodes of every evaluation, one for each way in which episodes end.",
+    )
     video_base_dir: OptionalPath = Field(
         default=None, description="Folder for videos. Default: `videos` in the run's folder."
     )
-    fps: Count = Field(default=20, description="Frames a second.")
+    fps: Count = Field(default=20, description="Frames a second; each action is one frame.")
+    episodes: Count = Field(default=9, description="Episodes in one video, side by side.")
 
 
 class EnvironmentConfig(ConfigModel):
@@ -103,7 +107,7 @@ class EnvironmentConfig(ConfigModel):
         default=0, description=f"Seed of the starts. Default: 0, for evaluation the training seed + {EVAL_SEED_OFFSET}."
     )
     video_cfg: VideoConfig = Field(
-        default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps."
+        default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
 
 

@@ -12,7 +12,7 @@ from recipes.embodied.env_probe import EnvFacts, env_facts
 from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, is_simulator, no_adapter
 from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
-from recipes.sections.checks import Report, blame, is_given
+from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -35,7 +35,7 @@ def facts_of(config: EmbodiedConfig, environments: EnvironmentConfig) -> EnvFact
         has_images = any(camera_of(name) for name in known.observes)
         return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
     if is_simulator(kind):
-        options = _options(kind, environments)
+        options = _options(environments)
         return EnvFacts() if isinstance(options, ValidationError) else EnvFacts(True, bool(options.cameras))
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
@@ -47,14 +47,7 @@ def check_environments(
     """Report what a kind of environment does not have: the task, its package, an adapter, a robot."""
     at: Path = ("env", section, "env_type")
     kind = environments.env_type
-    video: Path = ("env", section, "video_cfg", "save_video")
-    if environments.video_cfg.save_video and is_given(config, video):
-        report(
-            video,
-            "not-available",
-            "no environment of this version makes videos",
-            "remove it; `eval/success_once` and the learning curve say how a policy does",
-        )
+    _check_video(config, section, environments, report)
     if kind in NO_ADAPTER:
         message, help = no_adapter(kind)
         report(at, "missing-extra", message, help)
@@ -81,11 +74,39 @@ def check_environments(
         _check_robots(config, section, environments, workers, report)
 
 
-def _options(kind: str, environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
+def _check_video(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report videos that cannot be written: without the package, without evaluations, of a robot."""
+    video: Path = ("env", section, "video_cfg", "save_video")
+    if not environments.video_cfg.save_video:
+        return
+    missing = missing_modules(["av"])
+    if missing:
+        message = f"videos need the package `{missing[0]}`, which this Python does not have"
+        report(video, "missing-extra", message, f"run `{install_command(missing[0])}`")
+    if not config.runner.only_eval and config.runner.val_check_interval == -1:
+        report(
+            video,
+            "conflicting-settings",
+            "`save_video` films evaluations, and this run has none: `val_check_interval` is -1",
+            "write `runner.val_check_interval: 10`, or remove `save_video`",
+            about=[("runner", "val_check_interval")],
+        )
+
+
+def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
+    """Return the options of a simulator.
+
+    Raises:
+        ValidationError: they are wrong.
+    """
+    target = ENV_TYPES[environments.env_type].options or ""
+    return cast("type[SimulatorOptions]", import_target(target, "options")).model_validate(environments.options)
+
+
+def _options(environments: EnvironmentConfig) -> SimulatorOptions | ValidationError:
     """Return the options of a simulator, or what is wrong with them."""
-    model = cast("type[SimulatorOptions]", import_target(ENV_TYPES[kind].options or "", "options"))
     try:
-        return model.model_validate(environments.options)
+        return options_of_simulator(environments)
     except ValidationError as error:
         return error
 
@@ -93,7 +114,7 @@ def _options(kind: str, environments: EnvironmentConfig) -> SimulatorOptions | V
 def _check_options(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report options that a simulator does not take."""
     kind = environments.env_type
-    found = _options(kind, environments)
+    found = _options(environments)
     if not isinstance(found, ValidationError):
         return
     from rlinf_core.suggest import did_you_mean

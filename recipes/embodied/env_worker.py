@@ -15,6 +15,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.episodes import EpisodeSums, Sums
+from recipes.embodied.filming import EpisodeFilm, Footage
 from recipes.embodied.layout import routes_of
 from recipes.embodied.messages import CHUNKS, OUTCOME, sliced, stacked
 from recipes.embodied.routing import Routes
@@ -168,6 +169,7 @@ class EnvWorker(Worker):
         self._config = config
         self._train: StagedEnvironments | None = None
         self._eval: StagedEnvironments | None = None
+        self._films: list[EpisodeFilm] = []
 
     def init_worker(self, layout: Layout) -> EnvSpec:
         """Make the environments.
@@ -205,7 +207,18 @@ class EnvWorker(Worker):
         """Do as `interact`, in the environments of `env.eval`, from the same starts every time."""
         if self._eval is None:
             self._eval = StagedEnvironments(self._config, self._config.env.eval, self, self._layout, training=False)
-        return self._passes(self._eval, 0)
+        return self._passes(self._eval, 0, films=self._config.env.eval.video_cfg.save_video)
+
+    def footage(self) -> list[Footage] | None:
+        """Return episodes of the last evaluation as videos show them, some of each outcome.
+
+        Returns:
+            None where the environments have nothing to show.
+        """
+        films, self._films = self._films, []
+        most = self._config.env.eval.video_cfg.episodes
+        found = [each for film in films for each in film.finish(most)]
+        return found if any(film.sees for film in films) else None
 
     def save_state(self) -> bytes | None:
         """Return the state of the episodes that training is in the middle of.
@@ -233,10 +246,13 @@ class EnvWorker(Worker):
             raise RuntimeError("called before init_worker()")
         return self._train
 
-    def _passes(self, stages: StagedEnvironments, first_reset: int) -> Sums:
+    def _passes(self, stages: StagedEnvironments, first_reset: int, *, films: bool = False) -> Sums:
         sums = EpisodeSums(first_only=stages.resets)
         for number in range(stages.passes):
-            for stage, observations in enumerate(stages.begin(first_reset + number)):
+            begun = stages.begin(first_reset + number)
+            if films and number == 0:
+                self._films = [EpisodeFilm(batch, first_reset) for batch in stages.batches]
+            for stage, observations in enumerate(begun):
                 self._send(stages, stage, stages.first_message(observations))
             for _ in range(stages.chunks):
                 for stage, batch in enumerate(stages.batches):

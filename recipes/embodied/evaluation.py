@@ -12,10 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.demonstrations.errors import DatasetError, needed
 from recipes.embodied.collecting import CollectedEpisode
-from recipes.embodied.collection import collecting
+from recipes.embodied.collection import Collection, collecting
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import EnvironmentConfig
+from recipes.embodied.env_rules import options_of_simulator
+from recipes.embodied.env_types import is_simulator
+from recipes.embodied.filming import Footage
 from recipes.embodied.models.normalization import FILE_NAME
+from recipes.embodied.runner import nothing_to_see
+from recipes.embodied.videos import few_of_each, write_videos
 from recipes.training.checkpoint import ACTOR
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners import durable
@@ -35,6 +42,7 @@ def evaluate(
     *,
     episodes: int | None = None,
     allow_training_starts: bool = False,
+    video: bool | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Have the policy of a checkpoint act greedily in whole episodes of `env.eval`, and write `eval.json`.
@@ -45,31 +53,32 @@ def evaluate(
         folder: a new folder for the results.
         episodes: how many; None: `env.eval.total_num_envs` times `env.eval.rollout_epoch`.
         allow_training_starts: evaluate from starts that training sees.
+        video: write videos, one for each way in which episodes ended; None: where that is possible.
         tell: is told how it goes.
 
     Returns:
         The object of `eval.json`.
 
     Raises:
-        ConfigError: the starts are those of training, or the environment cannot be made.
+        ConfigError: the starts are those of training, the environment cannot be made, or videos are wanted of one that
+            has nothing to show.
         CheckpointError: the checkpoint cannot be read, or is of another model.
+        DatasetError: videos are wanted and cannot be written.
     """
     config = cast("EmbodiedConfig", job.config)
-    if not allow_training_starts:
-        check_starts(config)
+    shared = shared_starts(config)
+    if shared is not None and not allow_training_starts:
+        raise shared
     environments = config.env.eval
     wanted = episodes or environments.total_num_envs * environments.rollout_epoch
-    found: list[CollectedEpisode] = []
+    films = _can_film(video, tell)
     began = time.time()
     # Which copies of one environment share a batch decides the last bits of what a policy computes: so it is kept.
     with collecting(config, environments, wanted, checkpoint) as collection:
-        for batch in collection.episodes("nothing"):
-            found += batch
-            tell(f"{min(len(found), wanted)} of {wanted} episodes")
-            if len(found) >= wanted:
-                break
+        found, footage = _collect(collection, wanted, environments, films, tell, required=video is True)
         facts = collection.facts
-    found = found[:wanted]
+    folder.mkdir(parents=True)
+    videos = write_videos(footage, folder, environments.video_cfg.fps, environments.video_cfg.episodes)
     record = {
         "schema": SCHEMA,
         "recipe": job.recipe.name if job.recipe is not None else None,
@@ -83,33 +92,96 @@ def evaluate(
             "task": environments.task,
             "options": dict(environments.options),
             "seed": environments.seed,
+            "starts_of_training": shared is not None,
             "ignore_terminations": environments.ignore_terminations,
-            "num_action_chunks": config.actor.model.num_action_chunks,
+            "num_envs": collection.num_envs,
             **{name: value for name, value in facts.items() if name != "versions"},
+        },
+        "policy": {
+            **config.actor.model.model_dump(mode="json", exclude={"model_path", "trainable"}),
+            "images": collection.images,
         },
         "versions": {**versions(), **facts["versions"]},
         **summary(found),
         "episodes": [_as_json(each) for each in found],
+        "videos": videos,
         TIMES: {"began": began, "seconds": time.time() - began},
     }
-    folder.mkdir(parents=True)
     durable.write_whole(folder / FILE, json.dumps(record, indent=1) + "\n")
     return record
 
 
-def check_starts(config: EmbodiedConfig) -> None:
-    """Refuse starts that training sees.
+def _can_film(wanted: bool | None, tell: Callable[[str], None]) -> bool:
+    """Return whether videos can be written, where they are not refused.
 
     Raises:
-        ConfigError: `env.eval` and `env.train` have the same seed.
+        DatasetError: they are asked for, and the package is missing.
     """
-    if config.env.eval.seed == config.env.train.seed:
-        raise ConfigError(
-            f"the evaluation would begin where training did: `env.eval.seed` and `env.train.seed` are both"
-            f" {config.env.eval.seed}",
+    if wanted is False:
+        return False
+    try:
+        needed("av", "a video")
+    except DatasetError as error:
+        if wanted:
+            raise
+        tell(f"no videos: {error.message}")
+        return False
+    return True
+
+
+def _collect(
+    collection: Collection,
+    wanted: int,
+    environments: EnvironmentConfig,
+    films: bool,
+    tell: Callable[[str], None],
+    *,
+    required: bool,
+) -> tuple[list[CollectedEpisode], list[Footage]]:
+    """Return so many episodes, and those of them that videos show.
+
+    Raises:
+        ConfigError: videos are `required`, and the environment has nothing to show.
+    """
+    found: list[CollectedEpisode] = []
+    footage: list[Footage] = []
+    for batch in collection.episodes("nothing", film=films):
+        counted = {(each.env, each.reset) for each in batch[: wanted - len(found)]}
+        found += batch
+        if films:
+            filmed = collection.footage()
+            if filmed is None:
+                if required:
+                    raise ConfigError("there can be no videos", why=nothing_to_see(environments.env_type))
+                films = False
+                tell(f"no videos: {nothing_to_see(environments.env_type)}")
+            kept = [each for each in filmed or () if (each.env, each.reset) in counted]
+            footage = few_of_each([*footage, *kept], environments.video_cfg.episodes)
+        tell(f"{min(len(found), wanted)} of {wanted} episodes")
+        if len(found) >= wanted:
+            break
+    return found[:wanted], footage
+
+
+def shared_starts(config: EmbodiedConfig) -> ConfigError | None:
+    """Return the reason, as an error, for which the evaluation would begin where training did; None: it would not."""
+    train, test = config.env.train, config.env.eval
+    if test.seed == train.seed:
+        return ConfigError(
+            f"the evaluation would begin where training did: `env.eval.seed` and `env.train.seed` are both {test.seed}",
             where="env.eval.seed",
             help="give `env.eval` another seed, or say `--allow-training-starts`",
         )
+    if (test.env_type, test.task) != (train.env_type, train.task) or not is_simulator(test.env_type):
+        return None
+    same = options_of_simulator(train).shared_starts(options_of_simulator(test))
+    if same is None:
+        return None
+    return ConfigError(
+        f"the evaluation would begin where training did: {same.what}",
+        where="env.eval.options",
+        help=f"{same.remedy}, or say `--allow-training-starts`",
+    )
 
 
 def summary(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
@@ -130,6 +202,8 @@ def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
         count = sum(map(bool, solved))
         found[name] = count / len(solved) if known else None
         found[f"{name}_interval"] = list(wilson_interval(count, len(solved))) if known else None
+    kinds = [each.outcome for each in episodes]
+    found["outcomes"] = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     found["return"] = mean([each.total_reward for each in episodes])
     found["episode_len"] = mean([float(each.length) for each in episodes])
     return found
@@ -149,7 +223,9 @@ def _as_json(episode: CollectedEpisode) -> dict[str, Any]:
     return {
         "env": episode.env,
         "reset": episode.reset,
+        "start": dict(episode.start),
         "task": episode.task,
+        "outcome": episode.outcome,
         "success_at_end": episode.success_at_end,
         "success_once": episode.success_once,
         "return": episode.total_reward,

@@ -6,6 +6,7 @@ from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_worker import EnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
+from recipes.embodied.runner import FilmingRunner
 from rlinf_core import (
     Cluster,
     EmbodiedRunner,
@@ -31,4 +32,5 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
         cluster, placement_strategy=placement.get_strategy("rollout")
     )
     env = EnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env"))
-    return EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record)
+    loop = FilmingRunner if config.env.eval.video_cfg.save_video else EmbodiedRunner
+    return loop(config, actor=actor, rollout=rollout, env=env, record=record)

@@ -37,6 +37,14 @@ def evaluate(
     allow_training_starts: Annotated[
         bool, typer.Option("--allow-training-starts", help="Evaluate from starts that training sees.")
     ] = False,
+    video: Annotated[
+        bool | None,
+        typer.Option(
+            "--video/--no-video",
+            help="Write videos, one for each way in which episodes end. By default where there are pictures.",
+            show_default=False,
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -70,12 +78,15 @@ def evaluate(
         folder,
         episodes=episodes,
         allow_training_starts=allow_training_starts,
+        video=video,
         tell=console.message,
     )
     if output is Output.JSON:
         console.result_json(found)
         return
     console.result(_table(found))
+    for each in found["videos"]:
+        console.message(f"{folder / each['file']}: {len(each['episodes'])} episodes, {each['outcome']}")
     console.message(f"{folder / 'eval.json'}")
 
 

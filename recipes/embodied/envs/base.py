@@ -9,11 +9,13 @@ three methods, `_start`, `_advance` and `_observe`; `env_type: package.module:Cl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.embodied.envs.keys import camera_of
 from recipes.embodied.envs.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.starts import Starts
@@ -29,6 +31,14 @@ from recipes.embodied.envs.types import (
     Transition,
 )
 
+# Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].
+Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
+# How an episode ends, besides the names that an environment gives to its failures (`_failures`).
+SUCCESS: Final = "success"
+TIME_OUT: Final = "time out"
+FAILED: Final = "failed"
+ENDED: Final = "ended"  # success is not known
+
 
 class VectorEnv(ABC):
     """A batch of environments with the same task.
@@ -41,6 +51,7 @@ class VectorEnv(ABC):
         numbers: int64 [B], those of the environments among all of the job.
         default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
             set it, for the class or in its constructor.
+        watcher: is called after every step of an action; None: nobody is.
     """
 
     default_max_episode_steps: int | None = 50
@@ -57,6 +68,7 @@ class VectorEnv(ABC):
         self._observed_next = False
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
+        self.watcher: Watcher | None = None
 
     @property
     @abstractmethod
@@ -96,6 +108,45 @@ class VectorEnv(ABC):
         """
         return None
 
+    def _failures(self) -> NDArray[np.str_] | None:
+        """Return what has gone wrong in each running episode, such as `dropped`, text [B]; empty: nothing.
+
+        It is asked for where an episode ends without success.
+        """
+        return None
+
+    def look(self, rows: IntArray) -> State | None:
+        """Return what videos need of the present states of `rows`, arrays [n, ...] by name; by default camera images.
+
+        Returns:
+            None where there is nothing to see.
+        """
+        found = {name: array[rows] for name, array in self._observe().items() if camera_of(name) is not None}
+        return found or None
+
+    def picture(self, seen: State) -> NDArray[np.uint8]:
+        """Return what `look` saw as pictures, uint8 [n, H, W, 3]; by default the images side by side."""
+        height = max(each.shape[1] for each in seen.values())
+        padded = [np.pad(each, ((0, 0), (0, height - each.shape[1]), (0, 0), (0, 0))) for each in seen.values()]
+        return np.concatenate(padded, axis=2)
+
+    def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
+        """Return how the episodes of `rows` ended, while their last states are the present ones.
+
+        Args:
+            rows: int64 [n].
+            truncated: bool [n], the episode was cut off.
+        """
+        solved, failures = self._episodes.success, self._failures()
+        found: list[str] = []
+        for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
+            named = "" if failures is None else str(failures[row])
+            if not self.knows_success:
+                found.append(TIME_OUT if cut else ENDED)
+            else:
+                found.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
+        return found
+
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release what the environments hold. May be called twice."""
 
@@ -103,6 +154,18 @@ class VectorEnv(ABC):
     def max_episode_steps(self) -> int | None:
         """Steps after which an episode is truncated; None: never."""
         return self.settings.max_episode_steps or self.default_max_episode_steps
+
+    @property
+    def control_hz(self) -> float | None:
+        """Actions in a second of the simulated or real arm; None: not known."""
+        return None
+
+    def first_starts(self) -> list[dict[str, int]]:
+        """Return, for each environment, what its first episode after the last reset began from: the `seed` of all that
+        is drawn, and with fixed starts the `number` of one."""
+        self._starts.begin(self._reset)
+        rows = np.arange(self.num_envs)
+        return [{"seed": seed} for seed in self._starts.of(rows, np.zeros(self.num_envs, np.int64)).seeds()]
 
     @property
     def started(self) -> bool:
@@ -174,6 +237,8 @@ class VectorEnv(ABC):
             self._observed_next = index == chunk - 1
             moved = self._guard.finite_rewards(self._advance(actions[:, index], rows), valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
+            if self.watcher is not None:
+                self.watcher(active, terminations[:, index], truncations[:, index])
             resting |= terminations[:, index] | truncations[:, index]
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
         ended = np.flatnonzero(resting & ~self._episodes.resting)

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.drawing import Spot, draw_arm
 from recipes.embodied.envs.experts import gripper_move, move_toward
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
+    CONTROL_SECONDS,
     GRIPPER_THRESHOLD,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
@@ -67,8 +69,14 @@ class FrankaKinEnv(VectorEnv):
         self._target = np.zeros(shape)
         self._closed = np.zeros(self.num_envs, np.bool_)
         self._held = np.zeros(self.num_envs, np.bool_)
+        self._was_held = np.zeros(self.num_envs, np.bool_)
         self._potential = np.zeros(self.num_envs)
         self._step_size = ACTION_STEP
+
+    @property
+    def control_hz(self) -> float:
+        """See `VectorEnv`."""
+        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:
@@ -85,6 +93,7 @@ class FrankaKinEnv(VectorEnv):
         self._hand[:, rows], self._axis[:, rows] = hand_pose(self._joints[:, rows])
         self._closed[rows] = False
         self._held[rows] = False
+        self._was_held[rows] = False
         self._potential[rows] = self._potential_now()[rows]
 
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
@@ -120,6 +129,7 @@ class FrankaKinEnv(VectorEnv):
         grasps = closes & ~self._closed & near
         self._closed = (self._closed | closes) & ~opens
         self._held = (self._held | grasps) & self._closed
+        self._was_held |= self._held
         self._target = np.where(self._held, self._hand, self._target)
         self._target[2] = np.where(self._held, self._target[2], BLOCK_LOW[2])
 
@@ -148,6 +158,20 @@ class FrankaKinEnv(VectorEnv):
         moves = move_toward(self._joints, np.where(self._held, lifted, self._target))
         grip = gripper_move(self._held | (near & ~self._closed))
         return np.vstack((moves, grip)).T.astype(np.float32)
+
+    def _failures(self) -> NDArray[np.str_] | None:
+        if not self._picks:
+            return None
+        return np.where(self._held, "not lifted", np.where(self._was_held, "dropped", "not grasped"))
+
+    def look(self, rows: IntArray) -> State:
+        """See `VectorEnv`."""
+        return {"joints": self._joints[:, rows].T, "target": self._target[:, rows].T, "closed": self._closed[rows]}
+
+    def picture(self, seen: State) -> NDArray[np.uint8]:
+        """See `VectorEnv`: from the side and from above; the block red, a point to reach green."""
+        target = Spot(seen["target"].T, 0.02, "red" if self._picks else "green")
+        return draw_arm(seen["joints"].T, [target], seen["closed"])
 
     def _save(self) -> State:
         return {

@@ -19,8 +19,9 @@ from mujoco import rollout
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.franka_mjcf import FINGER_TRAVEL, TIMESTEP, mjcf
-from recipes.embodied.envs.franka_tasks import TASKS, Scene
+from recipes.embodied.envs.drawing import Spot, draw_arm
+from recipes.embodied.envs.franka_mjcf import BLOCK_HALF, FINGER_TRAVEL, PUCK_RADIUS, TIMESTEP, mjcf
+from recipes.embodied.envs.franka_tasks import TASKS, PlaceTask, Scene
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
@@ -76,6 +77,12 @@ class FrankaMujocoEnv(VectorEnv):
         flags = np.zeros(self.num_envs, np.bool_)
         self._scene = Scene(zeros, zeros, zeros, zeros, zeros, zeros[0], flags, flags.copy())
         self._potential = np.zeros(self.num_envs)
+        self._was_held = flags.copy()
+
+    @property
+    def control_hz(self) -> float:
+        """See `VectorEnv`."""
+        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:
@@ -91,6 +98,7 @@ class FrankaMujocoEnv(VectorEnv):
             turns = slice(self._body.stop, self._body.stop + 4)
             self._state[rows, self._body], self._state[rows, turns] = bodies.T, self._task.turn(bodies).T
         self._scene.closed[rows] = False
+        self._was_held[rows] = False
         self._look(rows, np.zeros((len(rows), 2)))
         self._potential[rows] = self._task.potential(self._scene)[rows]
 
@@ -111,6 +119,8 @@ class FrankaMujocoEnv(VectorEnv):
         states, sensed = rollout.rollout(self._model, self._scratch, self._state[chosen], controls)
         self._state[chosen] = cast("NDArray[np.float64]", states)[:, -1]
         self._look(chosen, cast("NDArray[np.float64]", sensed)[:, -1])
+        if self._grasps:
+            self._was_held |= self._scene.held
         before, self._potential = self._potential, self._task.potential(self._scene)
         successes = self._task.successes(self._scene)
         return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
@@ -129,6 +139,27 @@ class FrankaMujocoEnv(VectorEnv):
     def expert(self) -> FloatArray:
         """See `VectorEnv`."""
         return self._task.expert(self._scene).T.astype(np.float32)
+
+    def _failures(self) -> NDArray[np.str_] | None:
+        if not self._grasps:
+            return None
+        goes_on = "not placed" if isinstance(self._task, PlaceTask) else "not lifted"
+        return np.where(self._scene.held, goes_on, np.where(self._was_held, "dropped", "not grasped"))
+
+    def look(self, rows: IntArray) -> State:
+        """See `VectorEnv`."""
+        scene = self._scene
+        found = {"joints": scene.joints, "body": scene.body, "target": self._task.target}
+        return {**{name: array[:, rows].T for name, array in found.items()}, "closed": scene.closed[rows]}
+
+    def picture(self, seen: State) -> NDArray[np.uint8]:
+        """See `VectorEnv`: from the side and from above; the puck or block red, points to reach green."""
+        spots: list[Spot] = []
+        if not self._grasps or isinstance(self._task, PlaceTask):
+            spots.append(Spot(seen["target"].T, 0.015, "green"))
+        if self._body is not None:
+            spots.append(Spot(seen["body"].T, BLOCK_HALF if self._grasps else PUCK_RADIUS, "red"))
+        return draw_arm(seen["joints"].T, spots, seen["closed"])
 
     def _save(self) -> State:
         return {

@@ -18,6 +18,7 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.robots.franka_arm import (
+    CONTROL_SECONDS,
     check_task,
     reach_potential,
     reached,
@@ -68,6 +69,11 @@ class FrankaVisionEnv(VectorEnv):
         self._potential = np.zeros(count)
         self._colors = list(COLORS)[: self._points]
         self._texts = np.array([INSTRUCTION.format(color=color) for color in self._colors])
+
+    @property
+    def control_hz(self) -> float:
+        """See `VectorEnv`."""
+        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:

@@ -36,6 +36,7 @@ class GymnasiumSimulation(Simulation):
             self.env = gymnasium.make(task, **{"max_episode_steps": -1, "disable_env_checker": True, **options})
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ConfigError(f"`{task}` cannot be made: {error}", where="env.task") from error
+        self.control_hz = self.env.metadata.get("render_fps")
         self._reads = Reader(task, self.env.observation_space)
         self._writes = Writer(task, self.env.action_space)
         self._current: Any = None
@@ -64,6 +65,17 @@ class GymnasiumSimulation(Simulation):
     def observe(self) -> Row:
         """See `Simulation`."""
         return self._reads(self._current)
+
+    def picture(self) -> NDArray[np.uint8] | None:
+        """See `Simulation`; there is one with the option `render_mode: rgb_array`."""
+        if self.env.render_mode != "rgb_array":
+            return None
+        try:
+            return np.asarray(self.env.render())
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(
+                f"the environment cannot be rendered: {error}", where="env.options.render_mode"
+            ) from error
 
     def native(self, actions: NDArray[Any]) -> Any:
         """See `Simulation`."""

@@ -68,6 +68,24 @@ class SimulatedEnv(VectorEnv):
         """Whether a simulation has ever reported success or failure."""
         return self._knows_success
 
+    @property
+    def control_hz(self) -> float | None:
+        """See `VectorEnv`."""
+        return self._simulators.facts.control_hz
+
+    def first_starts(self) -> list[dict[str, int]]:
+        """See `VectorEnv`; `number` counts modulo the length of the task's list."""
+        numbers = self._begun[:, 1].tolist()
+        return [{**start, "number": number} for start, number in zip(super().first_starts(), numbers, strict=True)]
+
+    def look(self, rows: IntArray) -> State | None:
+        """See `VectorEnv`: camera images, or else what the simulator renders for a viewer."""
+        seen = super().look(rows)
+        if seen is not None:
+            return seen
+        pictures = self._simulators.pictures(rows.tolist())
+        return None if pictures is None else {"picture": pictures}
+
     def close(self) -> None:
         """Close every simulation."""
         if hasattr(self, "_simulators"):

@@ -58,10 +58,12 @@ class Simulation(ABC):
     Attributes:
         options_model: pydantic model of `env.train.options`; None: they are checked by the simulator.
         max_episode_steps: the task's own limit; None: it has none.
+        control_hz: actions in a simulated second; None: not known.
     """
 
     options_model: ClassVar[type[BaseModel] | None] = None
     max_episode_steps: int | None = None
+    control_hz: float | None = None
 
     @classmethod
     def tasks(cls, task: str, options: Any) -> list[str]:
@@ -84,6 +86,10 @@ class Simulation(ABC):
     @abstractmethod
     def observe(self) -> Row:
         """Return the present observation: new arrays. Images are rendered here, once for each chunk of actions."""
+
+    def picture(self) -> NDArray[np.uint8] | None:
+        """Return what a viewer sees of a simulation without cameras, uint8 [H, W, 3]; None: it renders nothing."""
+        return None
 
     def native(self, actions: NDArray[Any]) -> Any:
         """Return actions [n, A] as `step` takes them, row by row; by default numbers from -1 to 1."""
@@ -121,12 +127,14 @@ class BatchFacts(NamedTuple):
         max_episode_steps: the shortest of the tasks' own limits; None: there is none.
         tasks: the task of each environment.
         num_tasks: tasks of the set; 1 where the name was that of a task.
+        control_hz: of all of them; None: not known.
     """
 
     spec: EnvSpec
     max_episode_steps: int | None
     tasks: list[str]
     num_tasks: int
+    control_hz: float | None = None
 
 
 class Outcomes(NamedTuple):
@@ -183,6 +191,10 @@ class Simulators(Protocol):
 
     def expert(self) -> NDArray[Any] | None:
         """Return actions [B, A] of a scripted expert in the present states; None: there is none for a task."""
+        ...
+
+    def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
+        """Return what a viewer sees, uint8 [n, H, W, 3]; None where nothing is rendered."""
         ...
 
     def close(self) -> None:
@@ -243,7 +255,8 @@ class SimulationBatch:
             self.close()
             raise
         limits = [each.max_episode_steps for each in self.simulations if each.max_episode_steps is not None]
-        self.facts = BatchFacts(self.simulations[0].spec, min(limits, default=None), tasks, len(names))
+        first = self.simulations[0]
+        self.facts = BatchFacts(first.spec, min(limits, default=None), tasks, len(names), first.control_hz)
         self._rows: list[Row] = [{}] * len(tasks)
         self._stale = [True] * len(tasks)
 
@@ -305,6 +318,11 @@ class SimulationBatch:
         """Return the present observations, new arrays."""
         self.refresh()
         return {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
+
+    def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
+        """Return what a viewer sees, uint8 [n, H, W, 3]; None where nothing is rendered."""
+        found = [picture for row in rows if (picture := self.simulations[row].picture()) is not None]
+        return np.stack(found) if found else None
 
     def close(self) -> None:
         """Release what the simulators hold."""

@@ -74,6 +74,7 @@ class SimulatorProcess:
             "max_episode_steps": facts.max_episode_steps,
             "tasks": facts.tasks,
             "num_tasks": facts.num_tasks,
+            "control_hz": facts.control_hz,
         }
 
     def _map(self, size: int, count: int) -> None:

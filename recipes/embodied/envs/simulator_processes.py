@@ -98,7 +98,7 @@ class SimulatorProcesses:
         spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
         limits = [each["max_episode_steps"] for each in made if each["max_episode_steps"] is not None]
         tasks = [task for each in made for task in each["tasks"]]
-        self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"])
+        self.facts = BatchFacts(spec, min(limits, default=None), tasks, made[0]["num_tasks"], made[0]["control_hz"])
         size = memory_bytes(spec, count)
         os.ftruncate(self._memory, size)
         self._arrays = SharedArrays(mmap.mmap(self._memory, size), spec, count)
@@ -143,6 +143,9 @@ class SimulatorProcesses:
         """Return the actions of the experts; see `Simulators`."""
         found = self._all([_EXPERT] * len(self._children))
         return self._arrays.actions.copy() if all(found) else None
+
+    def pictures(self, rows: Sequence[int]) -> None:
+        """Return nothing: of simulators in processes of their own only cameras are seen."""
 
     def close(self) -> None:
         """End all processes. May be called twice."""

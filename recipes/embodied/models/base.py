@@ -149,5 +149,11 @@ class BasePolicy(nn.Module, ABC):
             help="remove `actor.fsdp_config.gradient_checkpointing`",
         )
 
+    def describe_images(self) -> dict[str, Any]:
+        """Return what becomes of images, uint8 as cameras give them, before the network sees them, as plain data; empty
+        where the policy sees none, or does not say.
+        """
+        return {}
+
     def save_files(self, folder: Path) -> None:
         """Write what a folder of the policy needs besides weights and statistics, such as a tokenizer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
 
 SMALLEST_IMAGE = 36  # what the three convolutions need for one pixel of output
+
+
+# What `ImageEncoder` does to images.
+SCALED_IMAGES: Final = {"resized": None, "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0], "scale": 1 / 255}
 
 
 class CnnPolicy(FeaturePolicy):
@@ -37,6 +41,10 @@ class CnnPolicy(FeaturePolicy):
                 )
         networks = (ImageEncoder(spec.cameras, spec.state_size, config.hidden_dim) for _ in range(2))
         super().__init__(config, spec, next(networks), next(networks), config.hidden_dim)
+
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`."""
+        return SCALED_IMAGES
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
         """Return features of `images.CAMERA` uint8 [n, H, W, channels] and `states`."""

@@ -15,7 +15,7 @@ from recipes.embodied.envs.keys import STATES
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.model_options import FlowOptions
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.cnn_policy import ImageEncoder
+from recipes.embodied.models.cnn_policy import SCALED_IMAGES, ImageEncoder
 from recipes.embodied.models.flow_matching import FlowSde, flow_matching_losses
 from recipes.embodied.models.folder import load_normalization
 from recipes.embodied.models.heads import hidden_layers, linear
@@ -65,6 +65,10 @@ class FlowPolicy(BasePolicy):
             states = self.normalization.normalized_states(observations[STATES])
             observations = {**observations, STATES: states.astype(np.float32)}
         return super().prepare(observations)
+
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`."""
+        return SCALED_IMAGES if self.actor.has_images else {}
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
         """See `BasePolicy`: the ends of the chains, [n, C, A]."""

@@ -83,6 +83,13 @@ class VisionLanguageModel(nn.Module):
         rows = found if isinstance(found, Tensor) else getattr(found, "pooler_output", found)
         return rows if isinstance(rows, Tensor) else torch.stack([row.flatten(end_dim=-2) for row in rows])
 
+    def describe_images(self) -> dict[str, Any]:
+        """Return what `embed_images` does to images before the vision tower sees them."""
+        size = self.base.config.vision_config.image_size
+        resized = [size, size] if isinstance(size, int) else list(size)
+        mean, deviation = list(self._mean), list(self._deviation)
+        return {"resized": resized, "resampling": "bicubic", "mean": mean, "std": deviation, "scale": 1 / 255}
+
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return embeddings [n, T, W] of tokens int64 [n, T]."""
         return self.base.get_input_embeddings()(tokens)

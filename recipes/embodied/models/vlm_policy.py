@@ -92,6 +92,10 @@ class VlmPolicy(BasePolicy):
             named[STATES] = self.normalization.normalized_states(observations[STATES])
         return super().prepare(named)
 
+    def describe_images(self) -> dict[str, Any]:
+        """See `BasePolicy`."""
+        return self.vlm.describe_images()
+
     def to_env(self, actions: Tensor) -> NDArray[Any]:
         """See `BasePolicy`: bins [n, C, A] as numbers, with the scale of the data that the policy was trained on."""
         numbers = actions.cpu().numpy() * (2 / (self._options.action_bins - 1)) - 1

@@ -79,6 +79,22 @@ def hand_pose(joints: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArra
     return points[:, 0], (points[:, 0] - points[:, 1]) / FINGERTIPS
 
 
+def arm_points(joints: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the points between which the arm is straight, from the base to the fingertips, [K, 3, B] in metres.
+
+    Args:
+        joints: [7, B], in radians.
+    """
+    pose = np.tile(np.eye(4), (joints.shape[1], 1, 1))
+    points = [np.zeros((3, joints.shape[1]))]
+    for link, theta in zip(LINKS, joints, strict=True):
+        pose = pose @ _link_transform(link, theta)
+        points.append(pose[:, :3, 3].T)
+    axis = pose[:, :3, 2].T
+    points += [points[-1] + FLANGE * axis, points[-1] + (FLANGE + FINGERTIPS) * axis]
+    return np.stack(points)
+
+
 def transform(joints: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the pose of the flange as homogeneous matrices, the plain product of the table.
 

@@ -61,12 +61,16 @@ def test_demonstrations_teach_a_policy_whose_evaluation_repeats(tmp_path: Path) 
     first = evaluated(tmp_path, learned, "first")
     assert json.dumps(first) == json.dumps(evaluated(tmp_path, learned, "second"))
     assert first["total"]["episodes"] == 8
+    assert all((tmp_path / "first" / each["file"]).stat().st_size for each in first["videos"])
+    assert first["videos"]
 
     newest = RunFolder.open(learned).checkpoints.latest()
     assert newest is not None
     start = f"actor.checkpoint_load_path={newest.path}"
-    rlinf(tmp_path, "train", "laptop", start, "runner.val_check_interval=1", *SMALL)
+    filmed = "env.eval.video_cfg.save_video=true"
+    rlinf(tmp_path, "train", "laptop", start, "runner.val_check_interval=1", filmed, *SMALL)
     (continued,) = (tmp_path / "runs").glob("embodied-*")
+    assert {each.name[:11] for each in (continued / "videos").iterdir()} == {f"step-00000{step}" for step in range(3)}
     begun = read_metrics(continued / "metrics.jsonl")[0]
     # The weights are those that were evaluated, before the first step.
     assert begun.step == 0

@@ -240,11 +240,12 @@ class TestKinds:
         assert [each[0] for each in findings(LAPTOP + text % "wrist")] == ["missing-extra"]
         assert {each[0] for each in findings(LAPTOP + text % "")} == {"missing-extra", "conflicting-settings"}
 
-    def test_videos_are_refused_rather_than_not_made(self, findings: Any) -> None:
+    def test_videos_need_evaluations(self, findings: Any) -> None:
         for section in ("train", "eval"):
-            text = LAPTOP + f"env:\n  {section}:\n    video_cfg:\n      save_video: "
-            assert findings(text + "true\n") == [("not-available", "true")]
-            assert findings(text + "false\n") == []
+            text = LAPTOP + f"env:\n  {section}:\n    video_cfg:\n      save_video: true\n"
+            assert findings(text) == []
+            never = text + "runner:\n  val_check_interval: -1\n"
+            assert {code for code, _ in findings(never)} == ({"conflicting-settings"} if section == "train" else set())
 
 
 def test_a_checkpoint_to_start_from_is_there(findings: Any) -> None:

@@ -39,7 +39,7 @@ class GymnasiumRoboticsSimulation(Simulation):
         self._size = options.image_size if options.cameras else 0
         rendering = {"render_mode": "rgb_array", "width": self._size, "height": self._size} if self._size else {}
         self._plain = GymnasiumSimulation(task, {**rendering, **options.arguments})
-        self.max_episode_steps = self._plain.max_episode_steps
+        self.max_episode_steps, self.control_hz = self._plain.max_episode_steps, self._plain.control_hz
         self._bare: Any = self._plain.env.unwrapped
         self._kitchen = hasattr(self._bare, "tasks_to_complete")
 

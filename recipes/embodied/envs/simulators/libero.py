@@ -67,6 +67,7 @@ class LiberoSimulation(Simulation):
             use_camera_obs=False,
             ignore_done=True,
         )
+        self.control_hz = float(self._env.env.control_freq)
         self._observed: dict[str, Any] = {}
         self.reset(Start(0, 0))
 

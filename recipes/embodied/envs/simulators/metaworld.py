@@ -63,6 +63,7 @@ class MetaworldSimulation(Simulation):
         )
         # The limit is kept by `VectorEnv`, and may be longer.
         self._env.max_path_length = 2**31
+        self.control_hz = round(1 / self._env.dt, 3)
         self._words = name.removesuffix("-v3").replace("-", " ")
         self._observation = np.zeros(0)
         self._expert: Any = None

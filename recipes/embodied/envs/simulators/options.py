@@ -5,12 +5,24 @@ numpy is not imported: `rlinf validate` reads these models.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ImageSize = Annotated[int, Field(ge=8, le=2048)]
 Camera = Literal["main", "wrist"]
+
+
+class SharedStarts(NamedTuple):
+    """Starts that training and evaluation have in common.
+
+    Attributes:
+        what: they are.
+        remedy: how evaluation gets others.
+    """
+
+    what: str
+    remedy: str
 
 
 class SimulatorOptions(BaseModel):
@@ -25,6 +37,13 @@ class SimulatorOptions(BaseModel):
 
     cameras: tuple[Camera, ...] = ()
     image_size: ImageSize = 128
+
+    def shared_starts(self, evaluation: Any) -> SharedStarts | None:
+        """Return what training with these options begins from, and evaluation too, where a task's starts are fixed.
+
+        By default starts are drawn by the seed, and are others for another seed.
+        """
+        return None
 
 
 class MetaworldOptions(SimulatorOptions):
@@ -41,6 +60,15 @@ class MetaworldOptions(SimulatorOptions):
     split: Literal["train", "test"] = "train"
     goal_seed: int = 0
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
+
+    def shared_starts(self, evaluation: Any) -> SharedStarts | None:
+        """See `SimulatorOptions`: a task has 50 goals for each `goal_seed`."""
+        if (self.goal_seed, self.split) != (evaluation.goal_seed, evaluation.split):
+            return None
+        return SharedStarts(
+            f"Meta-World's 50 goals of `goal_seed: {self.goal_seed}` are those of training",
+            f"write `env.eval.options.goal_seed: {self.goal_seed + 1}`",
+        )
 
 
 class LiberoOptions(SimulatorOptions):
@@ -59,6 +87,16 @@ class LiberoOptions(SimulatorOptions):
     initial_states: tuple[int, int] | None = None
     mirrored: bool = False
     settle_steps: Annotated[int, Field(ge=0)] = 10
+
+    def shared_starts(self, evaluation: Any) -> SharedStarts | None:
+        """See `SimulatorOptions`: each task has a list of initial states."""
+        (first, last), (begin, end) = self.initial_states or (0, None), evaluation.initial_states or (0, None)
+        if (last is not None and begin > last) or (end is not None and first > end):
+            return None
+        return SharedStarts(
+            "LIBERO's initial states of evaluation are among those of training",
+            "write `env.train.options.initial_states: [0, 39]` and `env.eval.options.initial_states: [40, 49]`",
+        )
 
 
 class RobosuiteOptions(SimulatorOptions):

@@ -48,6 +48,7 @@ class RobosuiteSimulation(Simulation):
             hard_reset=False,
             seed=0,
         )
+        self.control_hz = float(options.control_freq)
         self._observed = self._vector(self._env.reset())
 
     @property

@@ -28,6 +28,8 @@ def test_an_expert_solves_every_episode() -> None:
     episodes = collect("everything")
     assert [each.env for each in episodes] == [0, 1, 2]
     assert all(each.success_once and each.success_at_end and each.reset == 5 for each in episodes)
+    assert all(each.outcome == "success" for each in episodes)
+    assert len({each.start["seed"] for each in episodes}) == 3
     for each in episodes:
         assert {name: len(rows) for name, rows in each.columns.items()} == dict.fromkeys(
             ("states", "actions", "rewards", "successes"), each.length
@@ -49,7 +51,6 @@ def test_chunks_end_with_their_episode() -> None:
     assert lengths == [5, 5, 5]
     assert [each.length for each in collect("nothing", 3, max_episode_steps=5, ignore_terminations=True)] == lengths
     assert collect("nothing")[0].columns == {}
-    assert collect("pictures")[0].columns == {}
 
 
 def test_environments_that_begin_anew_are_refused() -> None:
@@ -64,7 +65,7 @@ def test_columns_have_the_names_of_lerobot() -> None:
     columns, features = columns_of(episode), features_of(spec)
     assert set(columns) == set(features)
     assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]
-    pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, {"images.main": np.zeros((1, 4, 4, 3), np.uint8)})
+    pictured = CollectedEpisode(0, 0, "", 1, 0.0, None, None, columns={"images.main": np.zeros((1, 4, 4, 3), np.uint8)})
     assert set(columns_of(pictured)) == {"observation.images.main", "next.done"}
     cameras = features_of(EnvSpec(0, 1, num_choices=3, cameras={"main": (4, 4, 3)}), video=True)
     assert cameras["observation.images.main"] == Feature("video", (4, 4, 3), ["height", "width", "channels"])

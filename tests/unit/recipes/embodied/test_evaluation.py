@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recipes.embodied.collecting import CollectedEpisode
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.evaluation import check_starts, digest, figures, summary
-from rlinf_core import ConfigError
+from recipes.embodied.evaluation import digest, figures, shared_starts, summary
 from rlinf_core.runners.statistics import wilson_interval
 
 
@@ -32,13 +32,41 @@ def test_success_may_be_unknown() -> None:
     assert (found["success_once"], found["success_once_interval"]) == (None, None)
 
 
-def test_starts_of_training_are_refused() -> None:
+def config_of(**env: Any) -> EmbodiedConfig:
     place = {"actor,rollout,env": {"node_group": "node", "placement": 0}}
     cluster = {"num_nodes": 1, "component_placement": place}
-    same = {"recipe": "embodied", "cluster": cluster, "env": {"train": {"seed": 7}, "eval": {"seed": 7}}}
-    with pytest.raises(ConfigError, match="begin where training did"):
-        check_starts(EmbodiedConfig.model_validate(same))
-    check_starts(EmbodiedConfig.model_validate({**same, "env": {"train": {"seed": 7}}}))
+    return EmbodiedConfig.model_validate({"recipe": "embodied", "cluster": cluster, "env": env})
+
+
+def test_starts_of_training_are_refused() -> None:
+    refused = shared_starts(config_of(train={"seed": 7}, eval={"seed": 7}))
+    assert refused is not None
+    assert "begin where training did" in refused.message
+    assert shared_starts(config_of(train={"seed": 7})) is None
+
+
+@pytest.mark.parametrize(
+    ("env_type", "train", "test", "shared"),
+    [
+        ("libero", {}, {}, True),
+        ("libero", {"initial_states": [0, 39]}, {"initial_states": [40, 49]}, False),
+        ("libero", {"initial_states": [0, 40]}, {"initial_states": [40, 49]}, True),
+        ("metaworld", {}, {}, True),
+        ("metaworld", {}, {"goal_seed": 1}, False),
+        ("robosuite", {}, {}, False),
+    ],
+)
+def test_fixed_starts_of_training_are_refused(env_type: str, train: Any, test: Any, shared: bool) -> None:
+    refused = shared_starts(config_of(train={"env_type": env_type, "options": train}, eval={"options": test}))
+    assert (refused is not None) == shared
+
+
+def test_ways_of_ending_are_counted() -> None:
+    episodes = [
+        CollectedEpisode(number, 0, "a", 1, 0.0, solved, solved, outcome)
+        for number, (solved, outcome) in enumerate([(True, "success"), (False, "dropped"), (False, "dropped")])
+    ]
+    assert figures(episodes)["outcomes"] == {"dropped": 2, "success": 1}
 
 
 def test_a_digest_tells_weights_apart(tmp_path: Path) -> None:
