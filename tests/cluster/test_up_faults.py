@@ -291,14 +291,10 @@ def test_a_running_job_is_asked_about(site: Site) -> None:
     file = site.file("render0")
     assert site.rlinf("up", file).returncode == 0
     host = site.hosts["render0"]
-    code = (
-        "from rlinf_core.bootstrap import attach; import time\n"
-        "known = attach.known(); attach.prepare(known)\n"
-        "import ray; ray.init(address=known.address, namespace='test'); print('ready', flush=True); time.sleep(600)"
-    )
+    code = "import time, rlinf_core; rlinf_core.Cluster(); print('ready', flush=True); time.sleep(600)"
     job = host.spawn([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert job.stdout is not None
-    until(lambda: job.stdout.readline() == "ready\n", "the job", seconds=60)
+    assert job.stdout.readline() == "ready\n"
     done = site.rlinf("down")
     assert done.returncode == 1
     assert "1 job running on cluster site" in done.stderr
