@@ -10,7 +10,8 @@ import typer
 from rlinf_cli import console
 from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
 
-SCHEMA = "rlinf.env/1"
+LIST_SCHEMA = "rlinf.env-list/1"
+SETUP_SCHEMA = "rlinf.env-setup/1"
 
 app = typer.Typer(
     help="Make interpreters for simulators, each with versions of its own.",
@@ -40,7 +41,7 @@ def list_(output: OutputOption = Output.TEXT, quiet: Quiet = False, verbose: Ver
         for name in simulators()
     ]
     if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "simulators": found})
+        console.result_json({"schema": LIST_SCHEMA, "simulators": found})
         return
     rows = [(str(each["env_type"]), each["python"] or "not made", str(each["what"])) for each in found]
     console.result(console.table(("env_type", "interpreter", "what"), rows, keep=(0, 1)))
@@ -67,7 +68,7 @@ def setup(
     made = make(env, path, console.message)
     facts = made.facts
     if output is Output.JSON:
-        console.result_json({"schema": SCHEMA, "env_type": env, "python": str(made.python), "facts": facts})
+        console.result_json({"schema": SETUP_SCHEMA, "env_type": env, "python": str(made.python), "facts": facts})
         return
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
     console.message(f"Python {facts['python']}, {versions}: {facts['states']} states, {facts['actions']} actions")

@@ -39,7 +39,7 @@ class RunState(NamedTuple):
         reason: why it failed, in one line, else empty.
         pid: of the process that drives it.
         host: the name of that process's machine.
-        start: tells that process from a later one with its pid, as `rlinf_core.cluster.driver_folder.identity` does.
+        start: tells that process from a later one with its pid, as `rlinf_core.bootstrap.node_processes.identity` does.
         address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
         created: when the folder was made.
         updated: when this was written.

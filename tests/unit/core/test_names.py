@@ -72,6 +72,17 @@ def test_no_two_public_classes_share_a_name() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
+def test_no_two_contracts_of_json_share_a_name() -> None:
+    found = [
+        name
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for name in re.findall(r'^\w*SCHEMA\b[^=]*= "(.+)"', file.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(found) > 15
+    assert sorted(found) == sorted(set(found))
+
+
 def test_no_name_is_one_that_the_glossary_replaced() -> None:
     old = [f"{path}: {path.stem}" for path, _ in _trees() if path.stem in REPLACED]
     used = {(path, name) for path, tree in _trees() for name in _names(tree)}
