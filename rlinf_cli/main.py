@@ -28,6 +28,8 @@ class _Commands(LazyGroup):
         "stop",
         "record",
         "eval",
+        "play",
+        "export",
         "samples",
         "validate",
         "inspect",

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from rlinf_core.placement.strategy import PlacementStrategy as PlacementStrategy
     from rlinf_core.runners.embodied_runner import EmbodiedRunner as EmbodiedRunner
     from rlinf_core.runners.events import Waiting as Waiting
+    from rlinf_core.runners.policies import load_policy as load_policy
     from rlinf_core.runners.program import run_job as run_job
     from rlinf_core.runners.program import with_recovery as with_recovery
     from rlinf_core.runners.reasoning_runner import ReasoningRunner as ReasoningRunner
@@ -158,6 +159,7 @@ _PUBLIC: dict[str, str] = {
     "checked_options": "rlinf_core.algorithms.options",
     "distribute": "rlinf_core.channel.load_balancing",
     "load_job": "rlinf_core.job.load",
+    "load_policy": "rlinf_core.runners.policies",
     "rank_key": "rlinf_core.channel.load_balancing",
     "register_accelerator": "rlinf_core.hardware.accelerators.registry",
     "register_hardware": "rlinf_core.hardware.robots.registry",

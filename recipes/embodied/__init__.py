@@ -15,5 +15,8 @@ recipe = Recipe(
     trials="recipes.embodied.interpreters:trials",
     record="recipes.embodied.recording:record",
     evaluate="recipes.embodied.evaluation:evaluate",
+    policy="recipes.embodied.trained_policy:load",
+    export="recipes.embodied.exporting:export",
+    play="recipes.embodied.playing:play",
     inputs="recipes.embodied.config:inputs",
 )

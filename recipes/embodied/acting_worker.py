@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from recipes.embodied.envs.types import EnvSpec
-from recipes.embodied.models.normalization import normalization_of
+from recipes.embodied.models.trained import load_trained
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from recipes.training.checkpoint import load_weights
 from rlinf_core.runners.embodied_protocols import Layout
 
 
@@ -27,8 +25,7 @@ class ActingWorker(MultiStepRolloutWorker):
             CheckpointError: it cannot be read, or is of another model.
         """
         self.init_worker(layout, spec)
-        load_weights(Path(checkpoint), self.policy)
-        self.policy.normalization = normalization_of(checkpoint, spec)
+        load_trained(self.policy, spec, checkpoint)
 
     def describe_images(self) -> dict[str, Any]:
         """Return what the policy does to images, see `BasePolicy.describe_images`."""

@@ -16,11 +16,12 @@ from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.imitation import ImitationData
 from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.learner import Learner
-from recipes.embodied.models.normalization import Normalization, normalization_of
+from recipes.embodied.models.folder import load_normalization, write_description
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.trained import load_trained
 from recipes.embodied.precision import weight_type
 from recipes.embodied.trajectory import RolloutChunks, joined
-from recipes.training.checkpoint import load_weights
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
@@ -57,11 +58,10 @@ class EmbodiedFSDPActor(Worker):
             device=self.torch_device,
             methods=("imitation_losses",),
         )
-        self._policy = policy
+        self._policy, self._spec = policy, spec
         self._data = self._demonstrations(spec)
         if config.checkpoint_load_path is not None:
-            load_weights(Path(config.checkpoint_load_path), policy)
-            policy.normalization = normalization_of(config.checkpoint_load_path, spec)
+            load_trained(policy, spec, config.checkpoint_load_path)
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
             policy.normalization = self._data.normalization()
@@ -185,8 +185,10 @@ class EmbodiedFSDPActor(Worker):
     def save_checkpoint(self, folder: str) -> None:
         """Write weights and optimizer into a folder that every rank sees; env workers keep their episodes."""
         self._state.save(folder)
-        if self._rank == 0 and self._policy.normalization != Normalization():
-            self._policy.normalization.save(Path(folder))
+        if self._rank == 0:
+            write_description(Path(folder), self._config.actor.model, self._spec, self._policy.normalization)
+            if self._policy.normalization != Normalization():
+                self._policy.normalization.save(Path(folder))
 
     def load_checkpoint(self, folder: str) -> int:
         """Read what `save_checkpoint` wrote, by any number of ranks.
@@ -199,7 +201,7 @@ class EmbodiedFSDPActor(Worker):
             NonFiniteError: a weight in it is NaN or infinite.
         """
         self._state.load(folder)
-        self._policy.normalization = Normalization.load(Path(folder)) or Normalization()
+        self._policy.normalization = load_normalization(folder, self._spec)
         self._learner.check_weights(folder)
         return self._state.version
 

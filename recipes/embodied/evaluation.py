@@ -21,8 +21,7 @@ from recipes.embodied.env_rules import options_of_simulator
 from recipes.embodied.env_types import is_simulator
 from recipes.embodied.filming import Footage
 from recipes.embodied.models.normalization import FILE_NAME
-from recipes.embodied.runner import nothing_to_see
-from recipes.embodied.videos import few_of_each, write_videos
+from recipes.embodied.videos import few_of_each, nothing_to_see, write_videos
 from recipes.training.checkpoint import ACTOR
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners import durable

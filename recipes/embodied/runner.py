@@ -4,15 +4,51 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from recipes.demonstrations.errors import DatasetError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.filming import Footage
-from recipes.embodied.videos import write_videos
+from recipes.embodied.videos import nothing_to_see, write_videos
 from rlinf_core import EmbodiedRunner, RunRecord, WorkerGroup
 
 LOGGER = logging.getLogger("rlinf")
+
+
+class EvaluationVideos:
+    """The videos of a run's evaluations, as `env.eval.video_cfg` asks for them.
+
+    Args:
+        config: the whole file.
+        env: the env workers, which have just evaluated.
+        record: of the run.
+    """
+
+    def __init__(self, config: EmbodiedConfig, env: Any, record: RunRecord) -> None:
+        self._video, self._env_type = config.env.eval.video_cfg, config.env.eval.env_type
+        self._env, self._record = env, record
+        # A reason for which there are no videos is told once.
+        self._told: set[str] = set()
+
+    def write(self, step: int) -> None:
+        """Write those of the evaluation after a step; the run goes on without them where that fails."""
+        if not self._video.save_video:
+            return
+        by_rank: list[list[Footage] | None] = self._env.footage().wait()
+        if all(found is None for found in by_rank):
+            self._tell(nothing_to_see(self._env_type))
+            return
+        footage = sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
+        folder = Path(self._video.video_base_dir or self._record.folder.path / "videos")
+        try:
+            write_videos(footage, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
+        except (DatasetError, OSError) as error:
+            self._tell(str(error))
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            LOGGER.warning("there are no videos: %s", reason)
 
 
 class FilmingRunner(EmbodiedRunner):
@@ -27,42 +63,10 @@ class FilmingRunner(EmbodiedRunner):
         record: RunRecord | None = None,
     ) -> None:
         super().__init__(cfg, actor, rollout, env, record)
-        self._video = cfg.env.eval.video_cfg
-        self._env_type = cfg.env.eval.env_type
-        # A reason for which there are no videos is told once.
-        self._told: set[str] = set()
+        self._videos = EvaluationVideos(cfg, env, self.record)
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
         """See `EmbodiedRunner`."""
         metrics = super().evaluate_policy(step)
-        if self._video.save_video:
-            self._write(step)
+        self._videos.write(step)
         return metrics
-
-    def _write(self, step: int) -> None:
-        """Write the videos of an evaluation; the run goes on without them where that fails."""
-        by_rank: list[list[Footage] | None] = cast("Any", self.groups["env"]).footage().wait()
-        footage = sorted((each for found in by_rank for each in found or ()), key=lambda each: each.env)
-        folder = Path(self._video.video_base_dir or self.record.folder.path / "videos")
-        if all(found is None for found in by_rank):
-            self._tell(f"there are no videos: {nothing_to_see(self._env_type)}")
-            return
-        try:
-            write_videos(footage, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
-        except (DatasetError, OSError) as error:
-            self._tell(f"there are no videos: {error}")
-
-    def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            LOGGER.warning("%s", reason)
-
-
-def nothing_to_see(env_type: str) -> str:
-    """Return why an environment gives no pictures, and what to do."""
-    remedies = {
-        "gymnasium": "write `options: {render_mode: rgb_array}`",
-        "franka_robot": "film the arm with a camera",
-    }
-    remedy = remedies.get(env_type, "give it a camera, as in `options: {cameras: [main]}`, or `look` of your own")
-    return f"the environment `{env_type}` gives no pictures; {remedy}"

@@ -70,16 +70,21 @@ def few_of_each(footage: Sequence[Footage], episodes: int) -> list[Footage]:
     return [footage[number] for number in selected([(each.outcome, i) for i, each in enumerate(footage)], episodes)]
 
 
-def tiled(films: Sequence[NDArray[np.uint8]], *, solved: bool, still: int = 0) -> Iterator[NDArray[np.uint8]]:
+def tiled(
+    films: Sequence[NDArray[np.uint8]], *, solved: bool | Sequence[bool], still: int = 0
+) -> Iterator[NDArray[np.uint8]]:
     """Return pictures of several episodes side by side; one that is over stays, within a green or a red border.
 
     Args:
         films: uint8 [T, H, W, 3] of each episode; T differs.
-        solved: whether they ended with success: green.
+        solved: whether they ended with success, all or each: green.
         still: how often the last picture is repeated.
     """
     height, width = films[0].shape[1:3]
     scale = max(1, math.ceil(_TILE_HEIGHT / height))
+    colors = [
+        _SOLVED if each else _NOT_SOLVED for each in ([solved] * len(films) if isinstance(solved, bool) else solved)
+    ]
     columns = max(1, min(len(films), round(math.sqrt(len(films) * height / width))))
     rows = math.ceil(len(films) / columns)
     high, wide = height * scale + 2 * _BORDER, width * scale + 2 * _BORDER
@@ -91,9 +96,17 @@ def tiled(films: Sequence[NDArray[np.uint8]], *, solved: bool, still: int = 0) -
             last = len(film) - 1
             if step > last:
                 continue  # it stays as it was painted
-            sheet[top : top + high, left : left + wide] = (
-                (_SOLVED if solved else _NOT_SOLVED) if step == last else _RUNNING
-            )
+            sheet[top : top + high, left : left + wide] = colors[number] if step == last else _RUNNING
             picture = film[step].repeat(scale, axis=0).repeat(scale, axis=1)
             sheet[top + _BORDER : top + high - _BORDER, left + _BORDER : left + wide - _BORDER] = picture
         yield sheet.copy()
+
+
+def nothing_to_see(env_type: str) -> str:
+    """Return why an environment gives no pictures, and what to do."""
+    remedies = {
+        "gymnasium": "write `options: {render_mode: rgb_array}`",
+        "franka_robot": "film the arm with a camera",
+    }
+    remedy = remedies.get(env_type, "give it a camera, as in `options: {cameras: [main]}`, or `look` of your own")
+    return f"the environment `{env_type}` gives no pictures; {remedy}"

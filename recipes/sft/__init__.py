@@ -13,5 +13,8 @@ recipe = Recipe(
     check="recipes.sft.config:check",
     facts="recipes.embodied.config:facts",
     record="recipes.embodied.recording:record",
+    policy="recipes.embodied.trained_policy:load",
+    export="recipes.embodied.exporting:export",
+    play="recipes.embodied.playing:play",
     evaluate="recipes.embodied.evaluation:evaluate",
 )

@@ -6,12 +6,13 @@ import itertools
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.embodied.runner import EvaluationVideos
+from recipes.sft.config import SftConfig
 from rlinf_core import Channel, RunRecord, WorkerGroup, WorkerGroupHandle
 from rlinf_core.runners import events
 from rlinf_core.runners.embodied_protocols import Layout
 from rlinf_core.runners.embodied_runner import episode_means
 from rlinf_core.runners.runner import RolloutRunner, rank_means
-from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.worker.handle import wait_together
 
 _numbers: Final = itertools.count()
@@ -26,11 +27,12 @@ class SftRunner(RolloutRunner):
         record: see `Runner`.
     """
 
-    def __init__(self, cfg: RunConfig, groups: dict[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
+    def __init__(self, cfg: SftConfig, groups: dict[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
         super().__init__(cfg, groups, record)
         # A group forwards the calls of its workers' methods to all ranks.
         self._actor = cast("Any", groups["actor"])
         self._rollout, self._env = cast("Any", groups.get("rollout")), cast("Any", groups.get("env"))
+        self._videos = EvaluationVideos(cfg, self._env, self.record)
 
     def start_workers(self) -> None:
         """Read the data, and create models and environments."""
@@ -67,6 +69,7 @@ class SftRunner(RolloutRunner):
         self.update_rollout_weights(step)
         self.record.tell(events.PhaseStarted(step, events.EVALUATE))
         episodes, _ = wait_together(self._env.evaluate(), self._rollout.evaluate())
+        self._videos.write(step)
         return episode_means("eval", episodes)
 
     def write_checkpoint(self, folder: Path) -> None:

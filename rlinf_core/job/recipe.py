@@ -62,6 +62,17 @@ class Recipe(NamedTuple):
         record: what `rlinf record` runs, as `module:function`, called as `record(job, folder, *, episodes, checkpoint,
             successes_only, video, fps, tell)`: writes demonstrations into a new folder and returns `folder`,
             `episodes`, `frames`, `tried` and `successes`; None where there is nothing to record.
+        evaluate: what `rlinf eval` runs, as `module:function`, called as `evaluate(job, checkpoint, folder, *,
+            episodes, allow_training_starts, video, tell)`: writes `eval.json` into a new folder and returns its
+            object; None: there are no evaluations beside those of training.
+        policy: what `load_policy` runs, as `module:function`, called as `load(folder, config, device)` with a
+            checkpoint and the configuration of its run, or with a folder that was exported and None; None: its policies
+            are used in another way.
+        export: what `rlinf export` runs, as `module:function`, called as `export(config, checkpoint, folder, kind)`:
+            writes a policy into a new folder in a format of that kind and returns what was written; None: it has
+            another way.
+        play: what `rlinf play` runs, as `module:function`, called as `play(job, checkpoint, file, *, episodes, tell)`:
+            writes a video of episodes and returns how they went; None: there is nothing to see.
         inputs: `inputs(config)`, as `module:function`: the files and folders that a run reads, whose content is noted
             in its `environment.json`; None: none.
         trials: `trials(config)`, as `module:function`: the programs that `rlinf doctor` runs where components are
@@ -77,6 +88,9 @@ class Recipe(NamedTuple):
     facts: str | None = None
     record: str | None = None
     evaluate: str | None = None
+    policy: str | None = None
+    export: str | None = None
+    play: str | None = None
     inputs: str | None = None
     trials: str | None = None
 
@@ -143,6 +157,30 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.evaluate is None else self._load(self.evaluate)
+
+    def policy_function(self) -> Callable[..., Any] | None:
+        """Return the function that loads a policy, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.policy is None else self._load(self.policy)
+
+    def export_function(self) -> Callable[..., dict[str, Any]] | None:
+        """Return the function that exports a policy, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.export is None else self._load(self.export)
+
+    def play_function(self) -> Callable[..., dict[str, Any]] | None:
+        """Return the function that shows a policy, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.play is None else self._load(self.play)
 
     def _load(self, target: str) -> Any:
         module, _, name = target.partition(":")

@@ -102,6 +102,26 @@ class BasePolicy(nn.Module, ABC):
             generator: source of randomness; None: torch's own.
         """
 
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Return the likeliest actions [n, C, A] of observations as they are, by tensor operations alone.
+
+        What an export in a foreign format computes: the same as `prepare`, a greedy `act` and `to_env`.
+
+        Args:
+            observations: `states` float32 [n, S], `images.CAMERA` uint8 [n, H, W, 3]; n may be any.
+
+        Returns:
+            Actions as the environment takes them: numbers, or choices int64 [n, C, 1].
+
+        Raises:
+            ConfigError: the policy does more than tensors can express.
+        """
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot be exported as a graph of tensors",
+            why="it has no `greedy`",
+            help="export it by `--format safetensors`, which `load_policy` reads, or give your policy a `greedy`",
+        )
+
     @abstractmethod
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """Evaluate actions [n, C, D] that `act` drew, with gradients."""

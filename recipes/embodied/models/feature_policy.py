@@ -50,6 +50,13 @@ class FeaturePolicy(BasePolicy):
         """See `BasePolicy`."""
         return self.normalization.normalized_actions(super().from_env(actions))
 
+    def greedy(self, observations: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        inputs = dict(observations)
+        if STATES in inputs:
+            inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
+        return self.normalization.actions_of(self.head.likeliest(self.features_of(inputs, self.actor)))
+
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
         """Return what `network` makes of the inputs, [n, F]."""
         return network(inputs["states"])

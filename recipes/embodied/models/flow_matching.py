@@ -71,7 +71,8 @@ class FlowSde:
 
     def _times(self, like: Tensor) -> Iterator[tuple[int, Tensor]]:
         for index in range(self.steps):
-            yield index, like.new_full((len(like),), index / self.steps)
+            # A traced policy takes batches of any size: `len` would be that of the example.
+            yield index, like.new_full((like.shape[0],), index / self.steps)
 
     def _step(self, x: Tensor, velocity: Tensor, index: int) -> tuple[Tensor, float]:
         """Return mean and deviation of the next x."""

@@ -17,7 +17,6 @@ from recipes.embodied.model_options import FlowOptions
 from recipes.embodied.models.base import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.cnn_policy import SCALED_IMAGES, ImageEncoder
 from recipes.embodied.models.flow_matching import FlowSde, flow_matching_losses
-from recipes.embodied.models.folder import load_normalization
 from recipes.embodied.models.heads import hidden_layers, linear
 from rlinf_core import ConfigError
 
@@ -45,7 +44,6 @@ class FlowPolicy(BasePolicy):
         self._sde = FlowSde(options.steps, options.noise)
         self._shape = (config.num_action_chunks, spec.action_size)
         self._has_states = spec.state_size > 0
-        self.normalization = load_normalization(config.model_path, spec)
         self.actor = _Encoder(spec, width)
         chunk = math.prod(self._shape)
         self.velocity = nn.Sequential(
@@ -87,6 +85,15 @@ class FlowPolicy(BasePolicy):
         chain = self._sde.follow(velocity, zero) if greedy else self._sde.draw(velocity, zero, generator)
         logprobs = self._sde.logprobs(velocity, chain)
         return PolicyOutput(_flat(chain), _flat(logprobs), None if self.critic is None else self.critic(inputs))
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """See `BasePolicy`: the end of the flow from 0."""
+        inputs = dict(observations)
+        if self._has_states:
+            inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
+        features = self.actor(inputs)
+        zero = features.new_zeros((features.shape[0], *self._shape))
+        return self.normalization.actions_of(self._sde.follow(partial(self._flow, features), zero)[-1])
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""

@@ -24,21 +24,23 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.normalization import FILE_NAME, Normalization
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.envs.types import EnvSpec
     from recipes.embodied.models.base import BasePolicy
 
 BACKBONE: Final = "backbone"
 _POLICY, _WEIGHTS, _FORMAT = "policy.json", "model.safetensors", 1
+# In a checkpoint.
+_SHARDS: Final = "actor"
 
 
 def is_policy_folder(folder: str) -> bool:
-    """Return whether `save_policy` wrote a folder."""
-    return os.path.isfile(Path(folder) / _POLICY)
+    """Return whether `save_policy` wrote a folder; a checkpoint has a `policy.json` too, but other weights."""
+    return os.path.isfile(Path(folder) / _POLICY) and not os.path.isdir(Path(folder) / _SHARDS)
 
 
 def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
@@ -47,11 +49,33 @@ def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
     Raises:
         ConfigError: they are broken, or of another environment.
     """
-    found = Normalization.load(Path(folder)) if folder else None
-    if found is None:
+    if not folder:
         return Normalization()
-    found.check(spec.state_size, spec.action_size, str(folder))
+    found = Normalization.load(Path(folder)) or Normalization()
+    _check_statistics(Path(folder), found)
+    found.check(spec.state_size, spec.action_size, folder)
     return found
+
+
+def _check_statistics(folder: Path, found: Normalization) -> None:
+    """Refuse statistics that are not those which the policy was saved with.
+
+    Raises:
+        ConfigError: they are missing, or others.
+    """
+    try:
+        expected = json.loads((folder / _POLICY).read_text())["statistics"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # an earlier version did not write them down; what else is broken is told with the weights
+    if expected in (None, found.digest()):
+        return
+    is_missing = found == Normalization()
+    raise ConfigError(
+        "the policy's statistics are missing" if is_missing else "the statistics are not those of the policy",
+        where=str(folder / FILE_NAME),
+        why="it was trained on normalized states and actions, and would act on others without them",
+        help="copy the folder again, whole, from where the policy was trained",
+    )
 
 
 @torch.no_grad()
@@ -79,14 +103,50 @@ def save_policy(
     own: Mapping[str, Tensor] = policy.state_dict() if weights is None else weights
     # A tensor that two layers share is written for each.
     save_file({name: each.detach().cpu().clone().contiguous() for name, each in own.items()}, aside / _WEIGHTS)
-    model = config.model_dump(mode="json", exclude={"model_path"})
-    about = {"format": _FORMAT, "model": model, "observations_and_actions": asdict(spec)}
-    (aside / _POLICY).write_text(json.dumps(about, indent=1) + "\n")
+    write_description(aside, config, spec, policy.normalization)
     if policy.normalization != Normalization():
         policy.normalization.save(aside)
     policy.save_files(aside)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
+
+
+def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, found: Normalization) -> None:
+    """Write `policy.json` into a folder: the section `actor.model` but for `model_path`, the environment's spec, and a
+    digest of the statistics.
+    """
+    model = config.model_dump(mode="json", exclude={"model_path"})
+    about: dict[str, Any] = {
+        "format": _FORMAT,
+        "recipe": "embodied",
+        "model": model,
+        "observations_and_actions": asdict(spec),
+    }
+    about["statistics"] = None if found == Normalization() else found.digest()
+    (folder / _POLICY).write_text(json.dumps(about, indent=1) + "\n")
+
+
+def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
+    """Return the section `actor.model` as plain data, and the spec, of `policy.json` in a folder.
+
+    Raises:
+        ConfigError: there is none, or it cannot be understood.
+    """
+    file = folder / _POLICY
+    try:
+        about: dict[str, Any] = json.loads(file.read_text())
+        spec = dict(about["observations_and_actions"])
+        spec["cameras"] = {name: tuple(shape) for name, shape in spec["cameras"].items()}
+        return about["model"], EnvSpec(**spec)
+    except FileNotFoundError:
+        raise ConfigError(
+            "the folder does not say what the policy observes",
+            where=str(folder),
+            why=f"it has no `{_POLICY}`: no policy was saved there, or by an earlier version",
+            help="name a run, a checkpoint of this version, or a folder of `rlinf export --format safetensors`",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"`{file}` cannot be understood", why=str(error), help="copy the folder again") from None
 
 
 def load_weights(policy: BasePolicy, folder: str) -> None:

@@ -35,6 +35,10 @@ class ActionHead(nn.Module, ABC):
         """Draw actions; return them and their log-probabilities, both [n, C, D]."""
 
     @abstractmethod
+    def likeliest(self, features: Tensor) -> Tensor:
+        """Return the likeliest actions, [n, C, D]."""
+
+    @abstractmethod
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of actions, and entropies; both [n, C, D]."""
 
@@ -55,6 +59,10 @@ class GaussianHead(ActionHead):
         if not greedy:
             noise.normal_(generator=generator)
         return mean + self.log_std.exp() * noise, -noise.square() / 2 - self.log_std - _LOG_SQRT_TAU
+
+    def likeliest(self, features: Tensor) -> Tensor:
+        """See `ActionHead`."""
+        return self._mean(features)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActionHead`."""
@@ -84,6 +92,10 @@ class ChoiceHead(ActionHead):
             noise = torch.empty_like(logprobs).exponential_(generator=generator)
             actions = (logprobs - noise.log()).argmax(dim=-1, keepdim=True)
         return actions, logprobs.gather(-1, actions)
+
+    def likeliest(self, features: Tensor) -> Tensor:
+        """See `ActionHead`."""
+        return self._logprobs(features).argmax(dim=-1, keepdim=True)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See `ActionHead`."""

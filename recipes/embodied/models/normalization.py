@@ -22,7 +22,7 @@ from torch import Tensor
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
-    from recipes.embodied.envs.types import EnvSpec
+    pass
 
 FILE_NAME: Final = "normalization.json"
 Scheme: TypeAlias = Literal["mean_std", "quantile"]
@@ -186,15 +186,4 @@ def _read(data: dict[str, Sequence[float]] | None) -> Statistics | None:
     columns = (found.mean, found.std, found.low, found.high)
     if len({len(column) for column in columns}) != 1 or not all(math.isfinite(each) for each in sum(columns, ())):
         raise ValueError("a row of numbers is missing one, or has one that is not finite")
-    return found
-
-
-def normalization_of(checkpoint: str, spec: EnvSpec) -> Normalization:
-    """Return the statistics of a checkpoint for the states and actions of an environment.
-
-    Raises:
-        ConfigError: they cannot be understood, or are of another environment.
-    """
-    found = Normalization.load(Path(checkpoint)) or Normalization()
-    found.check(spec.state_size, spec.action_size, checkpoint)
     return found

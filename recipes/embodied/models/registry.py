@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recipes.embodied.models.folder import is_policy_folder, load_weights
+from recipes.embodied.models.folder import is_policy_folder, load_normalization, load_weights
 from rlinf_core import ConfigError, checked_options
 from rlinf_core.registry import Registry
 
@@ -42,6 +42,7 @@ def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     policy = class_(config.model_copy(update={"options": options}), spec)
     if config.model_path is not None and is_policy_folder(config.model_path):
         load_weights(policy, config.model_path)
+        policy.normalization = load_normalization(config.model_path, spec)
     elif config.model_path is not None and not class_.loads_model_path:
         raise ConfigError(
             f"`{config.model_path}` holds no policy",

@@ -122,6 +122,14 @@ class VlmPolicy(BasePolicy):
             values = None if self.critic is None else self.critic(last)
             return PolicyOutput(tokens.view(-1, *self._shape), logprobs.view(-1, *self._shape), values)
 
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Refuse, see `BasePolicy`."""
+        raise ConfigError(
+            "`vlm_policy` cannot be exported as a graph of tensors",
+            why="a tokenizer reads its instructions, and it writes actions token by token",
+            help="export it by `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
+        )
+
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
         prefix, mask = self._prefix(inputs)

@@ -18,7 +18,8 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.imitation import ImitationData
-from recipes.embodied.models.normalization import Normalization, normalization_of
+from recipes.embodied.models.folder import load_normalization
+from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
 
 LENGTHS = (4, 3)
@@ -94,7 +95,7 @@ def test_a_policy_learns_what_was_shown(write: Callable[..., DemonstrationsConfi
     acted = policy.to_env(policy.act(policy.prepare(observations), greedy=True).actions)
     assert np.abs(acted - actions).mean() < 1.5  # actions are from 0 to 12
     policy.normalization.save(tmp_path)
-    assert normalization_of(str(tmp_path), spec) == policy.normalization
+    assert load_normalization(str(tmp_path), spec) == policy.normalization
 
 
 def test_statistics_may_be_left_out(write: Callable[..., DemonstrationsConfig]) -> None:

@@ -1,0 +1,26 @@
+"""The weights and statistics of a checkpoint, given to a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.base import BasePolicy
+from recipes.embodied.models.folder import load_normalization
+from recipes.training.checkpoint import load_weights
+
+
+def load_trained(policy: BasePolicy, spec: EnvSpec, checkpoint: str) -> None:
+    """Give a policy the weights of a checkpoint, and the statistics that states and actions are normalized by.
+
+    Args:
+        policy: made by the same `actor.model`.
+        spec: of the environment that it acts in.
+        checkpoint: a folder `global_step_N` that this node sees.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model.
+        ConfigError: the statistics are missing, broken or of another environment.
+    """
+    policy.normalization = load_normalization(checkpoint, spec)
+    load_weights(Path(checkpoint), policy)

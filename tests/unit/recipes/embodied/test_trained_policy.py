@@ -1,0 +1,167 @@
+"""Trained policies apart from their runs: loaded in Python, and exported in other formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.exporting import export
+from recipes.embodied.models.folder import write_description
+from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.trained_policy import load
+from recipes.training import checkpoint
+from rlinf_core import CheckpointError, ConfigError, RLinfError, load_policy
+
+STATES = EnvSpec(5, 3)
+CHOICES = EnvSpec(5, 1, num_choices=4)
+IMAGES = EnvSpec(2, 3, cameras={"main": (40, 40, 3), "wrist": (36, 48, 3)})
+WORDS = EnvSpec(2, 3, cameras={"main": (16, 16, 3)}, has_instructions=True)
+
+
+def config_of(model: dict[str, Any]) -> EmbodiedConfig:
+    place = {"actor,rollout,env": {"node_group": "node", "placement": 0}}
+    cluster = {"num_nodes": 1, "component_placement": place}
+    return EmbodiedConfig.model_validate({"recipe": "embodied", "cluster": cluster, "actor": {"model": model}})
+
+
+def normalization(spec: EnvSpec) -> Normalization:
+    random = np.random.default_rng(1)
+    states = Statistics.of(random.normal(2, 3, (50, spec.state_size)))
+    actions = None if spec.num_choices else Statistics.of(random.normal(0.1, 0.4, (50, spec.action_size)))
+    return Normalization("mean_std", states, actions)
+
+
+def trained(folder: Path, spec: EnvSpec, **model: Any) -> EmbodiedConfig:
+    """Write a checkpoint as actors do, with weights and statistics that are not those of a fresh policy."""
+    config = config_of({"hidden_dim": 32, **model})
+    torch.manual_seed(1)
+    policy = make_model(config.actor.model, spec)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    policy.normalization = normalization(spec)
+    checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)
+    write_description(folder, config.actor.model, spec, policy.normalization)
+    policy.normalization.save(folder)
+    return config
+
+
+def observations(spec: EnvSpec, count: int = 5) -> dict[str, Any]:
+    random = np.random.default_rng(2)
+    found: dict[str, Any] = {}
+    for name, (shape, kind) in spec.observations.items():
+        if kind == "U":
+            found[name] = np.array([f"touch the {color} point" for color in ("red", "blue", "red", "blue", "green")])
+        elif kind == "uint8":
+            found[name] = random.integers(0, 256, (count, *shape), np.uint8)
+        else:
+            found[name] = random.normal(size=(count, *shape))
+    return found
+
+
+KINDS = [
+    pytest.param(STATES, {"num_action_chunks": 2}, id="mlp"),
+    pytest.param(CHOICES, {}, id="choices"),
+    pytest.param(IMAGES, {"model_type": "cnn_policy"}, id="cnn"),
+    pytest.param(STATES, {"model_type": "flow_policy", "num_action_chunks": 2}, id="flow"),
+    pytest.param(IMAGES, {"model_type": "flow_policy", "options": {"steps": 3}}, id="flow-images"),
+]
+
+
+@pytest.mark.parametrize(("spec", "model"), KINDS)
+def test_what_is_exported_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str, Any]) -> None:
+    config = trained(tmp_path / "global_step_1", spec, **model)
+    given = observations(spec)
+    wanted = load(tmp_path / "global_step_1", config).act(given)
+
+    found = export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
+    assert found["difference"] == 0
+    assert np.array_equal(load_policy(tmp_path / "safe").act(given), wanted)
+
+    found = export(config, tmp_path / "global_step_1", tmp_path / "script", "torchscript")
+    assert found["files"] == ["policy.json", "policy.pt"]
+    graph: Any = torch.jit.load(str(tmp_path / "script" / "policy.pt"))
+    tensors = [torch.as_tensor(given[name]) for name in found["inputs"]]
+    acted = graph(*(each.float() if each.is_floating_point() else each for each in tensors)).numpy()
+    assert acted.shape == wanted.shape
+    np.testing.assert_allclose(acted, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "model"),
+    [
+        KINDS[0],
+        *(pytest.param(*each.values, id=str(each.id), marks=pytest.mark.nightly) for each in KINDS[1:]),
+    ],
+)
+def test_onnx_acts_as_the_policy(tmp_path: Path, spec: EnvSpec, model: dict[str, Any]) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    config = trained(tmp_path / "global_step_1", spec, **model)
+    given = observations(spec)
+    found = export(config, tmp_path / "global_step_1", tmp_path / "onnx", "onnx")
+    assert found["difference"] < 1e-4
+    session = runtime.InferenceSession(str(tmp_path / "onnx" / "policy.onnx"), providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == list(found["inputs"])
+    feed = {name: np.asarray(given[name], each["dtype"]) for name, each in found["inputs"].items()}
+    (acted,) = session.run(["actions"], feed)
+    np.testing.assert_allclose(acted, load(tmp_path / "global_step_1", config).act(given), atol=1e-4)
+
+
+def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:
+    config = trained(tmp_path / "global_step_1", WORDS, model_type="vlm_policy")
+    for kind in ("torchscript", "onnx"):
+        with pytest.raises(ConfigError, match="`vlm_policy` cannot be exported as a graph"):
+            export(config, tmp_path / "global_step_1", tmp_path / kind, kind)
+        assert not (tmp_path / kind).exists()
+    export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")
+    given = observations(WORDS)
+    wanted = load(tmp_path / "global_step_1", config).act(given)
+    assert np.array_equal(load_policy(tmp_path / "safe").act(given), wanted)
+
+
+def test_an_observation_is_told_by_name(tmp_path: Path) -> None:
+    config = trained(tmp_path / "global_step_1", STATES)
+    policy = load(tmp_path / "global_step_1", config)
+    with pytest.raises(ConfigError, match="`states` is missing"):
+        policy.act({"state": np.zeros((1, 5))})
+    with pytest.raises(ConfigError, match=r"`states` is float32 \[1, 4\]"):
+        policy.act({"states": np.zeros((1, 4))})
+
+
+def test_a_policy_without_its_statistics_is_refused(tmp_path: Path) -> None:
+    config = trained(tmp_path / "global_step_1", STATES)
+    (tmp_path / "global_step_1" / "normalization.json").unlink()
+    with pytest.raises(ConfigError, match="statistics are missing"):
+        load(tmp_path / "global_step_1", config)
+    normalization(EnvSpec(5, 3)).save(tmp_path / "global_step_1")
+    load(tmp_path / "global_step_1", config)
+    file = tmp_path / "global_step_1" / "normalization.json"
+    other = json.loads(file.read_text())
+    other["states"]["mean"][0] += 1
+    file.write_text(json.dumps(other))
+    with pytest.raises(ConfigError, match="not those of the policy"):
+        load(tmp_path / "global_step_1", config)
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "global_step_1", STATES)
+    with pytest.raises(CheckpointError, match="weights of the checkpoint cannot be read"):
+        load(tmp_path / "global_step_1", config_of({"hidden_dim": 64}))
+    with pytest.raises(ConfigError, match="no policy in the folder"):
+        load_policy(tmp_path)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    config = trained(tmp_path / "global_step_1", STATES)
+    with pytest.raises(RLinfError, match="exists"):
+        export(config, tmp_path / "global_step_1", tmp_path, "safetensors")
+    with pytest.raises(ConfigError, match="unknown format `pickle`"):
+        export(config, tmp_path / "global_step_1", tmp_path / "a", "pickle")
