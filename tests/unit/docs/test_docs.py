@@ -30,6 +30,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    named = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in WRITTEN[1:] if f"(docs/{page.name})" not in named] == []
+
+
 def whole_files() -> list[tuple[str, str]]:
     """Return the complete configuration files that are shown in pages written by hand."""
     made = {page.name for page in pages()}
