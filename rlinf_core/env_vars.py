@@ -215,6 +215,8 @@ REGISTER: Mapping[str, EnvVar[object]] = {
 _PREFIX = "RLINF_"
 # What rlinf tells its own processes by; they are set by it, and by nobody else.
 MARKS = frozenset({"RLINF_RAY"})
+# Names such as RLINF_METAWORLD_PYTHON are free for interpreters: files read them by `${env:...}`.
+_INTERPRETER = "_PYTHON"
 
 
 def check(environ: Mapping[str, str] | None = None) -> None:
@@ -243,7 +245,7 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     known = [name.removeprefix(_PREFIX) for name in REGISTER]
     found: list[str] = []
     for name in names:
-        if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS:
+        if name.startswith(_PREFIX) and name not in REGISTER and name not in MARKS and not name.endswith(_INTERPRETER):
             hint = did_you_mean(name.removeprefix(_PREFIX), known)
             text = f"`{name}` in the environment is no variable of rlinf"
             found.append(f"{text}; {hint.replace('`', f'`{_PREFIX}', 1)}" if hint else text)

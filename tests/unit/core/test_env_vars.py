@@ -95,6 +95,8 @@ def test_a_mistyped_one_is_told_with_the_one_that_was_meant() -> None:
 def test_what_processes_of_rlinf_are_told_by_is_no_mistake() -> None:
     assert {node_processes.MARK} == env_vars.MARKS
     assert env_vars.unknown(dict.fromkeys([*REGISTER, *env_vars.MARKS], "x")) == []
+    # Shipped configs read interpreters of simulators from such names.
+    assert env_vars.unknown({"RLINF_METAWORLD_PYTHON": "/opt/venv/metaworld/bin/python"}) == []
 
 
 def test_the_package_reads_no_other_variable() -> None:
