@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, NO_ADAPTER, has_ids
+from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from rlinf_core import ConfigModel
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, OptionalPath, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
-EnvTypeName = Annotated[Text, KnownOrOwn("env_type", (*ENV_TYPES, *NO_ADAPTER))]
+EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
 _SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
 _WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts
-from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, has_ids, is_robot, is_simulator, no_adapter
+from recipes.embodied.env_types import ENV_TYPES, has_ids, how_to_install, is_robot, is_simulator
 from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.sections.checks import Report, blame
@@ -48,10 +48,6 @@ def check_environments(
     at: Path = ("env", section, "env_type")
     kind = environments.env_type
     _check_video(config, section, environments, report)
-    if kind in NO_ADAPTER:
-        message, help = no_adapter(kind)
-        report(at, "missing-extra", message, help)
-        return
     _check_task(config, section, environments, report)
     here = runs_in_this_interpreter(config, "env")
     missing = _missing_package(kind)
@@ -60,9 +56,8 @@ def check_environments(
             at,
             "missing-extra",
             f"`env_type: {kind}` needs the package `{missing}`, which this Python does not have",
-            f"`rlinf env setup {kind}` makes an interpreter that has it, and prints the lines that use it"
-            if is_simulator(kind)
-            else f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
+            how_to_install(kind)
+            or f"run `{install_command(missing)}`, or give the env's nodes an interpreter that has it",
         )
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)

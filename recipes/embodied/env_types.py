@@ -20,8 +20,9 @@ class EnvType(NamedTuple):
         observes: names of its observations; None where that depends on the task.
         max_episode_steps: its limit; None where that depends on the task.
         options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
-            it is a simulator that `rlinf env setup` makes an interpreter for.
+            it is a simulator of a package of its own.
         task: the default, where `tasks` is empty and there is one.
+        install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
     """
 
     target: str
@@ -32,13 +33,21 @@ class EnvType(NamedTuple):
     max_episode_steps: int | None = 50
     options: str | None = None
     task: str | None = None
+    install: str | None = None
 
 
-def _simulator(module: str, name: str, task: str) -> EnvType:
-    """Return the entry of a simulator that has an interpreter of its own."""
+def _simulator(module: str, name: str, task: str, *, package: str | None = None, install: str | None = None) -> EnvType:
+    """Return the entry of a simulator; `package` is its module where that is not called like our adapter."""
     options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
     return EnvType(
-        f"{_SIMULATORS}.{module}:{name}", (), module, observes=None, max_episode_steps=None, options=options, task=task
+        f"{_SIMULATORS}.{module}:{name}",
+        (),
+        package or module,
+        observes=None,
+        max_episode_steps=None,
+        options=options,
+        task=task,
+        install=install,
     )
 
 
@@ -52,17 +61,21 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     "gymnasium": EnvType(
         f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None
     ),
+    "gymnasium_vector": EnvType(
+        f"{_FOLDER}.gymnasium_vector:GymnasiumVectorEnv", module="gymnasium", observes=None, max_episode_steps=None
+    ),
     "libero": _simulator("libero", "LiberoEnv", "libero_spatial"),
     "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3"),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
     "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),
+    "maniskill": _simulator(
+        "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch"
+    ),
     "panda_gym": EnvType(
         f"{_FOLDER}.panda_gym_env:PandaGymEnv", module="panda_gym", observes=None, max_episode_steps=None
     ),
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"
-# Names that users of this field know and for which there is no adapter, with how to install the simulator.
-NO_ADAPTER: Final[Mapping[str, str]] = {"maniskill": "pip install mani_skill"}
 
 
 def is_robot(env_type: str) -> bool:
@@ -77,16 +90,20 @@ def has_ids(env_type: str) -> bool:
     return found is not None and not found.tasks and found.task is None
 
 
-def is_simulator(env_type: str) -> bool:
-    """Return whether `rlinf env setup` makes an interpreter for this type."""
-    found = ENV_TYPES.get(env_type)
+def is_simulator(name: str) -> bool:
+    """Return whether this type is a simulator of a package of its own, whose options have a model."""
+    found = ENV_TYPES.get(name)
     return found is not None and found.options is not None
 
 
-def no_adapter(env_type: str) -> tuple[str, str]:
-    """Return the message and the help for a name in `NO_ADAPTER`."""
-    return (
-        f"`env_type: {env_type}` has no adapter in this version",
-        f"`{NO_ADAPTER[env_type]}` and wrap it in a subclass of `VectorEnv` (docs/environments.md shows how), then"
-        " write `env_type: package.module:Class`",
-    )
+def has_setup(name: str) -> bool:
+    """Return whether `rlinf env setup` makes an interpreter for this type."""
+    return is_simulator(name) and ENV_TYPES[name].install is None
+
+
+def how_to_install(name: str) -> str | None:
+    """Return how to get an interpreter with a simulator, in words; None where its module is installed as any other."""
+    if has_setup(name):
+        return f"`rlinf env setup {name}` makes an interpreter that has it, and prints the lines that use it"
+    install = ENV_TYPES[name].install if name in ENV_TYPES else None
+    return install and f"run `pip install {install}` in an interpreter for it, and name that in `env_configs`"

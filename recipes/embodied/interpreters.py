@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_rules import facts_of
-from recipes.embodied.env_types import ENV_TYPES, is_simulator
+from recipes.embodied.env_types import ENV_TYPES, has_setup, is_simulator
 from rlinf_core import ConfigError, RLinfError
 from rlinf_core.job.recipe import Trial
 
@@ -58,7 +58,7 @@ class Made(NamedTuple):
 
 def simulators() -> list[str]:
     """Return the kinds of environments that get an interpreter of their own."""
-    return [name for name in ENV_TYPES if is_simulator(name)]
+    return [name for name in ENV_TYPES if has_setup(name)]
 
 
 def setup(env_type: str, folder: Path | None, tell: Tell) -> Made:

@@ -25,6 +25,7 @@ DISTRIBUTIONS: Final = {
     "metaworld": "metaworld",
     "robosuite": "robosuite",
     "gymnasium_robotics": "gymnasium-robotics",
+    "maniskill": "mani_skill",
 }
 _IMAGE_SIZE: Final = 64
 # That one operation may take: robosuite compiles itself in its first step.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from recipes.embodied.env_types import ENV_TYPES, NO_ADAPTER, is_simulator, no_adapter
+from recipes.embodied.env_types import ENV_TYPES, how_to_install
 from rlinf_core import ConfigError
 from rlinf_core.registry import Registry
 from rlinf_core.requirements import install_command, missing_modules
@@ -28,9 +28,7 @@ class MissingPackageError(ConfigError):
     def __init__(self, env_type: str, package: str) -> None:
         super().__init__(
             f"`env_type: {env_type}` needs the package `{package}`, which `{sys.executable}` does not have",
-            help=f"`rlinf env setup {env_type}` makes an interpreter that has it, and prints the lines that use it"
-            if is_simulator(env_type)
-            else f"run `{install_command(package)}`",
+            help=how_to_install(env_type) or f"run `{install_command(package)}`",
         )
         self.package = package
 
@@ -45,9 +43,6 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
         MissingPackageError: the kind's package is not installed.
         ConfigError: there is no such kind, or it does not have the task.
     """
-    if env_type in NO_ADAPTER:
-        message, help = no_adapter(env_type)
-        raise ConfigError(message, help=help)
     check_package(env_type)
     return _ENVS.get(env_type)(settings)
 

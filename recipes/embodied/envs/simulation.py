@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]
+OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
 class Start(NamedTuple):
@@ -214,8 +215,15 @@ def options_of(kind: type[Simulation], written: Mapping[str, Any]) -> Any:
         ConfigError: an option is unknown or wrong.
     """
     model = kind.options_model
-    if model is None:
-        return dict(written)
+    return dict(written) if model is None else checked_options(model, written)
+
+
+def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> OptionsT:
+    """Return the options of a file, checked by their model.
+
+    Raises:
+        ConfigError: an option is unknown or wrong.
+    """
     try:
         return model.model_validate(dict(written))
     except ValidationError as error:

@@ -124,3 +124,19 @@ class GymnasiumRoboticsOptions(SimulatorOptions):
     """
 
     arguments: dict[str, object] = Field(default_factory=dict)
+
+
+class ManiskillOptions(SimulatorOptions):
+    """Options of `maniskill`.
+
+    Attributes:
+        control_mode: of the robot's controllers.
+        reward_mode: of the task.
+        sim_backend: `physx_cuda` steps all environments at once on the accelerator, `physx_cpu` has one environment.
+        robot: the robot, where a task has several; None: the task's own.
+    """
+
+    control_mode: str = "pd_ee_delta_pose"
+    reward_mode: Literal["normalized_dense", "dense", "sparse"] = "normalized_dense"
+    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
+    robot: str | None = None

@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from recipes.embodied.env_types import how_to_install
 from rlinf_core import ConfigError
 
 
@@ -22,8 +23,7 @@ def imported(module: str, env_type: str) -> Any:
         raise ConfigError(
             f"`env_type: {env_type}` needs the module `{module}`, which `{sys.executable}` cannot import",
             why=f"`{missing}` is missing" if isinstance(error, ModuleNotFoundError) else str(error),
-            help=f"`rlinf env setup {env_type}` makes an interpreter that has it, and prints the lines of the file that"
-            " use it",
+            help=how_to_install(env_type),
         ) from error
 
 

@@ -1,0 +1,117 @@
+"""Environments whose simulator steps all of them at once: vector environments of Gymnasium, simulators on accelerators.
+
+Such a simulator cannot leave one environment alone while the others move. An environment that rests is stepped with
+them: what it observes then is not looked at, and its next episode begins from its own start.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.starts import Starts
+from recipes.embodied.envs.types import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
+from rlinf_core import ConfigError
+
+
+class BatchStep(NamedTuple):
+    """Result of one action in all environments.
+
+    Attributes:
+        observations: after it, arrays [B, ...] by name.
+        rewards: float32 [B].
+        terminations: bool [B].
+        truncations: bool [B].
+        successes: bool [B]; None: the simulator does not say.
+    """
+
+    observations: Observation
+    rewards: FloatArray
+    terminations: BoolArray
+    truncations: BoolArray
+    successes: BoolArray | None
+
+
+class BatchedEnv(VectorEnv):
+    """A batch of environments behind one simulator. A resumed run begins new episodes.
+
+    Attributes:
+        ends: whether the simulator insists on a reset after it has ended an episode.
+    """
+
+    ends: bool = True
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        if self.ends and settings.ignore_terminations:
+            raise ConfigError(
+                f"environments of `{settings.task}` end by themselves, and `ignore_terminations` would go on",
+                where="env.ignore_terminations",
+                help="remove `ignore_terminations`",
+            )
+        self._seen: Observation = {}
+        self._seeds = np.zeros(settings.num_envs, np.int64)
+        # Whose episode the simulator has ended, and has not begun again.
+        self._over = np.zeros(settings.num_envs, np.bool_)
+        self._knows_success = False
+
+    @abstractmethod
+    def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
+        """Begin an episode in the environments of a mask, bool [B], and return what all observe.
+
+        Args:
+            mask: at least one is true.
+            seeds: int64 [B], from 0 to below 2^31; those of the others are of their last start.
+        """
+
+    @abstractmethod
+    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+        """Carry out actions [B, A] in all environments."""
+
+    @property
+    def knows_success(self) -> bool:
+        """Whether the simulator has ever reported success or failure."""
+        return self._knows_success
+
+    def _start(self, rows: IntArray, starts: Starts) -> None:
+        self._seeds[rows] = starts.seeds()
+        self._restart(self._mask(rows), shown=True)
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        if self._over.any():
+            self._restart(self._over.copy(), shown=False)
+        found = self._step_all(actions)
+        self._over |= (found.terminations | found.truncations) & self.ends
+        self._knows_success |= found.successes is not None
+        moved = np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows)
+        self._show(found.observations, moved)
+        return Transition(found.rewards, found.terminations, found.truncations, found.successes)
+
+    def _observe(self) -> Observation:
+        return {name: array.copy() for name, array in self._seen.items()}
+
+    def _restart(self, mask: BoolArray, *, shown: bool) -> None:
+        found = self._begin_rows(mask, self._seeds)
+        self._over &= ~mask
+        if shown:
+            self._show(found, mask)
+
+    def _show(self, observations: Observation, rows: BoolArray) -> None:
+        """Take over what some environments observe."""
+        for name, array in observations.items():
+            kept = self._seen.get(name)
+            if kept is None or rows.all():
+                self._seen[name] = array.copy()
+            elif array.dtype.kind == "U":
+                self._seen[name] = np.where(rows, array, kept)
+            else:
+                kept[rows] = array[rows]
+
+    def _mask(self, rows: IntArray) -> BoolArray:
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[rows] = True
+        return mask

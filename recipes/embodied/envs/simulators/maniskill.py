@@ -1,0 +1,145 @@
+"""ManiSkill 3: manipulation on SAPIEN, many environments at once on one accelerator, or a few on the CPU.
+
+Written to the interface of ManiSkill 3 and tested against a stand-in for it: it needs Vulkan, also without images.
+"""
+
+# ManiSkill is an optional package: the checker of types runs without it.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
+from recipes.embodied.envs.keys import STATES, image_key
+from recipes.embodied.envs.simulation import checked_options
+from recipes.embodied.envs.simulators.options import ManiskillOptions
+from recipes.embodied.envs.simulators.packages import imported
+from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from rlinf_core import ConfigError
+
+_DEFAULT_TASK = "PickCube-v1"
+# ManiSkill's names of cameras; not every task and robot has one at the hand.
+_CAMERAS = {"main": "base_camera", "wrist": "hand_camera"}
+
+
+class ManiskillEnv(BatchedEnv):
+    """`task` is an id: `PickCube-v1`, `StackCube-v1`, `PegInsertionSide-v1`, ...
+
+    All starts of a reset are drawn from one seed, so that no two environments can be given equal ones: groups, as GRPO
+    compares them, cannot be had.
+    """
+
+    # Success is told in every step, and the simulator goes on until it is reset.
+    ends = False
+
+    def __init__(self, settings: EnvSettings) -> None:
+        super().__init__(settings)
+        self._options: ManiskillOptions = checked_options(ManiskillOptions, settings.options)
+        if settings.group_size > 1:
+            raise ConfigError(
+                "`env_type: maniskill` cannot give the environments of a group equal starts",
+                where="env.group_size",
+                help="write `group_size: 1`, and an `adv_type` that compares no groups, such as gae",
+            )
+        task = settings.task or _DEFAULT_TASK
+        gymnasium = imported("gymnasium", "maniskill")
+        imported("mani_skill.envs", "maniskill")
+        self._torch = imported("torch", "maniskill")
+        options = self._options
+        size = options.image_size
+        named: dict[str, Any] = {"robot_uids": options.robot} if options.robot else {}
+        try:
+            self._env = gymnasium.make(
+                task,
+                num_envs=settings.num_envs,
+                obs_mode="rgb+state" if options.cameras else "state",
+                control_mode=options.control_mode,
+                reward_mode=options.reward_mode,
+                sim_backend=options.sim_backend,
+                sensor_configs={"width": size, "height": size},
+                # A reset would otherwise build other scenes, which some environments alone cannot.
+                reconfiguration_freq=0,
+                **named,
+            )
+        except (gymnasium.error.Error, KeyError, NotImplementedError, AssertionError) as error:
+            raise ConfigError(f"`{task}` cannot be made: {error}", where="env.task") from error
+        self._base: Any = self._env.unwrapped
+        self.default_max_episode_steps = _limit(self._env)
+        space = self._base.single_action_space
+        self._middle, self._half = (space.high + space.low) / 2, (space.high - space.low) / 2
+        first = self._read(self._env.reset(seed=0)[0])
+        self._spec = EnvSpec(
+            first[STATES].shape[1],
+            int(np.prod(space.shape)),
+            cameras={name: first[image_key(name)].shape[1:] for name in options.cameras},
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The state as ManiSkill flattens it, and one image for each camera."""
+        return self._spec
+
+    def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
+        rows = self._torch.as_tensor(np.flatnonzero(mask), device=self._base.device)
+        options = {} if mask.all() else {"env_idx": rows}
+        found, _ = self._env.reset(seed=seeds.tolist(), options=options)
+        return self._read(found)
+
+    def _step_all(self, actions: NDArray[Any]) -> BatchStep:
+        given = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
+        # The limit is kept by `VectorEnv`, and may be longer than ManiSkill's own.
+        found, rewards, terminated, _, info = self._env.step(self._torch.as_tensor(given, device=self._base.device))
+        count = self.num_envs
+        success = info.get("success")
+        return BatchStep(
+            self._read(found),
+            _array(rewards, np.float32, count),
+            _array(terminated, np.bool_, count),
+            np.zeros(count, np.bool_),
+            None if success is None else _array(success, np.bool_, count),
+        )
+
+    def _read(self, found: Any) -> Observation:
+        """Return observations as ours; with one environment ManiSkill keeps the dimension of the batch, too."""
+        if not self._options.cameras:
+            return {STATES: _array(found, np.float32, self.num_envs, -1)}
+        seen: Observation = {STATES: _array(found["state"], np.float32, self.num_envs, -1)}
+        for camera in self._options.cameras:
+            name = _CAMERAS[camera]
+            if name not in found["sensor_data"]:
+                known = ", ".join(f"`{each}`" for each in found["sensor_data"])
+                raise ConfigError(
+                    f"`{self.settings.task or _DEFAULT_TASK}` has no camera `{name}`, which `{camera}` stands for",
+                    where="env.options",
+                    help=f"it has {known}",
+                )
+            seen[image_key(camera)] = _to_numpy(found["sensor_data"][name]["rgb"])[..., :3].astype(np.uint8)
+        return seen
+
+    def close(self) -> None:
+        """Close the simulator."""
+        if hasattr(self, "_env"):
+            self._env.close()
+
+
+def _limit(env: Any) -> int | None:
+    """Return the steps of an episode: of the outermost wrapper that has them, or of the id."""
+    while env is not None:
+        found = vars(env).get("_max_episode_steps") or getattr(getattr(env, "spec", None), "max_episode_steps", None)
+        if found is not None:
+            return int(found)
+        env = vars(env).get("env")
+    return None
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
+
+
+def _array(value: Any, kind: Any, *shape: int) -> NDArray[Any]:
+    """Return a tensor, an array or a number as a new array of a type and a shape."""
+    return np.array(_to_numpy(value), kind).reshape(shape)
