@@ -60,7 +60,8 @@ class VlmPolicy(BasePolicy):
         self.tokenizer = tokenizer_of(inner)
         self.vlm = VisionLanguageModel(_backbone(config, options, spec, inner, self.tokenizer), *color_scale(inner))
         width, count = self.vlm.width, self._shape[0] * self._shape[1]
-        self.places = nn.Parameter(0.02 * torch.randn(count, width)) if options.decoding == "parallel" else None
+        scale = 0.5 if folder is None else 0.02  # as the embeddings beside them
+        self.places = nn.Parameter(scale * torch.randn(count, width)) if options.decoding == "parallel" else None
         self.project = nn.Linear(spec.state_size, width) if options.use_states and spec.state_size else None
         self.critic: nn.Module | None = None
         if config.add_value_head:
