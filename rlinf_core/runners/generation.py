@@ -63,6 +63,9 @@ class PromptService(ABC):
     def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
         """Let the workers return, when nothing is under way."""
 
+    def abandon(self) -> None:  # noqa: B027 - nothing may be on its way
+        """Give up what is on its way here, after a failure that ends the workers."""
+
 
 class Turns(PromptService):
     """All prompts that were asked are answered and scored by one call on each group, together."""
@@ -194,6 +197,10 @@ class Stream(PromptService):
         for _ in range(self._workers["reward"]):
             self._put(None, ANSWERS)
         wait_together(reward)
+
+    def abandon(self) -> None:
+        """See `PromptService`."""
+        self._inbox.abandon()
 
     def _check(self) -> None:
         """Raise the failure of a worker, where one has failed."""

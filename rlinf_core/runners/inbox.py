@@ -39,6 +39,13 @@ class Inbox:
             for item in self._take():
                 return item
 
+    def abandon(self) -> None:
+        """Give up the next item, which nobody wants any more: the run has failed, and goes on from a checkpoint."""
+        if self._next is not None:
+            # A handle without any user is told to people: its item would be lost.
+            self._next.add_done_callback(lambda: None)
+            self._next = None
+
     def _asked(self) -> Work[Any]:
         if self._next is None:
             self._next = self._channel.get(key=self._key, async_op=True)

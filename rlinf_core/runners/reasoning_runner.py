@@ -129,6 +129,13 @@ class ReasoningRunner(RolloutRunner):
         if self.config.max_staleness and not self.config.only_eval:
             self._service = Stream(self.rollout, self.reward, sizes, *self._channels)
 
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except BaseException:
+            self._service.abandon()
+            raise
+
     # A step
 
     def train_step(self, step: int) -> dict[str, float]:
