@@ -1,14 +1,15 @@
 """The math recipe: what it learns in half a minute, and what a sample costs against TRL and a plain loop.
 
-    python -m benchmarks.bench_math [--only PART ...] [--seeds 0 1 2] [--steps N] [--smollm2 FOLDER] [--trl PYTHON]
+    python -m benchmarks.bench_math [--only PART ...] [--seeds 0 1 2] [--steps N] [--smollm-steps N]
+        [--smollm2 FOLDER] [--trl PYTHON]
 
     python3 -m venv venv-trl && venv-trl/bin/pip install -c constraints.txt torch && \\
         venv-trl/bin/pip install -c constraints.txt trl==1.16.0 peft
 
 makes the interpreter that `--trl` (or the variable TRL_PYTHON) names; without one those lines are left out. FOLDER (or
 the variable SMOLLM2) is what configs/math_smollm.yaml trains; its head says how to make it. CPU seconds are those of
-all processes, Ray's included, from the first training step on. Baselines run before and after each of our runs. Exits
-with 1 when a goal is missed.
+all processes, Ray's included, from the first training step on; imports and start-up are left out on all sides.
+Baselines run before and after each of our runs, of SmolLM2 before alone. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations
@@ -206,9 +207,16 @@ def settings_of(config: MathConfig, model: str, steps: int) -> dict[str, Any]:
 
 
 def against(
-    name: str, title: str, model: str, steps: int, pythons: dict[str, str], goals: dict[str, float]
+    name: str,
+    title: str,
+    model: str,
+    steps: int,
+    pythons: dict[str, str],
+    goals: dict[str, float],
+    *,
+    both_sides: bool = True,
 ) -> list[Result]:
-    """Return samples per CPU second of the recipe by those of each baseline, which runs before and after it."""
+    """Return samples per CPU second of the recipe by those of each baseline, which runs before it, and after it."""
     overrides = (*BARE, *AS_BASELINES, f"runner.max_steps={steps}", f"actor.model.model_path={model}")
     overrides = (*overrides, "actor.threads=1", "rollout.threads=1")
     _, config = shipped(name, *overrides)
@@ -221,12 +229,15 @@ def against(
             found = baseline(pythons[kind], kind, settings)
             spent[kind].append(found["cpu_seconds"])
             rewards[kind] = statistics.fmean(found["rewards"][-5:])
+            print(f"{title}: {found['samples']} samples in {found['cpu_seconds']:.1f} cpu-s by {kind}", flush=True)
 
     all_baselines()
     meter = Meter([steps])
     run(name, meter, *overrides)
-    all_baselines()
+    if both_sides:
+        all_baselines()
     ours, samples = meter.cpu(0, steps), steps * config.answers_per_step
+    print(f"{title}: {samples} samples in {ours:.1f} cpu-s by the recipe", flush=True)
     mine = statistics.fmean(each["rollout/reward"] for each in meter.times[-5:])
     results: list[Result] = []
     for kind, goal in goals.items():
@@ -251,6 +262,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60, help="of the tiny model")
+    parser.add_argument("--smollm-steps", type=int, default=2, metavar="N", help="of SmolLM2 against TRL")
     parser.add_argument("--smollm2", default=os.environ.get("SMOLLM2", "models/smollm2"), metavar="FOLDER")
     parser.add_argument("--trl", default=os.environ.get("TRL_PYTHON", ""), metavar="PYTHON")
     args = parser.parse_args()
@@ -277,7 +289,9 @@ def main() -> int:
     if "smollm" in args.only and Path(args.smollm2).is_dir():
         goals = {"trl": 3.0} if args.trl else {"plain": 3.0}
         folder = str(Path(args.smollm2).resolve())
-        found = against("math_smollm", "SmolLM2, few-shot prompts", folder, 4, pythons, goals)
+        # Before alone: TRL takes minutes, and up to 14 GB, for its whole batch at once.
+        title = "SmolLM2, few-shot prompts"
+        found = against("math_smollm", title, folder, args.smollm_steps, pythons, goals, both_sides=False)
         results += found
         print(table(found), flush=True)
     if not args.trl:
