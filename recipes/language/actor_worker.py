@@ -30,6 +30,7 @@ from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
 from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.runners.prompts import Assignment
 
 
 class LanguageActor(Worker):
@@ -119,15 +120,16 @@ class LanguageActor(Worker):
 
     # A training step
 
-    def recv_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> None:
+    def recv_rollout_batch(self, step: int, assignment: Assignment) -> None:
         """Take this actor's groups of a batch: from the reward workers, or in asynchronous mode from the channel where
         they have waited for this step.
 
         Args:
             step: the training step.
-            assignment: by rank of the actors, slots of the groups.
+            assignment: of the groups of all actors.
         """
-        slots, rewards = assignment[self._rank], self._layout.rewards
+        numbers = {slot: number for number, part in enumerate(assignment[self._rank]) for slot in part}
+        slots, rewards = sorted(numbers), self._layout.rewards
         if self._config.runner.max_staleness:
             arriving = [self._channel.get(key=str(slot), async_op=True) for slot in slots]
             pieces: list[RolloutBatch] = [each.wait() for each in arriving]
@@ -136,7 +138,10 @@ class LanguageActor(Worker):
             pieces = [self.recv(group, rank) for rank in sorted({slot % rewards for slot in slots})]
         batch = RolloutBatch.joined(pieces)
         # In the order of slots, whatever scored them.
-        self._batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
+        batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
+        groups = cast("list[int]", batch.groups.tolist())
+        minibatches = torch.tensor([numbers[slot] for slot in groups], dtype=torch.int64)
+        self._batch = replace(batch, minibatches=minibatches)
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""

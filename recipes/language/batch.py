@@ -26,6 +26,8 @@ class RolloutBatch:
         groups: int64 [n], number of the prompt; equal for answers to one prompt.
         rewards: float32 [n].
         finished: bool [n], whether the answer ended by itself and not at its limit.
+        minibatches: int64 [n], number of the optimizer step of a pass that learns from the answer; equal within a
+            group, and chosen for the batches of all ranks together.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class RolloutBatch:
     groups: Tensor
     rewards: Tensor
     finished: Tensor
+    minibatches: Tensor
 
     @classmethod
     def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
@@ -52,6 +55,7 @@ class RolloutBatch:
             groups=torch.full((len(answers),), group),
             rewards=torch.tensor(list(rewards), dtype=torch.float32),
             finished=torch.tensor([each.finish_reason == "stop" for each in answers]),
+            minibatches=torch.zeros(len(answers), dtype=torch.int64),
         )
 
     @classmethod
@@ -75,6 +79,7 @@ class RolloutBatch:
             groups=whole,
             rewards=number,
             finished=flag,
+            minibatches=whole,
         )
 
     def __len__(self) -> int:
@@ -105,6 +110,7 @@ class RolloutBatch:
             groups=self.groups[rows],
             rewards=self.rewards[rows],
             finished=self.finished[rows],
+            minibatches=self.minibatches[rows],
         )
 
 

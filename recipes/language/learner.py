@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recipes.language.batch import RolloutBatch, answer_sums, balanced, whole_groups
+from recipes.language.batch import RolloutBatch, answer_sums
 from recipes.language.micro_batches import STAND_IN, MicroBatches
 from recipes.language.packing import PackedRow
 from recipes.language.policy import AnswerEval, LanguagePolicy
@@ -121,7 +121,7 @@ class AnswerLearner(ABC):
         Args:
             batch: this rank's answers; whole groups.
             targets: of their tokens.
-            seed: of the order of groups; the same on every rank.
+            seed: of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
 
         Raises:
@@ -157,16 +157,12 @@ class AnswerLearner(ABC):
         """
 
     def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
-        """Yield the answers of each optimizer step: whole groups, alike in tokens."""
-        groups, count = whole_groups(batch), self._settings.minibatches
-        if count == 1:
-            yield list(range(len(batch)))
-            return
-        order: list[int] = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).tolist()
-        lengths = batch.lengths.tolist()
-        weights = [sum(lengths[row] for row in groups[number]) for number in order]
-        for part in balanced(weights, count):
-            yield [row for index in part for row in groups[order[index]]]
+        """Yield this rank's answers of each optimizer step; none where all of them are other ranks'."""
+        rows: list[list[int]] = [[] for _ in range(self._settings.minibatches)]
+        for row, number in enumerate(batch.minibatches.tolist()):
+            rows[number].append(row)
+        for number in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist():
+            yield rows[number]
 
     def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
         """Return the answers whose loss depends on the weights; the others need no pass."""
@@ -232,7 +228,7 @@ class LanguageLearner(AnswerLearner):
         Args:
             batch: this rank's answers; whole groups.
             targets: of their tokens.
-            seed: of the order of groups; the same on every rank.
+            seed: of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
 
         Raises:
@@ -297,7 +293,7 @@ class ValueLearner(AnswerLearner):
             batch: this rank's answers; whole groups.
             returns: float32 [A], what values learn.
             old_values: float32 [A], the values before.
-            seed: of the order of groups; the same on every rank.
+            seed: of the order of optimizer steps; the same on every rank.
             step: the training step, for messages.
         """
         return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)

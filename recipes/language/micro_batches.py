@@ -93,6 +93,7 @@ def _stand_in() -> RolloutBatch:
         groups=one,
         rewards=torch.zeros(1),
         finished=torch.zeros(1, dtype=torch.bool),
+        minibatches=torch.zeros(1, dtype=torch.int64),
     )
 
 

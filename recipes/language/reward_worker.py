@@ -13,7 +13,7 @@ from recipes.language.rewards.scoring import Item, Score, Scorer
 from rlinf_core import Worker
 from rlinf_core.runners.generation import ANSWERS, REPORTS
 from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import GroupReport, ScoredGroup
+from rlinf_core.runners.prompts import Assignment, GroupReport, ScoredGroup
 
 
 class RewardWorker(Worker):
@@ -58,15 +58,16 @@ class RewardWorker(Worker):
                 found.append(scored)
         return found
 
-    def send_rollout_batch(self, step: int, assignment: tuple[tuple[int, ...], ...]) -> None:
+    def send_rollout_batch(self, step: int, assignment: Assignment) -> None:
         """Send the answers that this worker has scored to the actors that learn from them.
 
         Args:
             step: the training step.
-            assignment: by rank of the actors, slots of the groups; those of all reward workers.
+            assignment: of the groups of all reward workers.
         """
-        for rank, slots in enumerate(assignment):
-            pieces = [self._kept.pop(slot) for slot in slots if slot % self._layout.rewards == self._rank]
+        for rank, parts in enumerate(assignment):
+            mine = sorted(slot for part in parts for slot in part if slot % self._layout.rewards == self._rank)
+            pieces = [self._kept.pop(slot) for slot in mine]
             if pieces:
                 self.send(RolloutBatch.joined(pieces), self._config.actor.group_name, rank)
 

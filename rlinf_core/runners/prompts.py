@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -87,6 +88,28 @@ class ScoredGroup(NamedTuple):
 
     report: GroupReport
     samples: tuple[Any, ...] = ()
+
+
+# The groups of a batch that each actor learns from, by their slots: by rank, and by optimizer step of a pass.
+Assignment = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+def assign(groups: Sequence[GroupReport], actors: int, minibatches: int) -> Assignment:
+    """Return which actor learns from which groups in which optimizer step of a pass.
+
+    Each optimizer step gets about as many tokens as every other one, whatever the number of actors, and each actor
+    about as many of them as every other one. Largest first, to whoever has the least so far (Graham's LPT rule).
+    """
+    dealt: list[list[list[int]]] = [[[] for _ in range(minibatches)] for _ in range(actors)]
+    tokens = [0] * minibatches
+    loads = [[0] * minibatches for _ in range(actors)]
+    for group in sorted(groups, key=lambda each: (-each.tokens, each.slot)):
+        number = tokens.index(min(tokens))
+        rank = min(range(actors), key=lambda each: (loads[each][number], sum(loads[each]), each))
+        tokens[number] += group.tokens
+        loads[rank][number] += group.tokens
+        dealt[rank][number].append(group.slot)
+    return tuple(tuple(tuple(sorted(part)) for part in parts) for parts in dealt)
 
 
 class NewWeights(NamedTuple):

@@ -16,7 +16,7 @@ from rlinf_core.runners import events
 from rlinf_core.runners.evaluation import evaluation_metrics
 from rlinf_core.runners.generation import PromptService, Stream, Turns, wait_for
 from rlinf_core.runners.prompt_plan import PromptPlan
-from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, staleness
+from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
 from rlinf_core.runners.reasoning_protocols import (
     CriticGroup,
     GenerationGroup,
@@ -196,7 +196,7 @@ class ReasoningRunner(RolloutRunner):
                     why=_why_nothing(groups),
                     help="give other problems, a larger `algorithm.group_size`, or `filter_groups: false`",
                 )
-            assignment = _assignment(kept, self.world_sizes["actor"])
+            assignment = assign(kept, self.world_sizes["actor"], self._cfg.minibatches)
             # Where generation never stops the reward workers have put the answers into a channel.
             sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)
             wait_together(*sends, self.actor.recv_rollout_batch(step, assignment))
@@ -354,17 +354,6 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
             key = f"reward/{name}"
             metrics[key] = metrics.get(key, 0.0) + total / count
     return metrics
-
-
-def _assignment(groups: Sequence[GroupReport], actors: int) -> tuple[tuple[int, ...], ...]:
-    """Return the slots of each actor, so that their tokens are alike: largest first, to the one with the least."""
-    loads = [0] * actors
-    dealt: list[list[int]] = [[] for _ in range(actors)]
-    for group in sorted(groups, key=lambda each: (-each.tokens, each.slot)):
-        rank = loads.index(min(loads))
-        loads[rank] += group.tokens
-        dealt[rank].append(group.slot)
-    return tuple(tuple(sorted(each)) for each in dealt)
 
 
 def _why_nothing(groups: Sequence[GroupReport]) -> str:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rlinf_core.runners.prompts import GroupReport
-from rlinf_core.runners.reasoning_runner import _assignment, group_metrics
+from rlinf_core.runners.reasoning_runner import group_metrics
 
 
 def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: object) -> GroupReport:
@@ -19,15 +19,6 @@ def group(slot: int, rewards: tuple[float, ...], tokens: int = 10, **given: obje
         **given,
     }
     return GroupReport(slot=slot, rewards=rewards, tokens=tokens, **found)  # type: ignore[arg-type]
-
-
-def test_groups_go_to_actors_whole_and_evenly() -> None:
-    groups = [group(slot, (0.0,), tokens) for slot, tokens in enumerate((9, 1, 5, 5, 4))]
-
-    assert _assignment(groups, 2) == ((0, 1), (2, 3, 4)) or sum(map(len, _assignment(groups, 2))) == 5
-    loads = [sum(groups[slot].tokens for slot in part) for part in _assignment(groups, 2)]
-    assert abs(loads[0] - loads[1]) <= 4
-    assert _assignment(groups, 2) == _assignment(groups[::-1], 2)
 
 
 def test_figures_of_a_step() -> None:

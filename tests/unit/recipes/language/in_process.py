@@ -67,13 +67,16 @@ class LocalJob:
 
     def step(self, step: int, change: Callable[[RolloutBatch], RolloutBatch] = lambda batch: batch) -> RolloutBatch:
         """Take a training step, and return its batch; `change` is made to it before it is learned from."""
+        config = self.config
         self.actor.sync_model_to_rollout()
-        inbox = self.hub.inbox(self.config.rollout.group_name, 0)
+        inbox = self.hub.inbox(config.rollout.group_name, 0)
         IncomingWeights(lambda: cast("Any", Post(inbox))).wait().apply(self.engine)
         batch = change(self._answers(step))
         self.rewards.append(batch.rewards.mean().item())
-        self.hub.inbox(self.config.reward.group_name, 0, self.config.actor.group_name, 0).put(batch)
-        self.actor.recv_rollout_batch(step, ((0,),))
+        self.hub.inbox(config.reward.group_name, 0, config.actor.group_name, 0).put(batch)
+        slots = batch.groups.unique().tolist()
+        steps = config.minibatches
+        self.actor.recv_rollout_batch(step, (tuple(tuple(slots[number::steps]) for number in range(steps)),))
         calls: list[Callable[[], Any]] = [lambda: self.actor.compute_advantages_and_returns(step)]
         calls += [lambda each=each: each.evaluate(step) for each in (self.critic, self.reference) if each is not None]
         learning = [each for each in (self.actor, self.critic) if each is not None]

@@ -89,17 +89,19 @@ def test_nothing_to_learn_leaves_gradients_of_zero() -> None:
     assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
 
 
-def test_minibatches_take_every_group_once() -> None:
+def test_optimizer_steps_take_the_answers_that_were_dealt_to_them_in_an_order_that_the_seed_gives() -> None:
     batch = random_batch(1, groups=8, size=3)
+    batch = replace(batch, minibatches=batch.groups % 4)
     made = learner(tiny_model(), LearnerSettings(minibatches=4))
 
-    parts = list(made._minibatches(batch, 3))
+    orders = [list(made._minibatches(batch, seed)) for seed in range(9)]
 
-    assert sorted(row for part in parts for row in part) == list(range(24))
-    assert all(part == list(made._minibatches(batch, 3))[index] for index, part in enumerate(parts))
-    for part in parts:
-        assert len({int(batch.groups[row]) for row in part}) * 3 == len(part)
-    assert parts != list(made._minibatches(batch, 4))
+    whole = [[row for row in range(24) if batch.minibatches[row] == number] for number in range(4)]
+    assert all(sorted(parts) == sorted(whole) for parts in orders)
+    assert orders[3] == list(made._minibatches(batch, 3))
+    assert any(parts != orders[0] for parts in orders)
+    # A rank without answers takes part in every step.
+    assert list(made._minibatches(batch.select(torch.empty(0, dtype=torch.int64)), 3)) == [[], [], [], []]
 
 
 def test_judging_a_batch_gives_each_answer_its_own_log_probabilities() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,12 @@ CASES: Mapping[str, Case] = {
     "FSDP2, prompts by themselves": Case(settings=LearnerSettings(share_prompts=False, max_tokens=60)),
     "FSDP2, one rank has nothing": Case(groups=((0, 1, 2, 3, 4, 5), ()), settings=LearnerSettings(max_tokens=50)),
     "FSDP2, gradients stay whole": Case(sharding="shard_grad_op", how="seq-mean-token-sum"),
+    "FSDP2, several optimizer steps": Case(settings=LearnerSettings(minibatches=2, epochs=2, max_tokens=40)),
     "LoRA": Case(lora=True),
     "LoRA, replicas": Case(lora=True, sharding="no_shard"),
     "replicas": Case(sharding="no_shard", settings=LearnerSettings(max_tokens=40)),
     "values": Case(values=True),
+    "values, several optimizer steps": Case(values=True, settings=LearnerSettings(minibatches=3)),
 }
 
 
@@ -76,6 +78,7 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
     strategy = parallelize(module, rank, world_size, fsdp, torch.device("cpu"), module.blocks)
     optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.5)
     whole = random_batch(3, groups=6, size=3, common=9)
+    whole = replace(whole, minibatches=whole.groups % case.settings.minibatches)
     wanted = case.groups[rank] if world_size > 1 else range(6)
     rows = [row for row, group in enumerate(whole.groups.tolist()) if group in wanted]
     batch = whole.select(torch.tensor(rows, dtype=torch.int64))
