@@ -25,6 +25,7 @@ from recipes.language.warm_start import initial_policy
 from recipes.language.weights import messages
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
+from recipes.training.tensors import integers
 from recipes.training.updater import SKIPPED
 from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
@@ -139,8 +140,7 @@ class LanguageActor(Worker):
         batch = RolloutBatch.joined(pieces)
         # In the order of slots, whatever scored them.
         batch = batch.select(batch.groups.argsort(stable=True)) if len(pieces) > 1 else batch
-        groups = cast("list[int]", batch.groups.tolist())
-        minibatches = torch.tensor([numbers[slot] for slot in groups], dtype=torch.int64)
+        minibatches = torch.tensor([numbers[slot] for slot in integers(batch.groups)], dtype=torch.int64)
         self._batch = replace(batch, minibatches=minibatches)
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:

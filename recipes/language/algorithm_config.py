@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, cast
 
 from pydantic import Field, model_validator
 
@@ -102,8 +102,11 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     @classmethod
     def _both_clips(cls, written: Any) -> Any:
         """Let `ratio_clip_eps` give the bounds that are not written themselves."""
-        eps = written.get("ratio_clip_eps") if isinstance(written, dict) else None
-        return written if eps is None else {"clip_ratio_low": eps, "clip_ratio_high": eps, **written}
+        if not isinstance(written, dict) or "ratio_clip_eps" not in written:
+            return cast("Any", written)
+        given = cast("dict[str, Any]", written)
+        eps = given["ratio_clip_eps"]
+        return given if eps is None else {"clip_ratio_low": eps, "clip_ratio_high": eps, **given}
 
     @property
     def needs_values(self) -> bool:

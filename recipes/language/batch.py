@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.sequences import Sequence as Answer
+from recipes.training.tensors import integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,6 @@ def token_budget_parts(
 def whole_groups(batch: RolloutBatch) -> list[list[int]]:
     """Return the numbers of the answers of each group, in the order in which groups first occur."""
     found: dict[int, list[int]] = {}
-    for row, group in enumerate(batch.groups.tolist()):
+    for row, group in enumerate(integers(batch.groups)):
         found.setdefault(group, []).append(row)
     return list(found.values())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.batch import RolloutBatch, balanced, whole_groups
+from recipes.training.tensors import integers, pieces
 from rlinf_core import Worker
 
 
@@ -39,9 +40,9 @@ class EvaluationClient:
 
     def send_tokens(self, values: Tensor) -> None:
         """Deal a value of each answer token of the last batch, float [A], like that batch."""
-        split = values.split(self._lengths.tolist())
+        split = pieces(values, integers(self._lengths))
         for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
-            mine = [split[row] for row in rows.tolist()]
+            mine = [split[row] for row in integers(rows)]
             self._worker.send(torch.cat(mine) if mine else values[:0], group, rank)
 
     def recv_tokens(self) -> Tensor:
@@ -49,7 +50,7 @@ class EvaluationClient:
         found: list[Tensor] = [torch.empty(0)] * len(self._lengths)
         for rows, (group, rank) in zip(self._rows, self._peers, strict=True):
             values: Tensor = self._worker.recv(group, rank)
-            for row, each in zip(rows.tolist(), values.split(self._lengths[rows].tolist()), strict=True):
+            for row, each in zip(integers(rows), pieces(values, integers(self._lengths[rows])), strict=True):
                 found[row] = each
         return torch.cat(found) if found else torch.empty(0)
 
@@ -70,9 +71,9 @@ class EvaluationServer:
 
     def recv(self) -> RolloutBatch:
         """Return this worker's share of the batches of all actors."""
-        pieces: list[RolloutBatch] = [self._worker.recv(group, rank) for group, rank in self._peers]
-        self._counts = [len(each.trained) for each in pieces]
-        return RolloutBatch.joined(pieces)
+        batches: list[RolloutBatch] = [self._worker.recv(group, rank) for group, rank in self._peers]
+        self._counts = [len(each.trained) for each in batches]
+        return RolloutBatch.joined(batches)
 
     def recv_tokens(self) -> Tensor:
         """Return the values that the actors send of each answer token of the last batch, float [A]."""
@@ -80,12 +81,12 @@ class EvaluationServer:
 
     def send_tokens(self, values: Tensor) -> None:
         """Give each actor the values of its answer tokens of the last batch, float [A] in all."""
-        for piece, (group, rank) in zip(values.split(self._counts), self._peers, strict=True):
+        for piece, (group, rank) in zip(pieces(values, self._counts), self._peers, strict=True):
             self._worker.send(piece.contiguous(), group, rank)
 
 
 def shares(batch: RolloutBatch, parts: int) -> Sequence[list[int]]:
     """Return the answers of each of several workers: whole groups, alike in tokens."""
-    groups, lengths = whole_groups(batch), batch.lengths.tolist()
+    groups, lengths = whole_groups(batch), integers(batch.lengths)
     dealt = balanced([sum(lengths[row] for row in group) for group in groups], parts)
     return [[row for index in part for row in groups[index]] for part in dealt]

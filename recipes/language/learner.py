@@ -14,6 +14,7 @@ from recipes.language.micro_batches import STAND_IN, MicroBatches
 from recipes.language.packing import PackedRow
 from recipes.language.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
+from recipes.training.tensors import floats, integers
 from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
@@ -159,9 +160,9 @@ class AnswerLearner(ABC):
     def _minibatches(self, batch: RolloutBatch, seed: int) -> Iterator[list[int]]:
         """Yield this rank's answers of each optimizer step; none where all of them are other ranks'."""
         rows: list[list[int]] = [[] for _ in range(self._settings.minibatches)]
-        for row, number in enumerate(batch.minibatches.tolist()):
+        for row, number in enumerate(integers(batch.minibatches)):
             rows[number].append(row)
-        for number in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist():
+        for number in integers(torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))):
             yield rows[number]
 
     def _with_gradient(self, batch: RolloutBatch, targets: Targets, rows: list[int]) -> list[int]:
@@ -253,7 +254,7 @@ class LanguageLearner(AnswerLearner):
         """
         if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
             return rows
-        moved: list[float] = answer_sums(targets["advantages"].abs(), batch.answer_lengths).tolist()
+        moved = floats(answer_sums(targets["advantages"].abs(), batch.answer_lengths))
         return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
 
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recipes.training.sharding import ParallelStrategy
+from recipes.training.tensors import floats
 from rlinf_core import RLinfError
 from rlinf_core.algorithms.kl import kl_estimate
 
@@ -71,7 +72,7 @@ def logprob_gap(differences: Tensor, strategy: ParallelStrategy) -> LogprobGap |
     # The largest one of each rank in a place of its own.
     largest = torch.zeros(strategy.world_size, dtype=torch.float64)
     largest[strategy.rank] = size.max() if len(size) else 0.0
-    count, total, k3, *maxima = strategy.reduce_sum(torch.cat((sums, largest))).tolist()
+    count, total, k3, *maxima = floats(strategy.reduce_sum(torch.cat((sums, largest))))
     if not count:
         return None
     return LogprobGap(mean=total / count, largest=max(maxima), k3=k3 / count, tokens=int(count))

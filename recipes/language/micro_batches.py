@@ -10,6 +10,7 @@ from torch import Tensor
 from recipes.language.batch import RolloutBatch, token_budget_parts, whole_groups
 from recipes.language.packing import PackedRow, pack, packed_tokens
 from recipes.training.sharding import ParallelStrategy
+from recipes.training.tensors import integers, pieces
 
 
 class MicroBatches:
@@ -77,8 +78,8 @@ class MicroBatches:
         order = torch.tensor([row for rows in parts for row in rows], dtype=torch.int64)
         if not len(order):
             return torch.empty(0)
-        pieces = torch.cat(found).split(batch.answer_lengths[order].tolist())
-        return torch.cat([pieces[index] for index in order.argsort().tolist()])
+        split = pieces(torch.cat(found), integers(batch.answer_lengths[order]))
+        return torch.cat([split[index] for index in integers(order.argsort())])
 
 
 def _stand_in() -> RolloutBatch:

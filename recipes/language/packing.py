@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recipes.language.attention import NO_PARENT, PackedPlan, Segment
 from recipes.language.batch import RolloutBatch
+from recipes.training.tensors import integers
 
 # Fewer common tokens than this are not worth a segment of their own.
 MIN_SHARED = 8
@@ -41,10 +42,10 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
             prompt that has several answers. Losses and gradients are the same either way.
         device: of the result.
     """
-    tokens = batch.tokens.tolist()
+    tokens = integers(batch.tokens)
     rows: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     start = 0
-    for length, prompt in zip(batch.lengths.tolist(), batch.prompt_lengths.tolist(), strict=True):
+    for length, prompt in zip(integers(batch.lengths), integers(batch.prompt_lengths), strict=True):
         rows.append((tuple(tokens[start : start + prompt]), tuple(tokens[start + prompt : start + length])))
         start += length
     writer = _Row()
@@ -59,7 +60,7 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
 
 def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bool) -> int:
     """Return about how many tokens some answers to one prompt take in a row."""
-    lengths, prompts = batch.lengths.tolist(), batch.prompt_lengths.tolist()
+    lengths, prompts = integers(batch.lengths), integers(batch.prompt_lengths)
     if not share_prompts:
         return sum(lengths[row] for row in rows)
     return prompts[rows[0]] + sum(lengths[row] - prompts[row] for row in rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
 from recipes.language.attention import use_plans
 from recipes.language.packing import PackedRow
@@ -101,9 +101,10 @@ class ValueModel(AnswerModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        head, config = self.causal.get_output_embeddings(), cast("Any", self.causal.config)
+        head = cast("nn.Module", cast("Any", self.causal).get_output_embeddings())
+        config = cast("Any", self.causal.config)
         if not getattr(config.get_text_config(), "tie_word_embeddings", False):
-            cast("nn.Module", head).requires_grad_(False)
+            head.requires_grad_(False)
         self.value_head = nn.Linear(config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)

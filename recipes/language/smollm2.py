@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlinf_core import ConfigError, RLinfError
 
@@ -53,7 +53,7 @@ def convert(source: Path, folder: Path) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+    tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(str(source.parent), gguf_file=source.name)
     model: Any = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name)
     # What was read is in float32 now; as long as the model says that it is quantized it refuses to be saved.
     model.hf_quantizer = None

@@ -145,13 +145,11 @@ def _value(row: Mapping[str, Any], key: str, place: str, purpose: str) -> Any:
 
 
 def _is_messages(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(
-            isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
-            for each in cast("list[Any]", prompt)
-        )
+    messages = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    return bool(messages) and all(
+        isinstance(each, dict)
+        and all(isinstance(cast("dict[Any, Any]", each).get(key), str) for key in ("role", "content"))
+        for each in messages
     )
 
 

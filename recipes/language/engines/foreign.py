@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from recipes.language.engines.request_queue import Answer
 from recipes.language.engines.stop_texts import StopTexts
@@ -44,11 +44,13 @@ def checked_sequence(
             help=help,
         )
 
-    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in cast("list[Any]", tokens)):
         raise wrong("its tokens are not a list of numbers", "the engine must return token ids")
-    if not isinstance(logprobs, list) or len(logprobs) != len(tokens):
-        count = len(logprobs) if isinstance(logprobs, list) else "no"
+    tokens = cast("list[int]", tokens)
+    if not isinstance(logprobs, list) or len(cast("list[Any]", logprobs)) != len(tokens):
+        count = len(cast("list[Any]", logprobs)) if isinstance(logprobs, list) else "no"
         raise wrong(f"{len(tokens)} tokens have {count} log-probabilities")
+    logprobs = cast("list[Any]", logprobs)
     if not all(isinstance(each, int | float) and -math.inf < each <= _ROUNDING for each in logprobs):
         raise wrong("a log-probability is missing, above 0, or not a finite number")
     if reason not in _REASONS:

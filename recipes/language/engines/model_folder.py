@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class ModelFolder:
         from safetensors import safe_open
 
         for path in sorted(self._folder.glob("*.safetensors")):
-            with safe_open(path, framework="pt") as file:
+            with cast("Any", safe_open)(path, framework="pt") as file:
                 yield file
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from recipes.language.engines.request_queue import Answer
 from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.sequences import FinishReason, SamplingParams, Sequence
+from recipes.training.tensors import integers
 
 # Tokens whose draws are made together.
 _AHEAD = 16
@@ -164,7 +165,7 @@ class Rows:
         """Return which tokens must not be drawn next, bool like `logits` [n, V]: those that end an answer too early."""
         if not self._early:
             return None
-        drawn = self._numbers[1, first:].tolist()
+        drawn = integers(self._numbers[1, first:])
         banned = torch.zeros_like(logits, dtype=torch.bool)
         for index, (row, count) in enumerate(zip(self._rows[first:], drawn, strict=True)):
             if count + 1 < row.params.min_new_tokens:
@@ -182,9 +183,9 @@ class Rows:
         self._versions[rows].scatter_(1, at, version)
         drawn += 1
         over = (torch.isin(tokens, self._stop_ids) | (drawn >= self._limits[rows])).cpu() & self._alive[rows]
-        candidates: list[int] = over.nonzero()[:, 0].tolist()
+        candidates = integers(over.nonzero()[:, 0])
         if self._texts:
-            may_end = self._may_end(tokens.tolist(), first)
+            may_end = self._may_end(integers(tokens), first)
             candidates = sorted({*candidates, *(index for index in may_end if self._alive[first + index])})
         drawn.clamp_(max=self._limits[rows])
         if not candidates:
@@ -205,8 +206,8 @@ class Rows:
 
     def _drawn(self, values: Tensor, rows: list[int]) -> list[list[Any]]:
         """Return a value of each token drawn, [rows, longest answer], for some rows."""
-        counts: list[int] = self._numbers[1, rows].tolist()
-        laid: list[list[Any]] = values[rows, : max(counts)].tolist()
+        counts = integers(self._numbers[1, rows])
+        laid = cast("list[list[Any]]", values[rows, : max(counts)].tolist())
         return [row[:count] for row, count in zip(laid, counts, strict=True)]
 
     def _may_end(self, newest: list[int], first: int) -> list[int]:
@@ -241,7 +242,7 @@ class Rows:
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
-        running = self._alive.nonzero()[:, 0].tolist()
+        running = integers(self._alive.nonzero()[:, 0])
         self._alive[:] = False
         self._running = 0
         return self._sequences(dict.fromkeys(running, "aborted"))
@@ -249,7 +250,7 @@ class Rows:
     def leave_out_ended(self) -> Tensor:
         """Drop ended rows and return the numbers of the others, int64 [n]."""
         kept = self._alive.nonzero()[:, 0]
-        self._rows = [self._rows[row] for row in kept.tolist()]
+        self._rows = [self._rows[row] for row in integers(kept)]
         self._alive = self._alive[kept]
         kept = kept.to(self._device)
         self._numbers = self._numbers[:, kept]

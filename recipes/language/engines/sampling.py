@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -109,7 +110,8 @@ def draw(
 def _block_sums(weights: Tensor) -> Tensor:
     """Return the sums of weights, [n, V], over blocks of `_BLOCK` of them, [n, B]; the last block may be shorter."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2) if whole else weights[:, :0]
+    blocks = cast("Tensor", weights[:, :whole].unflatten(1, (-1, _BLOCK))) if whole else weights[:, :0, None]
+    sums = blocks.sum(dim=2)
     return sums if whole == weights.shape[1] else torch.cat((sums, weights[:, whole:].sum(dim=1, keepdim=True)), dim=1)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as SequenceABC
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -103,8 +103,8 @@ class ServerEngine(Engine):
     def _served(self, longest: int) -> tuple[str, int]:
         """Return the model's name at the server, and the longest sequence that both take."""
         listed = self._server.get("/v1/models")
-        models: list[Any] = listed.get("data", []) if isinstance(listed, Mapping) else []
-        by_name = {str(each.get("id")): each for each in models if isinstance(each, Mapping)}
+        models = [_fields(each) for each in _fields(listed).get("data", [])]
+        by_name = {str(each.get("id")): each for each in models if each}
         name = self._settings.model or next(iter(by_name), "")
         if name not in by_name or (self._settings.model is None and len(by_name) > 1):
             raise ConfigError(
@@ -204,20 +204,21 @@ class ServerEngine(Engine):
 
     def _sequences(self, answers: tuple[Answer, ...], given: Any) -> list[Sequence]:
         where = f"the server {self._settings.url}"
-        choices = given.get("choices") if isinstance(given, Mapping) else None
-        if isinstance(choices, list) and len(choices) == 1 and answers[0].request.params.temperature == 0:
+        listed = _fields(given).get("choices")
+        choices = [_fields(each) for each in cast("list[Any]", listed)] if isinstance(listed, list) else []
+        if len(choices) == 1 and answers[0].request.params.temperature == 0:
             choices = choices * len(answers)
-        if not isinstance(choices, list) or len(choices) != len(answers):
-            count = len(choices) if isinstance(choices, list) else "no"
+        if len(choices) != len(answers):
+            count = len(choices) if isinstance(listed, list) else "no"
             raise EngineAnswerError(f"{where} gave {count} answers where {len(answers)} were asked for")
-        ordered = sorted(choices, key=lambda each: each.get("index", 0))
+        ordered = sorted(choices, key=_index)
         return [self._sequence(answer, each, where) for answer, each in zip(answers, ordered, strict=True)]
 
     def _sequence(self, answer: Answer, choice: Mapping[str, Any], where: str) -> Sequence:
-        logprobs = choice.get("logprobs") or {}
+        logprobs: Mapping[str, Any] = choice.get("logprobs") or {}
         tokens = choice.get("token_ids")
         if tokens is None:
-            texts = logprobs.get("tokens") or []
+            texts: list[Any] = logprobs.get("tokens") or []
             if not texts or not all(str(each).startswith(_TOKEN_PREFIX) for each in texts):
                 raise EngineAnswerError(
                     f"{where} returns texts and no token ids",
@@ -286,7 +287,7 @@ class ServerEngine(Engine):
             raise ValueError("this server takes no weights: `rollout.server.weight_updates` is none")
         if self._running:
             raise ValueError(f"{self._in_flight} answers are running: pause the engine first")
-        from safetensors.torch import save_file
+        from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
         given = dict(tensors)
         digest = fingerprint(given.items())
@@ -333,6 +334,15 @@ class ServerEngine(Engine):
             each.call.cancel()
         self._running.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _fields(value: object) -> Mapping[str, Any]:
+    """Return an object of an answer in JSON; none of its fields where it is something else."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _index(choice: Mapping[str, Any]) -> int:
+    return choice.get("index", 0)
 
 
 def _token(settings: ServerSettings) -> str:

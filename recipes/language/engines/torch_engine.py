@@ -136,7 +136,7 @@ class TorchEngine(Engine):
             if prompt not in seen:
                 if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
                     yield wave
-                    wave, seen, tokens = [], set(), 0
+                    wave, seen, tokens = [], set[tuple[int, ...]](), 0
                 seen.add(prompt)
                 tokens += len(prompt)
             wave.append(each)
