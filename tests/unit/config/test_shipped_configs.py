@@ -11,7 +11,16 @@ from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.placement.component import HybridComponentPlacement
 
-BRING_YOUR_OWN = ("math_smollm", "math_grpo_8gpu", "math_async_disaggregated", "math_ppo_vllm", "sft_laptop")
+BRING_YOUR_OWN = (
+    "math_smollm",
+    "math_grpo_8gpu",
+    "math_async_disaggregated",
+    "math_ppo_vllm",
+    "sft_laptop",
+    "libero_sft",
+    "metaworld_press_sft",
+    "franka_vision_sft",
+)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
