@@ -34,6 +34,12 @@ RENDERING_HELP: Final = (
     "install a driver that renders, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and"
     " give the group `env_vars: [{MUJOCO_GL: egl}]`, or osmesa"
 )
+# By the kind of environment; the others render by MuJoCo.
+_VULKAN: Final = {"maniskill"}
+VULKAN_HELP: Final = (
+    "install the accelerator's Vulkan driver, and `apt-get install --no-install-recommends libvulkan1 vulkan-tools`;"
+    " `vulkaninfo --summary` lists the devices that it finds"
+)
 
 
 def look(env_type: str, *, needs_frame: bool = True, seconds: float = _SECONDS) -> dict[str, Any]:
@@ -70,18 +76,22 @@ def look(env_type: str, *, needs_frame: bool = True, seconds: float = _SECONDS) 
 
 def _judged(env_type: str, found: dict[str, Any], *, needs_frame: bool) -> dict[str, str]:
     """Return the verdict on what was found, in words."""
+    vulkan = env_type in _VULKAN
     if "fault" in found:
         fault = found["fault"]
         why = f": {fault['why']}" if fault["why"] else ""
-        return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": fault["help"] or ""}
+        help = fault["help"] or (VULKAN_HELP if vulkan else "")
+        return {"verdict": "fault", "what": f"`{env_type}`: {fault['message']}{why}", "help": help}
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     what = f"{versions}: {found['states']} states, {found['actions']} actions"
     if "frame" in found:
         how = f"MUJOCO_GL={found['renderer']}" if found["renderer"] else "MuJoCo's default renderer"
+        how = "Vulkan" if vulkan else how
         return {"verdict": "ok", "what": f"{what}, a frame by {how}", "help": ""}
     message = found["frame_fault"]["message"]
     verdict = "fault" if needs_frame else "ok"
-    return {"verdict": verdict, "what": f"{what}; no image: {message}", "help": RENDERING_HELP if needs_frame else ""}
+    help = VULKAN_HELP if vulkan else RENDERING_HELP
+    return {"verdict": verdict, "what": f"{what}; no image: {message}", "help": help if needs_frame else ""}
 
 
 def _tried(env_type: str, seconds: float, cameras: list[str]) -> dict[str, Any]:

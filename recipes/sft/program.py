@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.embodied.env_worker import EnvWorker
+from recipes.embodied.collecting_workers import CollectingEnvWorker
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.actor_worker import SftActor
 from recipes.sft.config import SftConfig, evaluates
@@ -28,5 +28,8 @@ def launch(config: SftConfig, cluster: Cluster, record: RunRecord) -> SftRunner:
         groups["rollout"] = MultiStepRolloutWorker.create_group(config).launch(
             cluster, placement_strategy=placement.get_strategy("rollout")
         )
-        groups["env"] = EnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env"))
+        # It makes the environments of `env.eval` alone.
+        groups["env"] = CollectingEnvWorker.create_group(config).launch(
+            cluster, placement_strategy=placement.get_strategy("env")
+        )
     return SftRunner(config, groups, record)
