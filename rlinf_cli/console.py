@@ -55,6 +55,11 @@ def message(text: str) -> None:
         _write(sys.stderr, text)
 
 
+def warn(text: str) -> None:
+    """Tell the person of something that is wrong and stops nothing; `--quiet` drops it."""
+    message(f"{style('warning', 'yellow', sys.stderr)}: {text}")
+
+
 def error(text: str) -> None:
     """Say why the command fails; nothing drops it."""
     _write(sys.stderr, text)

@@ -24,6 +24,7 @@ class _Commands(LazyGroup):
         "train",
         "runs",
         "compare",
+        "report",
         "logs",
         "stop",
         "record",

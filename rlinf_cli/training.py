@@ -26,6 +26,7 @@ from rlinf_core.runners.events import (
 
 if TYPE_CHECKING:
     import logging
+    from pathlib import Path
     from types import FrameType
 
     from rlinf_cli.live.view import View
@@ -147,9 +148,12 @@ class Training:
 
     def __init__(self, job: Job, recipe: Recipe, folder: RunFolder, output: Output) -> None:
         from rlinf_cli.live.progress import RunProgress
+        from rlinf_cli.run_documents import DocumentWriter
 
         self._job, self._recipe, self._folder, self._output = job, recipe, folder, output
         self._progress = RunProgress()
+        self._documents = DocumentWriter(self._progress, job, folder)
+        self._report: Path | None = None
         self._interrupts = Interrupts(
             within=Training._run_program.__code__,
             on_first=self._progress.end,
@@ -236,7 +240,11 @@ class Training:
         from rlinf_cli.live.run_summary import shown
 
         place = shown(self._folder.path)
-        views: list[View] = [StateWriter(self._progress, self._folder), PlainView(self._progress, log.info)]
+        views: list[View] = [
+            StateWriter(self._progress, self._folder),
+            self._documents,
+            PlainView(self._progress, log.info),
+        ]
         if console.verbosity.quiet:
             return views
         if console.colored(sys.stderr) and not console.verbosity.verbose:
@@ -248,20 +256,25 @@ class Training:
 
     def _finished(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import summary_text
+        from rlinf_core.runners import story
         from rlinf_core.runners.run_state import FINISHED
 
         log.info("finished after step %d", self._progress.step)
+        self._documents.tell(story.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
+        self._write_report()
         if self._output is Output.TEXT:
-            console.result(summary_text(self._progress, self._folder.path))
+            console.result(summary_text(self._progress, self._folder.path, self._report))
         return self._told(FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
+        from rlinf_core.runners import story
         from rlinf_core.runners.run_state import INTERRUPTED
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
         self._end_as_can_be(INTERRUPTED, reason)
+        self._documents.tell(story.INTERRUPTED, self._progress.step, reason, [self._kept()])
         log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         console.message(self._kept())
@@ -273,6 +286,7 @@ class Training:
 
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure import failure_block, reason_of
+        from rlinf_core.runners import story
         from rlinf_core.runners.run_state import FAILED
 
         reason = reason_of(error)
@@ -284,8 +298,20 @@ class Training:
             console.error(trace)
         block = failure_block(error, self._folder.logs, shown(self._folder.path), _components(self._job))
         console.error_block(block.what, where=block.where, why=block.why, do=block.do)
+        details = [part for part in (block.where, block.why, block.do) if part]
+        self._documents.tell(story.FAILED, self._progress.step, block.what, details)
         self._say_how_to_go_on()
+        self._write_report()
+        if self._report is not None:
+            console.message(f"report: {shown(self._report)}")
         return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
+
+    def _write_report(self) -> None:
+        """Write the report of a run whose end is written already; a signal gives it up."""
+        from rlinf_cli.report_writing import write_report_at_end
+
+        before = self._interrupts.code
+        self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
 
     def _kept(self) -> str:
         """Return which of the steps that were done a checkpoint keeps."""
@@ -320,7 +346,9 @@ class Training:
         if self._output is Output.JSON:
             from rlinf_cli.live.run_summary import summary_record
 
-            record = summary_record(status, self._recipe.name, self._folder.path, self._progress, reason=reason)
+            record = summary_record(
+                status, self._recipe.name, self._folder.path, self._progress, reason=reason, report=self._report
+            )
             console.result_json(record)
         return code
 

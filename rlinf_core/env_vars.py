@@ -89,6 +89,13 @@ def _device_transport(text: str) -> str:
     return text
 
 
+def _switch(text: str) -> bool:
+    words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError
+    return words[text.lower()]
+
+
 def _level(text: str) -> str:
     if text.upper() not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
         raise ValueError
@@ -193,6 +200,13 @@ LOG_LEVEL = EnvVar(
     "one of DEBUG, INFO, WARNING, ERROR, CRITICAL",
     _level,
 )
+REPORT = EnvVar(
+    "RLINF_REPORT",
+    True,
+    "Whether `rlinf train` writes `report.html` when a run has ended.",
+    "1 or 0",
+    _switch,
+)
 
 # Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
 REGISTER: Mapping[str, EnvVar[object]] = {
@@ -209,6 +223,7 @@ REGISTER: Mapping[str, EnvVar[object]] = {
         SHM_LIMIT,
         DEVICE_TRANSPORT,
         LOG_LEVEL,
+        REPORT,
     )
 }
 

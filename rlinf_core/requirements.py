@@ -10,9 +10,11 @@ from typing import Final
 # What pip is asked for where the name of a module would not do: as the extras of `pyproject.toml` say.
 _REQUIREMENTS: Final = {
     "PIL": "pillow>=10",
+    "altair": "altair>=6,<7",
     "av": "av>=14,<19",
     "gymnasium": "gymnasium>=1.0,<2",
     "h5py": "h5py>=3.11,<4",
+    "jinja2": "jinja2>=3.1",
     "math_verify": "math-verify>=0.8,<1",
     "mujoco": "mujoco>=3.3,<5",
     "panda_gym": "panda-gym>=3.0.7,<4",
@@ -21,6 +23,7 @@ _REQUIREMENTS: Final = {
     "ray": "ray>=2.60,<2.61",
     "reasoning_gym": "reasoning-gym>=0.1.25,<0.2",
     "transformers": "transformers>=5.20,<6",
+    "vl_convert": "vl-convert-python>=1.9,<2",
 }
 
 

@@ -30,6 +30,12 @@ def compare(
             "--plot", metavar="FILE", help="Draw the curves over each other: .png, .svg, .pdf.", show_default=False
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page of HTML, too, which loads nothing.", show_default=False
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
     log_path: LogPath = DEFAULT_LOG_PATH,
     quiet: Quiet = False,
@@ -42,6 +48,10 @@ def compare(
 
     rlinf compare runs/fast-* runs/slow-*
     """
+    if html is not None:
+        from rlinf_cli.report.script import require_modules
+
+        require_modules("no page was written")
     from rlinf_cli.render.comparison import comparison_record, comparison_text
     from rlinf_cli.run_comparison import compare_runs, draw
     from rlinf_cli.runs import find_run
@@ -57,6 +67,12 @@ def compare(
     if plot is not None:
         draw(found, plot)
         console.message(f"curves: {plot}")
+    if html is not None:
+        from rlinf_cli.outfile import write_whole
+        from rlinf_cli.report.comparing import compared_page
+
+        write_whole(html, compared_page(found))
+        console.message(f"page: {html}")
 
 
 app = command(compare, no_args_is_help=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlinf_core.runners.events import (
     LAUNCH,
     CheckpointSaved,
+    ClusterReady,
     CurveDrawn,
     Evaluated,
     Event,
@@ -109,6 +110,8 @@ class RunProgress:
                 self.metrics.update(event.metrics)
             case CurveDrawn():
                 self.curve = event.path
+            case ClusterReady():
+                pass
 
     def _start(self, event: RunStarted, now: float) -> None:
         self._ready = now

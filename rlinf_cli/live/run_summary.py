@@ -14,7 +14,7 @@ from rlinf_cli.live.progress import RunProgress
 SCHEMA = "rlinf.train/1"
 
 
-def summary_text(progress: RunProgress, folder: Path) -> str:
+def summary_text(progress: RunProgress, folder: Path, report: Path | None = None) -> str:
     """Return the summary of a run that is finished."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
@@ -29,6 +29,8 @@ def summary_text(progress: RunProgress, folder: Path) -> str:
         rows.append(("checkpoint", shown(progress.checkpoint.path)))
     if progress.curve is not None:
         rows.append(("curve", shown(progress.curve)))
+    if report is not None:
+        rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))
     width = max(len(label) for label, _ in rows)
     lines = [console.style("finished", "green")]
@@ -43,6 +45,7 @@ def summary_record(
     *,
     reason: str = "",
     pid: int | None = None,
+    report: Path | None = None,
 ) -> dict[str, Any]:
     """Return the contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
     known = progress if progress is not None and progress.started is not None else None
@@ -62,6 +65,7 @@ def summary_record(
         "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
         "checkpoint": str(known.checkpoint.path) if known and known.checkpoint else None,
         "curve": str(progress.curve) if progress and progress.curve else None,
+        "report": str(report) if report else None,
         "restarts": known.restart.restart if known and known.restart else 0,
     }
 

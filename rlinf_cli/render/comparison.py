@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
@@ -19,33 +20,48 @@ _ABSENT = "-"
 def comparison_text(found: Comparison) -> str:
     """Return what differs, what matters most first, and what came out."""
     parts = [_runs(found)]
+    parts.append(first_difference(found))
     if found.differences:
-        first = found.differences[0]
-        parts.append(f"first difference: {first.name} ({first.kind}), {' | '.join(map(_shown, first.values))}")
         parts.append(_differences(found))
-    else:
-        parts.append("the runs differ in nothing that is recorded")
-    parts.append("\n".join(_verdicts(found)))
+    parts.append("\n".join(verdict_lines(found)))
     return "\n\n".join(parts)
 
 
-def _runs(found: Comparison) -> str:
-    rows = [
+def first_difference(found: Comparison) -> str:
+    """Return the difference that matters most, in one line."""
+    if not found.differences:
+        return "the runs differ in nothing that is recorded"
+    first = found.differences[0]
+    return f"first difference: {first.name} ({first.kind}), {' | '.join(map(_shown, first.values))}"
+
+
+def run_rows(found: Comparison) -> list[tuple[str, ...]]:
+    """Return set, run, status, step and result of each run."""
+    return [
         (each.label, shown(run.path), run.state.status, str(result.step), _result(result))
         for each in found.sets
         for run, result in zip(each.runs, each.results, strict=True)
     ]
+
+
+def _runs(found: Comparison) -> str:
+    rows = run_rows(found)
     return console.table(("set", "run", "status", "step", found.metric), rows, right=(3,), keep=(0, 1))
 
 
 def _differences(found: Comparison) -> str:
-    rows = [(each.kind, each.name, *map(_shown, each.values)) for each in found.differences[:_MOST_ROWS]]
-    text = console.table(("kind", "what", *_compared(found)), rows, keep=(0,))
+    rows = difference_rows(found.differences[:_MOST_ROWS])
+    text = console.table(("kind", "what", *compared(found)), rows, keep=(0,))
     rest = len(found.differences) - _MOST_ROWS
     return f"{text}\nand {rest} more" if rest > 0 else text
 
 
-def _compared(found: Comparison) -> list[str]:
+def difference_rows(found: Sequence[Difference]) -> list[tuple[str, ...]]:
+    """Return the kind, the name, and the value in each run, of each difference."""
+    return [(each.kind, each.name, *map(_shown, each.values)) for each in found]
+
+
+def compared(found: Comparison) -> list[str]:
     """Return the names of what is compared: the sets, or the runs of the only one."""
     first, *others = found.sets
     return (
@@ -53,8 +69,9 @@ def _compared(found: Comparison) -> list[str]:
     )
 
 
-def _verdicts(found: Comparison) -> list[str]:
-    first, *names = _compared(found)
+def verdict_lines(found: Comparison) -> list[str]:
+    """Return a line for each set but the first: how far it is from the first, and whether that is noise."""
+    first, *names = compared(found)
     return [f"{name} - {first}: {_verdict(each)}" for name, each in zip(names, found.verdicts, strict=True)]
 
 

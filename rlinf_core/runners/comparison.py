@@ -185,20 +185,37 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
     if not found:
         return RunResult(metric, math.nan, 0)
     step, metrics = found[-1]
-    space, _, name = metric.rpartition("/")
-    if space == "eval" or space.startswith("eval/"):
-        value, low, high = metrics[metric], metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-        episodes = metrics.get(f"{space}/episodes")
-        count = int(episodes) if episodes else None
-        if low is None and name.startswith("success") and count:
-            low, high = wilson_interval(value * count, count)
-        return RunResult(metric, value, step, low, high, count, "the last evaluation" if low is not None else "")
+    space = metric.rpartition("/")[0]
+    if _is_evaluation(space):
+        low, high, count = interval_of(metric, metrics)
+        basis = "the last evaluation" if low is not None else ""
+        return RunResult(metric, metrics[metric], step, low, high, count, basis)
     values = [each[metric] for _, each in found[-LAST_STEPS:]]
     if len(values) < _FEWEST_STEPS:
         return RunResult(metric, mean(values), step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
     center = mean(values)
     return RunResult(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
+
+
+def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
+    """Return the 95 % interval of one evaluation's figure, and how many episodes it is the mean of; None: not known.
+
+    Args:
+        metric: its full name, below `eval/`; it has a value.
+        metrics: those of the same evaluation.
+    """
+    space, _, name = metric.rpartition("/")
+    low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
+    episodes = metrics.get(f"{space}/episodes")
+    count = int(episodes) if episodes else None
+    if low is None and name.startswith("success") and count:
+        low, high = wilson_interval(metrics[metric] * count, count)
+    return low, high, count
+
+
+def _is_evaluation(space: str) -> bool:
+    return space == "eval" or space.startswith("eval/")
 
 
 def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:

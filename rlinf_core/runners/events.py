@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from rlinf_core.topology import ClusterTopology
+
 # The phases of a training step, by the names that their times have under `time/`.
 SYNC_WEIGHTS: Final = "sync_weights"
 GENERATE_ROLLOUTS: Final = "generate_rollouts"
@@ -75,6 +77,16 @@ class CheckpointSaved(NamedTuple):
     path: Path
 
 
+class ClusterReady(NamedTuple):
+    """The machines are there, and workers are launched on them next; told again by each attempt.
+
+    Attributes:
+        topology: their nodes, with the hardware that was found.
+    """
+
+    topology: ClusterTopology
+
+
 class RunRestarted(NamedTuple):
     """Something died, and the run goes back.
 
@@ -115,6 +127,7 @@ Event: TypeAlias = (
     RunStarted
     | PhaseStarted
     | Waiting
+    | ClusterReady
     | StepFinished
     | Evaluated
     | CheckpointSaved

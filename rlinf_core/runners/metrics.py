@@ -172,6 +172,24 @@ def read_metrics(path: Path) -> list[Metrics]:
     return [line for _, _, line in _lines(path)]
 
 
+def stream_metrics(path: Path) -> Iterator[Metrics]:
+    """Return the metrics in `path` one after another, so that a long run need not be in memory as a whole.
+
+    A line that is being written, or is torn, is left out.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                line = _decode(raw)
+                if line is not None:
+                    yield line
+    except FileNotFoundError:
+        return
+
+
 def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
     """Return the last step's metrics in `path`, and those of the last step that was evaluated; None where none is.
 

@@ -149,6 +149,7 @@ class RunRecord:
         """
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
+        self.tell(events.ClusterReady(cluster.topology))
 
         def launching(group: str, workers: int) -> None:
             what = f"{components.get(group, group)}: {workers} process{'es' if workers > 1 else ''}"

@@ -8,6 +8,8 @@
       checkpoints/    see `rlinf_core.runners.checkpoint`
       trace.json      with `runner.trace: true`
       curve.png, curve.svg
+      events.jsonl    see `rlinf_core.runners.story`
+      origins.json, placement.json, placement.svg, report.html
 
 Imports nothing heavy: commands look into run folders too.
 """

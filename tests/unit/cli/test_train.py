@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli import report_writing
 from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import outcome
+from rlinf_core.runners.story import read_story
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -87,6 +89,26 @@ class TestARun:
         assert "evaluated at step 10: success 0.75, return 9" in told
         assert "saved global_step_10" in told
         assert "\x1b" not in ended.out + ended.err
+
+    def test_the_summary_names_the_report(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        states: list[str] = []
+
+        def write(folder: Path, *_: Any) -> Path:
+            # The verdict comes first.
+            states.append(RunFolder.open(folder).state.status)
+            return folder / "report.html"
+
+        monkeypatch.setattr(report_writing, "write_report_at_end", write)
+        ended = cli("train", "recipe=fake")
+        run = last_run()
+        assert f"  report      runs/{run.path.name}/report.html" in ended.out.splitlines()
+        ended = cli("train", "recipe=fake", "fake.fail=worker", "--output", "json")
+        assert ended.code == 1
+        assert json.loads(ended.out)["report"] == str(last_run().path / "report.html")
+        assert states == ["finished", "failed"]
+        kinds = [event.kind for event in read_story(last_run().path)]
+        assert kinds == ["started", "failed"]
+        assert "runner.max_steps" in (last_run().path / "origins.json").read_text()
 
     def test_its_folder_tells_of_it(self, cli: Cli) -> None:
         cli("train", "recipe=fake")

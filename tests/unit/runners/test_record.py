@@ -102,6 +102,6 @@ def test_ending_the_workers_is_not_counted(run: RunRecord, told: list[Event], mo
 def test_the_state_says_where_the_cluster_is(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RunFolder.open(run.folder.path).state.address == ""
     monkeypatch.setattr(engine, "current", lambda: engine.RayEngine("10.0.0.1:6379", embedded=False))
-    cluster: Any = SimpleNamespace(record=lambda *_, **__: None)
+    cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None)
     run.watch(cast("Cluster", cluster), {})
     assert RunFolder.open(run.folder.path).state.address == "10.0.0.1:6379"

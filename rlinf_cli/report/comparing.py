@@ -1,0 +1,35 @@
+"""The page of a comparison of runs."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rlinf_cli.render.comparison import compared, difference_rows, first_difference, run_rows, verdict_lines
+from rlinf_cli.report import charts
+from rlinf_cli.report.page import comparison_page
+from rlinf_cli.run_comparison import Comparison
+from rlinf_core.runners.series import Band, banded
+
+
+def compared_page(found: Comparison) -> str:
+    """Return the page: what came out, the curves over each other, and what differs, what matters most first."""
+    runs: list[tuple[str, int, list[Band]]] = []
+    for place, each in enumerate(found.sets):
+        for run, lines in zip(each.runs, each.metrics, strict=True):
+            points = [(line.step, line.metrics.get(found.metric, math.nan)) for line in lines]
+            points = [point for point in points if math.isfinite(point[1])]
+            bands = banded([step for step, _ in points], [value for _, value in points])
+            runs.append((f"{each.label}  {run.path.name}", place, bands))
+    context = {
+        "count": sum(len(each.runs) for each in found.sets),
+        "first": first_difference(found),
+        "metric": found.metric,
+        "runs": run_rows(found),
+        "verdicts": verdict_lines(found),
+        "curves": [("curve", found.metric)],
+        "differences": difference_rows(found.differences),
+        "compared": compared(found),
+        "made": time.time(),
+    }
+    return comparison_page(context, {"curve": charts.compared(f"{found.metric} of each run over steps", runs)})

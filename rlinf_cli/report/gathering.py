@@ -1,0 +1,317 @@
+"""Content of a report, gathered from the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from rlinf_cli.live import labels
+from rlinf_cli.run_documents import ORIGINS, PICTURE, PLACEMENT
+from rlinf_core.errors import RunError
+from rlinf_core.runners import samples
+from rlinf_core.runners.metrics import stream_metrics
+from rlinf_core.runners.provenance import Provenance, read_provenance
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import RunState, outcome
+from rlinf_core.runners.series import RunSeries, series_of, telling_steps
+from rlinf_core.runners.story import StoryEvent, read_story
+from rlinf_core.runners.trace_steps import TraceBar, bars_of_steps
+
+_MOST_SAMPLES = 16
+_MOST_FIRST = 4
+_MOST_TEXT = 3000
+_MOST_VIDEOS = 12
+
+
+class Setting(NamedTuple):
+    """A value of the configuration, and where it came from: a file with its line, `override` or `default`."""
+
+    path: str
+    value: str
+    origin: str
+    where: str
+
+
+class ProcessRow(NamedTuple):
+    """A process of the placement."""
+
+    name: str
+    node: str
+    unit: str
+    python: str
+
+
+class EnvRow(NamedTuple):
+    """A variable in the processes of a component: its value, or the values that differ from rank to rank."""
+
+    component: str
+    name: str
+    value: str
+    layer: str
+
+
+class StepTimeline(NamedTuple):
+    """Activity of the processes in one step of a traced run.
+
+    Attributes:
+        roles: why the step is shown, as in `slowest`.
+        seconds: how long it took.
+        left_out: how many shorter bars are not shown.
+    """
+
+    step: int
+    roles: tuple[str, ...]
+    seconds: float
+    bars: Sequence[TraceBar]
+    left_out: int
+
+
+class Sample(NamedTuple):
+    """An answer of a language model."""
+
+    step: int
+    prompt: str
+    text: str
+    answer: str
+    reward: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """Content of a report. Parts that the run did not leave are empty.
+
+    Attributes:
+        status, reason: how the run ended, as its state tells it or its vanished process shows.
+        settings: the whole configuration.
+        picture: the placement as an SVG document.
+        videos: files below the run folder, the newest last.
+        forecast: what `rlinf inspect memory` foresaw and what was measured, row by row.
+        notes: what could not be read.
+    """
+
+    folder: RunFolder
+    state: RunState
+    status: str
+    reason: str
+    series: RunSeries
+    result: Sequence[tuple[str, str]]
+    settings: Sequence[Setting]
+    config_text: str
+    processes: Sequence[ProcessRow]
+    environment: Sequence[EnvRow]
+    picture: str
+    story: Sequence[StoryEvent]
+    timelines: Sequence[StepTimeline]
+    samples: Sequence[Sample]
+    videos: Sequence[Path]
+    provenance: Provenance | None
+    forecast: Sequence[tuple[str, str]]
+    notes: Sequence[str]
+    made: float
+
+
+def gather(folder: RunFolder) -> RunContent:
+    """Return what the report of a run shows. A part that cannot be read becomes a note.
+
+    Raises:
+        OSError: the metrics cannot be read.
+    """
+    notes: list[str] = []
+    state = folder.state
+    status, reason = outcome(state)
+    series = series_of(stream_metrics(folder.metrics_file))
+    placement = _json(folder.path / PLACEMENT, notes)
+    origins = _json(folder.path / ORIGINS, notes)
+    return RunContent(
+        folder=folder,
+        state=state,
+        status=status,
+        reason=reason,
+        series=series,
+        result=_result(state, series),
+        settings=_settings(origins),
+        config_text=_text(folder.config_file, notes),
+        processes=_processes(placement),
+        environment=_environment(placement),
+        picture=_text(folder.path / PICTURE, []),
+        story=read_story(folder.path),
+        timelines=_timelines(folder, series, notes),
+        samples=_samples(folder.path, notes),
+        videos=_videos(folder.path),
+        provenance=_provenance(folder.path, notes),
+        forecast=_forecast(folder.path, notes),
+        notes=notes,
+        made=time.time(),
+    )
+
+
+def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
+    """Return what came out, as names and figures."""
+    newest = {name: column.values[-1] for name, column in series.columns.items()}
+    rows: list[tuple[str, str]] = []
+    if series.evaluations:
+        step, metrics = series.evaluations[-1]
+        found = labels.spelled(labels.headlines(metrics, "eval"))
+        rows.append(("last evaluation", f"{found} (step {step})"))
+    training = labels.headlines(newest, "env", "rollout")
+    if training:
+        rows.append(("last training step", labels.spelled(training)))
+    rows.append(("steps", str(state.step)))
+    if state.ended is not None:
+        rows.append(("from beginning to end", labels.clock(state.ended - state.created)))
+    if series.first is not None and series.last is not None and series.steps > 1:
+        seconds = series.last - series.first
+        rows.append(("speed", labels.speed((series.steps - 1) / max(seconds, 1e-9))))
+    if state.resumed_from is not None:
+        rows.append(("continued from", Path(state.resumed_from).name))
+    return rows
+
+
+def _settings(origins: Mapping[str, Any]) -> list[Setting]:
+    found: list[Setting] = []
+    for each in cast("list[dict[str, Any]]", origins.get("values", [])):
+        origin = str(each.get("origin", ""))
+        line = each.get("line")
+        where = f"{each.get('file')}:{line}" if origin == "file" and line else origin
+        value = each.get("value")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        found.append(Setting(str(each.get("path", "")), text, origin, where))
+    return found
+
+
+def _processes(placement: Mapping[str, Any]) -> list[ProcessRow]:
+    rows: list[ProcessRow] = []
+    for name, process in _every_process(placement):
+        held = ", ".join(str(each) for each in process.get("local_hardware_ranks", ()))
+        unit = f"{process.get('hardware_type') or 'accelerator'} {held}" if held else "-"
+        python = process.get("python") or "the node's own"
+        node = f"{process.get('node_rank')} ({process.get('node_group')})"
+        rows.append(ProcessRow(f"{name}:{process.get('rank')}", node, unit, str(python)))
+    return rows
+
+
+def _environment(placement: Mapping[str, Any]) -> list[EnvRow]:
+    """Return the variables of each component's processes; a value that differs from rank to rank is told as a range."""
+    values: dict[tuple[str, str], list[str]] = {}
+    layers: dict[tuple[str, str], str] = {}
+    counts: dict[str, int] = {}
+    for component, process in _every_process(placement):
+        counts[component] = counts.get(component, 0) + 1
+        for name, value in cast("dict[str, str]", process.get("env", {})).items():
+            values.setdefault((component, name), []).append(str(value))
+            layers[component, name] = str(process.get("env_layers", {}).get(name, ""))
+    rows: list[EnvRow] = []
+    for (component, name), found in values.items():
+        distinct = list(dict.fromkeys(found))
+        text = distinct[0] if len(distinct) == 1 else " | ".join(distinct[:8])
+        if len(distinct) > 8:
+            text = f"{distinct[0]} ... {distinct[-1]} ({len(distinct)} values, by rank)"
+        if len(found) < counts[component]:
+            text += f" (in {len(found)} of {counts[component]} processes)"
+        rows.append(EnvRow(component, name, text, layers[component, name]))
+    return rows
+
+
+def _every_process(placement: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    components = cast("dict[str, dict[str, Any]]", placement.get("components", {}))
+    return [(name, process) for name, each in components.items() for process in each.get("processes", [])]
+
+
+def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
+    if not folder.trace_file.exists():
+        return []
+    roles: dict[int, list[str]] = {}
+    for role, step in telling_steps(series.moments).items():
+        roles.setdefault(step, []).append(role)
+    ends = {step: (end, seconds) for step, end, seconds in series.moments if step in roles}
+    try:
+        windows = {step: (end - seconds, end) for step, (end, seconds) in ends.items()}
+        found = bars_of_steps(folder.trace_file, windows)
+    except OSError as error:
+        notes.append(f"the trace cannot be read: {error.strerror}")
+        return []
+    return [
+        StepTimeline(step, tuple(roles[step]), ends[step][1], *found[step]) for step in sorted(roles) if found[step][0]
+    ]
+
+
+def _samples(folder: Path, notes: list[str]) -> list[Sample]:
+    """Return answers of the last step that has some, the best and the worst of them, and a few of the first step."""
+    steps = samples.sampled_steps(folder)
+    wanted = [(steps[-1], _MOST_SAMPLES)] if steps else []
+    wanted += [(steps[0], _MOST_FIRST)] if len(steps) > 1 else []
+    found: list[Sample] = []
+    for step, most in wanted:
+        try:
+            every = [_sample(step, each) for each in samples.read_samples(folder, step)[1]]
+        except (RunError, ValueError, TypeError, KeyError) as error:
+            notes.append(f"samples of step {step} cannot be read: {error}")
+            continue
+        ordered = sorted(every, key=lambda each: -each.reward)
+        found += ordered if len(ordered) <= most else [*ordered[: most // 2], *ordered[-most // 2 :]]
+    return found
+
+
+def _sample(step: int, data: Mapping[str, Any]) -> Sample:
+    def text(name: str) -> str:
+        found = str(data.get(name, ""))
+        return found if len(found) <= _MOST_TEXT else f"{found[:_MOST_TEXT]} ... ({len(found)} characters)"
+
+    return Sample(step, text("prompt"), text("text"), text("answer"), float(data["reward"]), text("reason"))
+
+
+def _videos(folder: Path) -> list[Path]:
+    """Return the newest videos of the run, the newest last."""
+    found = [path for path in folder.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))[-_MOST_VIDEOS:]
+
+
+def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
+    try:
+        return read_provenance(folder)
+    except RunError as error:
+        notes.append(f"{error.message}: {error.why}")
+        return None
+
+
+def _forecast(folder: Path, notes: list[str]) -> list[tuple[str, str]]:
+    """Return the rows of `memory.json`, flat, where the run has one."""
+    data = _json(folder / "memory.json", notes)
+    rows: list[tuple[str, str]] = []
+
+    def walk(value: object, path: str) -> None:
+        if isinstance(value, Mapping):
+            for name, each in cast("Mapping[str, object]", value).items():
+                walk(each, f"{path}.{name}" if path else str(name))
+        elif isinstance(value, list):
+            for number, each in enumerate(cast("list[object]", value)):
+                walk(each, f"{path}[{number}]")
+        else:
+            rows.append((path, str(value)))
+
+    walk({name: value for name, value in data.items() if name != "schema"}, "")
+    return rows
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+        return {}
+    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+
+
+def _text(path: Path, notes: list[str]) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
+        return ""

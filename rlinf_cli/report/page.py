@@ -1,0 +1,210 @@
+"""Pages of HTML: sections with charts, all in one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.report import charts
+from rlinf_cli.report.charts import Spec
+from rlinf_cli.report.gathering import RunContent
+from rlinf_core.runners.curve import PANELS, Panel
+from rlinf_core.runners.series import Band, EvaluatedPoint, RunSeries, banded, evaluated
+
+# Together with the chart library's code, which is most of a page, less than 3 MB.
+_MOST_METRICS: Final = 90
+_SMALL_POINTS: Final = 120
+_TIME_POINTS: Final = 100
+_VIDEO_BYTES: Final = 400_000
+_ALL_VIDEO_BYTES: Final = 900_000
+_TIME: Final = "time/"
+# What happens beside the steps, and is not a part of their time.
+_BESIDE: Final = ("step", "evaluate", "save_checkpoint")
+
+
+class Video(NamedTuple):
+    """A video of the page: its content as a `data:` address, or the address of the file."""
+
+    name: str
+    source: str
+
+
+class MetricGroup(NamedTuple):
+    """Small curves of the metrics whose names begin alike."""
+
+    name: str
+    metrics: Sequence[tuple[str, str]]
+
+
+def report_page(report: RunContent, path: Path, *, live: bool = False) -> str:
+    """Return the page of a run.
+
+    Args:
+        path: where it will lie: videos that are too large for the page are addressed from there.
+        live: whether the page shall load itself again while the run goes on.
+    """
+    specs: dict[str, Spec] = {}
+    context = {
+        "report": report,
+        "asked": [each for each in report.settings if each.origin in ("file", "override")],
+        "curves": _curves(report.series, specs),
+        "times": _times(report.series, specs),
+        "timelines": _timelines(report, specs),
+        "staleness": _chosen(report.series, specs, "staleness", ("staleness", "queue", "waiting", "in_flight")),
+        "resources": _chosen(report.series, specs, "resources", ("memory/", "speed/", "per_second")),
+        "groups": _groups(report.series, specs),
+        "picture": _svg_address(report.picture),
+        "videos": _videos(report.videos, path),
+        "live": live,
+    }
+    return _page("report.html.j2", specs, context)
+
+
+def comparison_page(context: Mapping[str, Any], specs: Mapping[str, Spec]) -> str:
+    """Return the page of a comparison of runs."""
+    return _page("compare.html.j2", specs, context)
+
+
+def _page(template: str, specs: Mapping[str, Spec], context: Mapping[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from rlinf_cli.live.labels import clock, duration, figure
+    from rlinf_cli.report.script import chart_script
+
+    # Everything is escaped: what a model wrote and what a file is called is anybody's text.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = environment.filters
+    filters |= {"clock": clock, "duration": duration, "figure": figure, "moment": _moment}
+    page = environment.get_template(template)
+    return page.render(**context, specs=dict(specs), script=chart_script() if specs else "")
+
+
+def _moment(seconds: float) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _curves(series: RunSeries, specs: dict[str, Spec]) -> list[tuple[str, str]]:
+    """Add the curves of results; return the identifier and the title of each."""
+    found: list[tuple[str, str]] = []
+    for number, panel in enumerate(PANELS):
+        lines = _lines(panel, series)
+        if lines:
+            name = f"curve-{number}"
+            specs[name] = charts.curve(f"{panel.title} over steps", lines, share=panel.share)
+            found.append((name, panel.title))
+    return found
+
+
+def _lines(panel: Panel, series: RunSeries) -> dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]:
+    lines: dict[str, Sequence[Band] | Sequence[EvaluatedPoint]] = {}
+    known: list[tuple[Any, Any]] = []
+    for label, names in panel.series:
+        name = next((each for each in names if each in series.columns), None)
+        if name is None:
+            continue
+        column = series.columns[name]
+        # Two series of the same values, as where episodes end with success, are one.
+        if (column.steps, column.values) in known:
+            continue
+        known.append((column.steps, column.values))
+        if name.startswith("eval/"):
+            lines[label] = evaluated(name, series.evaluations)
+        else:
+            lines[label] = banded(column.steps, column.values)
+    return lines
+
+
+def _times(series: RunSeries, specs: dict[str, Spec]) -> dict[str, Any]:
+    """Add where the time went: by phase over steps, and by component."""
+    from rlinf_cli.live.labels import short_phase
+
+    means: dict[str, float] = {}
+    for name, column in series.columns.items():
+        if name.startswith(_TIME) and len(column.values):
+            means[name.removeprefix(_TIME)] = sum(column.values) / len(column.values)
+    phases = {name: value for name, value in means.items() if "/" not in name and name not in _BESIDE}
+    step = means.get("step", sum(phases.values()))
+    rows = sorted(((short_phase(name), value) for name, value in phases.items()), key=lambda row: -row[1])
+    rest = step - sum(phases.values())
+    over: dict[str, Sequence[Band]] = {
+        short_phase(name): banded(column.steps, column.values, _TIME_POINTS)
+        for name in phases
+        for column in (series.columns[f"{_TIME}{name}"],)
+    }
+    if over:
+        specs["time-steps"] = charts.stacked_over_steps("seconds of each step by phase", over)
+    parts = [("driver", name, value) for name, value in rows]
+    for name, value in means.items():
+        component, slash, activity = name.partition("/")
+        if slash:
+            parts.append((component, activity, value))
+    if parts:
+        specs["time-components"] = charts.stacked_by_component("seconds of a step by component", parts)
+    beside = [(short_phase(name), means[name]) for name in _BESIDE[1:] if name in means]
+    return {"phases": rows, "step": step, "rest": rest if rest > 0.01 * step else 0.0, "beside": beside}
+
+
+def _timelines(report: RunContent, specs: dict[str, Spec]) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for each in report.timelines:
+        name = f"timeline-{each.step}"
+        specs[name] = charts.timeline(f"timeline of step {each.step}", each.bars, each.seconds)
+        found.append((name, each))
+    return found
+
+
+def _chosen(series: RunSeries, specs: dict[str, Spec], space: str, words: Sequence[str]) -> list[tuple[str, str]]:
+    """Add small curves of the metrics whose names have one of some words; return identifier and name of each."""
+    names = [name for name in series.columns if any(word in name for word in words) and not name.startswith("eval/")]
+    return [_small(series, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
+
+
+def _small(series: RunSeries, specs: dict[str, Spec], identifier: str, name: str) -> tuple[str, str]:
+    column = series.columns[name]
+    specs[identifier] = charts.small_curve(f"{name} over steps", banded(column.steps, column.values, _SMALL_POINTS))
+    return identifier, name
+
+
+def _groups(series: RunSeries, specs: dict[str, Spec]) -> list[MetricGroup]:
+    names = [name for name in series.columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
+    grouped: dict[str, list[str]] = {}
+    for name in names:
+        grouped.setdefault(name.partition("/")[0], []).append(name)
+    number = iter(range(len(names)))
+    return [
+        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in found])
+        for group, found in grouped.items()
+    ]
+
+
+def _svg_address(svg: str) -> str:
+    """Return a picture as an address: as an image it can neither run scripts nor load anything."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}" if svg else ""
+
+
+def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
+    """Return videos: small ones as a part of the page, others by their place, the newest first."""
+    from urllib.parse import quote
+
+    found: list[Video] = []
+    left = _ALL_VIDEO_BYTES
+    for path in reversed(paths):
+        size = path.stat().st_size
+        if size <= min(left, _VIDEO_BYTES):
+            left -= size
+            source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        else:
+            source = quote(os.path.relpath(path, page.parent))
+        found.append(Video(f"{path.parent.name}/{path.name}", source))
+    return found

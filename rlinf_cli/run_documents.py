@@ -1,0 +1,109 @@
+"""Documents that a run leaves for `rlinf report`: its story, its placement, and where its configuration came from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.view import View
+from rlinf_core.errors import RLinfError
+from rlinf_core.runners import durable, story
+from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+    from rlinf_core.runners.run_folder import RunFolder
+    from rlinf_core.topology import ClusterTopology
+
+LOGGER = logging.getLogger("rlinf")
+PLACEMENT: Final = "placement.json"
+PICTURE: Final = "placement.svg"
+ORIGINS: Final = "origins.json"
+
+
+class DocumentWriter(View):
+    """Writes the documents of a run as it goes on. The run is fine without them: a failure is one warning."""
+
+    def __init__(self, progress: RunProgress, job: Job, folder: RunFolder) -> None:
+        super().__init__(progress)
+        self._job, self._folder = job, folder
+        self._pending: dict[str, str] = {}
+        self._warned = False
+        self._keep(self._origins())
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, ClusterReady):
+            self._keep(self._placement(event.topology))
+        elif isinstance(event, RunStarted):
+            self._write_pending()
+            counts = ", ".join(f"{name} {count}" for name, count in event.components.items())
+            begin = event.first_step - 1
+            if event.resumed_from is not None:
+                self.tell(story.RESUMED, begin, f"goes on from {event.resumed_from.name} with {counts}")
+            else:
+                self.tell(story.STARTED, begin, f"started with {counts}")
+        elif isinstance(event, RunRestarted):
+            what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
+            self.tell(story.RESTARTED, event.step, event.reason, [what])
+
+    def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
+        """Add to the run's story."""
+        from rlinf_core.config.secrets import mask_text
+
+        lines = (mask_text(line) for each in details for line in each.splitlines())
+        self._guarded(
+            lambda: story.append_event(self._folder.path, kind, step, mask_text(text.splitlines()[0]), list(lines))
+        )
+
+    def _keep(self, documents: dict[str, str]) -> None:
+        self._pending |= documents
+        # The folder of a resumed run stays as it is until the run has its workers.
+        if self._folder.state.earlier is None:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        documents, self._pending = self._pending, {}
+        for name, text in documents.items():
+            self._guarded(lambda name=name, text=text: durable.write_whole(self._folder.path / name, text))
+
+    def _guarded(self, write: Any) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._warned:
+                LOGGER.warning("a part of what the report shows is not kept: %s", error)
+            self._warned = True
+
+    def _origins(self) -> dict[str, str]:
+        from rlinf_cli.render.config_view import config_record
+        from rlinf_core.config.origins import origins
+        from rlinf_core.config.secrets import mask
+
+        if self._job.tree is None:
+            return {}
+        tree = mask(self._job.tree, self._job.secret)
+        return {ORIGINS: _json(config_record(tree, list(origins(tree, self._job.config))))}
+
+    def _placement(self, topology: ClusterTopology) -> dict[str, str]:
+        from rlinf_cli.files import sound
+        from rlinf_cli.layout import lay_out
+        from rlinf_cli.render.placement_picture import picture_of
+        from rlinf_cli.render.placement_record import placement_record
+        from rlinf_cli.render.placement_svg import placement_svg
+
+        try:
+            parts = sound(self._job)._replace(topology=topology)
+            layout = lay_out(parts, "placement", self._job.name)
+        except RLinfError:
+            return {}
+        title = Path(parts.name).name
+        picture = picture_of(title, parts.cluster, topology, layout.placements, layout.mode)
+        return {PLACEMENT: _json(placement_record(parts, layout)), PICTURE: placement_svg(picture)}
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False) + "\n"

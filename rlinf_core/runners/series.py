@@ -1,0 +1,124 @@
+"""Series of metrics for pictures: columns read from `metrics.jsonl`, and long ones reduced to means within bands."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from rlinf_core.runners.comparison import interval_of
+from rlinf_core.runners.metrics import Metrics
+
+# More points than a picture has columns say nothing more.
+MOST_POINTS: Final = 300
+
+
+@dataclass
+class Column:
+    """The finite values of one metric, with the steps that have one, in order."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+
+class Band(NamedTuple):
+    """The values of a metric in a stretch of steps.
+
+    Attributes:
+        step: the middle one of the steps that have a value.
+        mean: of the values.
+        low, high: the least and the greatest.
+    """
+
+    step: int
+    mean: float
+    low: float
+    high: float
+
+
+class EvaluatedPoint(NamedTuple):
+    """The result of one evaluation with its interval, which is None where it is not known."""
+
+    step: int
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass
+class RunSeries:
+    """All metrics of a run.
+
+    Attributes:
+        columns: by the metrics' names.
+        evaluations: (step, metrics) of each step that was evaluated.
+        moments: (step, second since 1970 at which it was over, seconds that it took), of steps that tell it.
+        steps: how many steps have metrics.
+        first, last: the seconds since 1970 of the first and last line; None without any.
+    """
+
+    columns: dict[str, Column] = field(default_factory=dict[str, Column])
+    evaluations: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
+    moments: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
+    steps: int = 0
+    first: float | None = None
+    last: float | None = None
+
+
+def series_of(lines: Iterable[Metrics]) -> RunSeries:
+    """Return the metrics of a run by name. Reads the lines once and keeps numbers only."""
+    found = RunSeries()
+    for line in lines:
+        found.steps += 1
+        found.first = line.time if found.first is None else found.first
+        found.last = line.time
+        evaluated = False
+        for name, value in line.metrics.items():
+            evaluated = evaluated or name.startswith("eval/")
+            if math.isfinite(value):
+                column = found.columns.setdefault(name, Column())
+                column.steps.append(line.step)
+                column.values.append(value)
+        if evaluated:
+            found.evaluations.append((line.step, line.metrics))
+        seconds = line.metrics.get("time/step", math.nan)
+        if math.isfinite(seconds):
+            found.moments.append((line.step, line.time, seconds))
+    return found
+
+
+def banded(steps: Sequence[int], values: Sequence[float], most: int = MOST_POINTS) -> list[Band]:
+    """Return a series in at most `most` stretches of as many values each; a short one as it is."""
+    count = len(steps)
+    bounds = range(count + 1) if count <= most else [count * number // most for number in range(most + 1)]
+    bands: list[Band] = []
+    for start, end in pairwise(bounds):
+        part = values[start:end]
+        bands.append(Band(steps[(start + end - 1) // 2], math.fsum(part) / (end - start), min(part), max(part)))
+    return bands
+
+
+def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]]) -> list[EvaluatedPoint]:
+    """Return every evaluation's value of `metric`, with its 95 % interval where one is known."""
+    points: list[EvaluatedPoint] = []
+    for step, metrics in evaluations:
+        value = metrics.get(metric, math.nan)
+        if math.isfinite(value):
+            low, high, _ = interval_of(metric, metrics)
+            points.append(EvaluatedPoint(step, value, low, high))
+    return points
+
+
+def telling_steps(moments: Sequence[tuple[int, float, float]]) -> dict[str, int]:
+    """Return the steps worth a closer look: the slowest, the one of median length, and the last.
+
+    The first step of a run, which compiles and fills caches, is left out where there are others.
+    """
+    timed = list(moments[1:] if len(moments) > 1 else moments)
+    if not timed:
+        return {}
+    ordered = sorted(timed, key=lambda each: each[2])
+    return {"slowest": ordered[-1][0], "median": ordered[(len(ordered) - 1) // 2][0], "last": timed[-1][0]}

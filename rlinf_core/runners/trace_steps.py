@@ -1,0 +1,97 @@
+"""Single steps out of a run's trace, for a picture: a trace as a whole is too large for a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+# The moment of an event, in microseconds since 1970, without reading the whole line as JSON.
+_MOMENT: Final = re.compile(r'"ts":\s*([0-9.eE+]+)')
+_TRANSFER_ENDS: Final = "e"
+
+
+class TraceBar(NamedTuple):
+    """Something that a process did within a step.
+
+    Attributes:
+        process: as in `actor:0`.
+        kind: phase, method, timer, wait or transfer.
+        name: what it was.
+        start: seconds from the beginning of the step; negative where it began before.
+        seconds: how long it took.
+    """
+
+    process: str
+    kind: str
+    name: str
+    start: float
+    seconds: float
+
+
+def bars_of_steps(
+    path: Path, windows: Mapping[int, tuple[float, float]], most: int = 1500
+) -> dict[int, tuple[list[TraceBar], int]]:
+    """Return what the processes did in some steps, by step: the longest `most` bars by time, and how many are left out.
+
+    Args:
+        path: of the trace, which may still be being written. Read once, line by line.
+        windows: of each step its beginning and end, in seconds since 1970.
+        most: how many bars a step may have.
+
+    Raises:
+        OSError: the trace cannot be read.
+    """
+    names: dict[int, str] = {}
+    found: dict[int, list[TraceBar]] = {step: [] for step in windows}
+    open_transfers: dict[Any, float] = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            moment = _MOMENT.search(line)
+            if moment is None:
+                _take_name(line, names)
+                continue
+            # Nothing lasts as long as a day, so what began then has nothing to say.
+            at = float(moment[1]) / 1e6
+            if not any(begin - 86400 < at < end for begin, end in windows.values()):
+                continue
+            event = _event(line)
+            if event is None:
+                continue
+            began, seconds = at, float(event.get("dur", 0.0)) / 1e6
+            if event.get("ph") == "b":
+                open_transfers[event.get("id")] = at
+                continue
+            if event.get("ph") == _TRANSFER_ENDS:
+                began = open_transfers.pop(event.get("id"), at)
+                seconds = at - began
+            process = names.get(event.get("pid", -1), "?")
+            for step, (begin, end) in windows.items():
+                if began < end and began + seconds > begin:
+                    kind, name = str(event.get("cat", "")), str(event.get("name", ""))
+                    found[step].append(TraceBar(process, kind, name, began - begin, seconds))
+    return {step: _longest(bars, most) for step, bars in found.items()}
+
+
+def _longest(bars: list[TraceBar], most: int) -> tuple[list[TraceBar], int]:
+    kept = sorted(bars, key=lambda bar: -bar.seconds)[:most]
+    return sorted(kept, key=lambda bar: bar.start), len(bars) - len(kept)
+
+
+def _take_name(line: str, names: dict[int, str]) -> None:
+    """Note how a process is called, where the line says it."""
+    if '"process_name"' not in line:
+        return
+    event = _event(line)
+    if event is not None:
+        names[int(event.get("pid", -1))] = str(event.get("args", {}).get("name", "?"))
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        found: Any = json.loads(line.rstrip().rstrip(","))
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None

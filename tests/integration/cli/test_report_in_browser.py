@@ -1,0 +1,80 @@
+"""Pages of runs in headless Chromium: nothing is loaded, nothing complains, axe finds no serious fault."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.main import main
+from rlinf_core.runners.run_state import FAILED
+from tests.unit.cli.report_runs import empty_run, full_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("axe_playwright_python")
+    with sync.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module", params=["finished", "failed", "empty", "compared"])
+def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    path = folder / "page.html"
+    if request.param == "compared":
+        first, second = full_run(str(folder)), full_run(str(folder))
+        code = main(["compare", str(first.path), str(second.path), "--html", str(path), "--metric", "env/return"])
+    else:
+        made = {"finished": full_run, "failed": lambda folder: full_run(folder, status=FAILED), "empty": empty_run}
+        code = main(["report", str(made[request.param](str(folder)).path), "--out", str(path)])
+    assert code == 0
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1024, "dark"), (1600, "light")])
+def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, width: int, scheme: str) -> None:
+    import axe_playwright_python
+
+    axe = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    told: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("dialog", lambda dialog: told.append("a dialog opened"))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("body[data-drawn]", timeout=120_000)
+    for part in page.query_selector_all("details:not([open]) > summary"):
+        part.click()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.chart')].every(each => each.querySelector('svg'))", timeout=120_000
+    )
+    page.evaluate(axe)
+    faults = [
+        (each["id"], each["nodes"][0]["html"])
+        for each in page.evaluate("axe.run()")["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert faults == []
+    # The videos of these runs are no videos.
+    assert [line for line in told if "media" not in line.lower()] == []
+    beside = [url for url in asked if not url.startswith(("data:", "blob:")) and not url.endswith((".html", ".mp4"))]
+    assert beside == []
+    assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
+    context.close()

@@ -1,0 +1,79 @@
+"""Run folders to make pages of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.runners import samples, story
+from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.run_folder import RunFolder
+from rlinf_core.runners.run_state import FAILED, FINISHED
+from rlinf_core.runners.trace import TraceWriter
+from rlinf_core.tracing import Taken, TraceSpan
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
+
+
+def full_run(folder: str, *, status: str = FINISHED, steps: int = 12) -> RunFolder:
+    """A run that left everything that a report shows, with texts that try to get out of theirs."""
+    runner = RunnerConfig.model_validate({"logger": {"experiment_name": "full", "log_path": folder}})
+    run = RunFolder.create(runner, "embodied")
+    run.write_config_text(f'recipe: embodied\nname: "{NASTY}"\n')
+    value = {"path": "runner.note", "value": NASTY, "origin": "file", "file": "job.yaml", "line": 7, "column": 3}
+    default = {"path": "runner.trace", "value": False, "origin": "default", "file": None, "line": None, "column": None}
+    (run.path / "origins.json").write_text(json.dumps({"values": [value, default]}))
+    process: dict[str, Any] = {
+        "rank": 0, "node_rank": 0, "node_group": "cluster", "hardware_type": "", "local_hardware_ranks": [],
+        "python": None, "env": {"RANK": "0", "NOTE": NASTY}, "env_layers": {"RANK": "runtime", "NOTE": "env_configs"},
+    }  # fmt: skip
+    other = {**process, "rank": 1, "env": {"RANK": "1"}}
+    (run.path / "placement.json").write_text(json.dumps({"components": {"actor": {"processes": [process, other]}}}))
+    (run.path / "placement.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"/>')
+    story.append_event(run.path, story.STARTED, 0, "started with actor 2")
+    samples.write_samples(
+        run.path,
+        4,
+        [
+            {"prompt": NASTY, "text": NASTY, "answer": "5", "reward": float(each % 2), "reason": "no"}
+            for each in range(40)
+        ],
+    )
+    videos = run.path / "videos"
+    videos.mkdir()
+    (videos / "small.mp4").write_bytes(b"\0" * 1000)
+    (videos / "large one.mp4").write_bytes(b"\0" * 500_000)
+    with MetricsWriter(run.metrics_file) as metrics, TraceWriter(run.trace_file) as trace:
+        for step in range(1, steps + 1):
+            metrics.log(step, {
+                "env/return": float(step), "env/success_at_end": step / steps, "train/actor/policy_loss": 1 / step,
+                "rollout/staleness": 0.0, "time/step": 1.0, "time/generate_rollouts": 0.6, "time/actor_training": 0.3,
+                "time/env/wait": 0.2, "memory/actor_gib": 0.4, NASTY: 1.0,
+            })  # fmt: skip
+            began = json.loads(run.metrics_file.read_text().splitlines()[-1])["time"] - 0.9
+            trace.add("env:0", Taken([TraceSpan("method", f"interact {NASTY}", began, 0.5, 1)], 0))
+        metrics.log(steps, {"eval/success_at_end": 0.75, "eval/episodes": 64.0})
+    run.update(step=steps)
+    if status == FAILED:
+        story.append_event(run.path, story.FAILED, steps, "`env:1` died in `interact`", ["node 0", "killed", NASTY])
+    run.end(status, "`env:1` died in `interact`" if status == FAILED else "")
+    return run
+
+
+def empty_run(folder: str) -> RunFolder:
+    """A run that failed before anything was there."""
+    runner = RunnerConfig.model_validate({"logger": {"experiment_name": "empty", "log_path": folder}})
+    run = RunFolder.create(runner, "embodied")
+    run.end(FAILED, "no cluster")
+    return run
+
+
+def asset(page: str, kind: str) -> str:
+    """The content of the only element `<script type=KIND ...>` of a page."""
+    return page.split(f'<script type="{kind}"')[1].partition(">")[2].partition("</script>")[0]
+
+
+def written(path: Path) -> str:
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,181 @@
+"""`rlinf report` and `rlinf compare --html`: pages that load nothing and believe no text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli import report_writing
+from rlinf_cli.report import script
+from rlinf_core.runners.run_state import FAILED
+from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
+
+Cli = Callable[..., Any]
+pytest.importorskip("altair")
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture(autouse=True)
+def short_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, with a stand-in for the chart library's code, which takes seconds to make."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script, "chart_script", lambda: "window.vegaEmbed = null;")
+
+
+class _Elements(HTMLParser):
+    """The elements of a page, and the addresses that it loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "onerror", "action")]
+
+
+def elements(page: str) -> _Elements:
+    parser = _Elements()
+    parser.feed(page)
+    return parser
+
+
+def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
+    run = full_run("runs")
+    ended = cli("report", run.path.name)
+    assert (ended.code, ended.out) == (0, f"runs/{run.path.name}/report.html\n")
+    page = written(run.path / "report.html")
+    headings = (
+        "Result|Course of the run|What was asked|Learning|Where the time went|Timeline|Staleness and queues|Resources|"
+        "Samples|Videos|Placement|Environment of the processes|Configuration|All metrics|Versions, code and data"
+    )
+    for heading in headings.split("|"):
+        assert f"<h2>{heading}</h2>" in page
+    for text in ("started with actor 2", "job.yaml:7", "success 0.75", "small.mp4", "0 | 1"):
+        assert text in page
+    loaded = elements(page).addresses
+    assert {each.partition(":")[0] if ":" in each else each.partition("#")[0] for each in loaded} == {
+        "", "data", "videos/large%20one.mp4",
+    }  # fmt: skip
+    assert len(page) < 1_000_000
+
+
+def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
+    run = full_run("runs", status=FAILED)
+    assert cli("report", run.path).code == 0
+    page = written(run.path / "report.html")
+    assert NASTY not in page
+    assert "&lt;img src=x onerror=alert(2)&gt;{{ 7*7 }}" in page
+    found = elements(page)
+    assert found.names.count("script") == 3
+    # That of the placement.
+    assert found.names.count("img") == 1
+    specs = json.loads(asset(page, "application/json"))
+    assert any(NASTY in spec["description"] for spec in specs.values())
+    assert "`env:1` died in `interact`" in page
+
+
+def test_charts_have_their_data(cli: Cli) -> None:
+    run = full_run("runs")
+    cli("report", run.path)
+    specs = json.loads(asset(written(run.path / "report.html"), "application/json"))
+    success = next(iter(specs["curve-1"]["datasets"].values()))
+    assert 'eval,"eval, at end",12,0.75,0.63' in success
+    assert 'train,"train, at end",6,0.5,0.5,0.5' in success
+    assert "driver,rollout,0.6" in next(iter(specs["time-components"]["datasets"].values()))
+    timelines = [name for name in specs if name.startswith("timeline-")]
+    assert timelines
+    assert "env:0,method,interact" in next(iter(specs[timelines[0]]["datasets"].values()))
+
+
+def test_a_run_without_anything_has_a_report(cli: Cli) -> None:
+    run = empty_run("runs")
+    assert cli("report", run.path).code == 0
+    page = written(run.path / "report.html")
+    assert "no cluster" in page
+    assert "This run has no trace" in page
+
+
+def test_long_runs_stay_small(cli: Cli) -> None:
+    run = full_run("runs", steps=2000)
+    cli("report", run.path)
+    specs = json.loads(asset(written(run.path / "report.html"), "application/json"))
+    rows = next(iter(specs["curve-0"]["datasets"].values())).splitlines()
+    assert len(rows) == 301
+
+
+def test_out_json_and_a_missing_folder(cli: Cli, tmp_path: Path) -> None:
+    run = full_run("runs")
+    ended = cli("report", run.path, "--out", "page.html", "--output", "json")
+    record = json.loads(ended.out)
+    assert record == {"schema": "rlinf.report/1", "run": str(run.path), "report": str(tmp_path / "page.html")}
+    assert f'src="runs/{run.path.name}/videos/large%20one.mp4"' in written(tmp_path / "page.html")
+    ended = cli("report", run.path, "--out", "nowhere/page.html")
+    assert ended.code == 1
+    assert "cannot write" in ended.err
+
+
+def test_a_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = full_run("runs")
+    monkeypatch.setattr(script, "missing_modules", lambda _: ["vl_convert"])
+    ended = cli("report", run.path)
+    assert ended.code == 1
+    assert "does not have `vl_convert`" in ended.err
+    assert "vl-convert-python" in ended.err
+
+
+def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
+    first, second = full_run("runs"), full_run("runs")
+    ended = cli("compare", first.path, second.path, "--html", "page.html", "--metric", "env/return")
+    assert ended.code == 0
+    page = written(tmp_path / "page.html")
+    assert second.path.name in page
+    assert "the runs differ in nothing that is recorded" in page
+    assert "env/return of each run over steps" in asset(page, "application/json")
+
+
+class TestAtTheEndOfARun:
+    def test_it_is_written_by_another_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = empty_run("runs")
+        monkeypatch.setenv("RLINF_REPORT", "1")
+        monkeypatch.setattr(report_writing, "_COMMAND", (sys.executable, "-c", _WRITER))
+        told: list[str] = []
+        path = report_writing.write_report_at_end(run.path, told.append, lambda: False)
+        assert (path, told) == (run.path / "report.html", [])
+
+    def test_what_keeps_it_is_one_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = empty_run("runs")
+        monkeypatch.setenv("RLINF_REPORT", "1")
+        told: list[str] = []
+        failing = (sys.executable, "-c", "import sys; print('error: the disk is full', file=sys.stderr); sys.exit(1)")
+        monkeypatch.setattr(report_writing, "_COMMAND", failing)
+        assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None
+        monkeypatch.setattr(report_writing, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+        assert report_writing.write_report_at_end(run.path, told.append, lambda: True) is None
+        monkeypatch.setattr(report_writing, "missing_modules", lambda _: ["jinja2"])
+        assert report_writing.write_report_at_end(run.path, told.append, lambda: False) is None
+        assert len(told) == 3
+        assert told[0].startswith("no report: the disk is full; `rlinf report ")
+        assert told[1].startswith("no report: interrupted")
+        assert "jinja2" in told[2]
+
+    def test_it_can_be_turned_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RLINF_REPORT", "0")
+        told: list[str] = []
+        assert report_writing.write_report_at_end(empty_run("runs").path, told.append, lambda: False) is None
+        assert told == []
+
+
+_WRITER = "import sys, pathlib; pathlib.Path(sys.argv[2], 'report.html').write_text('x')"
+
+
+def test_the_chart_code_cannot_end_its_element() -> None:
+    assert "</script" not in script._inlinable("a = '</script><!--';")
+    assert "<!--" not in script._inlinable("a = '</script><!--';")
