@@ -195,6 +195,7 @@ def test_half_the_bits_train() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_shipped_ppo_learns_sums(seed: int) -> None:
     made = LocalJob("math_laptop_ppo", f"actor.seed={seed}")
