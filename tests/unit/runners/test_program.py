@@ -110,6 +110,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     class Machines:
         def __init__(self, *, cluster_cfg: ClusterConfig) -> None:
             self.config = cluster_cfg
+            self.topology = None
 
         def __enter__(self) -> Self:
             return self
