@@ -18,5 +18,7 @@ recipe = Recipe(
     policy="recipes.embodied.trained_policy:load",
     export="recipes.embodied.exporting:export",
     play="recipes.embodied.playing:play",
+    memory="recipes.embodied.memory:forecast",
+    savings="recipes.embodied.memory:savings",
     inputs="recipes.embodied.config:inputs",
 )

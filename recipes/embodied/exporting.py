@@ -13,6 +13,7 @@ The last two are one graph from observations to actions as the environment takes
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,8 +113,9 @@ def _write_graph(
 ) -> float | None:
     """Write a graph, and return how far its actions are from those of the policy; None where no runtime is there."""
     with torch.no_grad(), warnings.catch_warnings():
-        # Exporters warn of what they will become.
+        # Exporters warn of what they will become, and of packages that they could use.
         warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         if kind == "torchscript":
             traced: Any = torch.jit.trace(graph, example, check_trace=False)
             folder.mkdir(parents=True)

@@ -73,6 +73,10 @@ class Recipe(NamedTuple):
             another way.
         play: what `rlinf play` runs, as `module:function`, called as `play(job, checkpoint, file, *, episodes, tell)`:
             writes a video of episodes and returns how they went; None: there is nothing to see.
+        memory: `memory(config, world_sizes)`, as `module:function`: the memory that a job will hold, a list of
+            `rlinf_core.memory.ProcessForecast`; None: there is no forecast.
+        savings: `savings(config)`, as `module:function`: changes of the file that save memory, the nearest first, each
+            a tuple of overrides; None: none are known.
         inputs: `inputs(config)`, as `module:function`: the files and folders that a run reads, whose content is noted
             in its `environment.json`; None: none.
         trials: `trials(config)`, as `module:function`: the programs that `rlinf doctor` runs where components are
@@ -91,6 +95,8 @@ class Recipe(NamedTuple):
     policy: str | None = None
     export: str | None = None
     play: str | None = None
+    memory: str | None = None
+    savings: str | None = None
     inputs: str | None = None
     trials: str | None = None
 
@@ -181,6 +187,22 @@ class Recipe(NamedTuple):
             ConfigError: it cannot be imported.
         """
         return None if self.play is None else self._load(self.play)
+
+    def memory_function(self) -> Callable[..., list[Any]] | None:
+        """Return the function that forecasts memory, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.memory is None else self._load(self.memory)
+
+    def savings_function(self) -> Callable[[Any], list[tuple[str, ...]]] | None:
+        """Return the function that knows changes which save memory, or None.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        return None if self.savings is None else self._load(self.savings)
 
     def _load(self, target: str) -> Any:
         module, _, name = target.partition(":")

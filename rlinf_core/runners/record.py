@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import RunError
-from rlinf_core.runners import events
+from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.runners import durable, events
 from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
 from rlinf_core.runners.curve import draw_curve
@@ -46,6 +47,7 @@ class RunRecord:
 
     Attributes:
         step: the last step that is done.
+        first_step: of the present attempt.
         newest: the newest value of every metric.
         source: the checkpoint that training continues from, or None for the start.
     """
@@ -165,6 +167,24 @@ class RunRecord:
         if self._trace is not None:
             self._trace.collect(groups, last=last)
 
+    def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
+        """Write the most memory that each process of the components held so far, by phase."""
+        try:
+            processes = [
+                {
+                    "component": component,
+                    "rank": rank,
+                    "phases": {phase: peak._asdict() for phase, peak in peaks.items()},
+                }
+                for component, group in groups.items()
+                for rank, peaks in enumerate(group.memory_peaks().wait())
+            ]
+            record = {"schema": "rlinf.memory/1", "processes": processes}
+            durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
+        except (RLinfError, OSError) as error:
+            # The run is fine without.
+            LOGGER.warning("the memory of the run's processes is not kept: %s", error)
+
     def _begin_after(self, source: Checkpoint | None) -> None:
         """Continue from the step of `source`, or from the start.
 
@@ -172,6 +192,7 @@ class RunRecord:
         """
         self.source = source
         self.step = source.step if source else 0
+        self.first_step = self.step + 1
         if self._began is not None:
             self._metrics.rewind(self.step)
         self.newest = dict(self._metrics.newest_up_to(self.step))

@@ -6,6 +6,7 @@
       metrics.jsonl   one JSON object for each step
       logs/COMPONENT/rank_N.log
       checkpoints/    see `rlinf_core.runners.checkpoint`
+      memory.json     the most memory that each process held, by phase
       trace.json      with `runner.trace: true`
       curve.png, curve.svg
       events.jsonl    see `rlinf_core.runners.story`
@@ -194,6 +195,11 @@ class RunFolder:
     def trace_file(self) -> Path:
         """The trace for Chrome and Perfetto, with `runner.trace: true`."""
         return self.path / "trace.json"
+
+    @property
+    def memory_file(self) -> Path:
+        """The most memory that each process held, by phase."""
+        return self.path / "memory.json"
 
     @property
     def logs(self) -> Path:

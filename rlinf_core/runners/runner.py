@@ -134,6 +134,8 @@ class Runner(ABC):
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
+            if step == record.first_step or step == last:
+                record.keep_memory(self.groups)
             record.collect_trace(*self.groups.values(), last=step == last)
         self.finish()
 

@@ -30,6 +30,7 @@ from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.registry import get_accelerator
 from rlinf_core.import_path import add_user_folders
 from rlinf_core.manager.client import ManagerClient, enter_job
+from rlinf_core.memory import Peak, PeakMeter
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import (
     MethodCall,
@@ -75,6 +76,7 @@ class WorkerProcess:
         self._calls: dict[str, MethodCall] = {}
         # Calls that their callers cancelled, the oldest first. Those that had returned already stay, so few are kept.
         self._cancelled: dict[str, Exception] = {}
+        self._memory = PeakMeter()
         # Why no further call is begun, once the group is being shut down.
         self._dismissed: Exception | None = None
 
@@ -185,7 +187,8 @@ class WorkerProcess:
             refused = self._dismissed or self._cancelled.get(call.serial)
             if refused is not None:
                 raise refused
-            result = run(call)
+            with self._memory.during(method):
+                result = run(call)
             failure = None
             for mismatch in client.endpoint.take_mismatches():
                 # A peer could not use what this call sent, after the operation that sent it had returned.
@@ -245,6 +248,10 @@ class WorkerProcess:
     def take_spans(self) -> tracing.Taken:
         """Return what this process recorded since it was asked last, where the run is traced."""
         return tracing.take()
+
+    def memory_peaks(self) -> dict[str, Peak]:
+        """Return the most memory that this process has held in each method."""
+        return self._memory.peaks
 
     def close(self) -> None:
         """Let the worker give back what it holds, before the process ends."""

@@ -20,6 +20,7 @@ from rlinf_core.errors import InvalidNameError, RuntimeFailure, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError, raise_unseen
 from rlinf_core.manager.client import current_client
 from rlinf_core.manager.messages import Dismiss
+from rlinf_core.memory import Peak
 from rlinf_core.placement.packed import default_strategy
 from rlinf_core.placement.strategy import PlacementStrategy, topology_of
 from rlinf_core.suggest import did_you_mean
@@ -314,6 +315,12 @@ class WorkerGroup(Generic[W]):
         members = self._running
         references = [member.actor.take_spans.remote() for member in members]
         return WorkerGroupHandle(self.worker_group_name, "take_spans", len(members), members, references)
+
+    def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
+        """Return the most memory that each worker has held in each method, as soon as it is in none."""
+        members = self._running
+        references = [member.actor.memory_peaks.remote() for member in members]
+        return WorkerGroupHandle(self.worker_group_name, "memory_peaks", len(members), members, references)
 
     def shutdown(self) -> None:
         """End the workers and release their names. Safe to call twice.

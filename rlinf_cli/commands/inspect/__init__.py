@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rlinf_cli.commands.inspect import config, env, hardware, placement, workers
+from rlinf_cli.commands.inspect import config, env, hardware, memory, placement, workers
 
 app = typer.Typer(
     help="Show what a file means, or what a running job does.",
@@ -16,4 +16,5 @@ app.command("placement")(placement.placement)
 app.command("config")(config.config)
 app.command("env")(env.env)
 app.command("hardware")(hardware.hardware)
+app.command("memory")(memory.memory)
 app.command("workers")(workers.workers)

@@ -1,0 +1,61 @@
+"""The memory of a process before it holds anything of a job: run as a program, it prints its peaks by phase as JSON.
+
+    python -m recipes.embodied.memory_base COMPONENT MODEL_TYPE
+
+It imports what a worker imports and does with a tiny policy what the worker does, so that libraries which are loaded on
+the way, such as the compiler that torch's optimizers import, are counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from rlinf_core.memory import PeakMeter
+
+_MODULES = {
+    "actor": "recipes.embodied.actor_worker",
+    "rollout": "recipes.embodied.rollout_worker",
+    "env": "recipes.embodied.env_worker",
+}
+
+
+def main(component: str, model_type: str) -> None:
+    """Print the peaks, in bytes: `start`, and for a component with a policy `init`, `act` and `train`."""
+    meter = PeakMeter()
+    with meter.during("start"):
+        importlib.import_module("ray")
+        importlib.import_module("rlinf_core.worker.process")
+        importlib.import_module(_MODULES[component])
+    if component != "env":
+        _with_policy(meter, component, model_type)
+    print(json.dumps({phase: peak.rss for phase, peak in meter.peaks.items()}))
+
+
+def _with_policy(meter: PeakMeter, component: str, model_type: str) -> None:
+    import torch
+
+    from recipes.embodied.config import EmbodiedModelConfig
+    from recipes.embodied.envs.types import EnvSpec
+    from recipes.embodied.memory import example_inputs
+    from recipes.embodied.models.registry import make_model
+
+    torch.set_num_threads(1)
+    spec = EnvSpec(4, 2, cameras={"main": (48, 48, 3)}, has_instructions=True)
+    with meter.during("init"):
+        policy = make_model(EmbodiedModelConfig(model_type=model_type, hidden_dim=32), spec)
+    with meter.during("act"):
+        inputs = example_inputs(policy, spec, 2)
+        actions = policy.act(inputs).actions
+    if component != "actor":
+        return
+    with meter.during("train"):
+        optimizer = torch.optim.AdamW(policy.parameters(), foreach=True)
+        policy.forward(inputs, actions).logprobs.sum().backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

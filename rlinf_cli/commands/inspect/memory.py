@@ -1,0 +1,116 @@
+"""`rlinf inspect memory`: the memory that the processes of a job will hold, beside what those of a run held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlinf_cli import completion, console
+from rlinf_cli.options import Assume, LogPath, Output, OutputOption, Overrides, Quiet, Verbose, assumed
+from rlinf_cli.runs import DEFAULT_LOG_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rlinf_core.job.load import Job
+    from rlinf_core.memory import ProcessForecast
+
+
+def memory(
+    file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
+    overrides: Overrides = None,
+    available: Annotated[
+        float | None,
+        typer.Option(
+            "--available",
+            metavar="GIB",
+            min=0.001,
+            help="Memory of each node in GiB; by default that of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    assume: Assume = None,
+    output: OutputOption = Output.TEXT,
+    log_path: LogPath = DEFAULT_LOG_PATH,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Forecast the memory of each process of a job, by phase and by what it holds, and whether its nodes have it.
+
+    Nothing is started but an empty process of each kind, whose memory is measured. For a RUN the peaks that its
+    processes had stand beside the forecast. The exit status is 1 where a node has too little; what would fit is told.
+
+    rlinf inspect memory laptop actor.model.hidden_dim=4096
+    rlinf inspect memory runs/embodied-20260314-101502
+    """
+    from rlinf_cli.exit_codes import ExitCode
+    from rlinf_cli.files import load, sound
+    from rlinf_cli.layout import lay_out
+    from rlinf_cli.render.memory import MemoryView, memory_record, memory_text
+    from rlinf_cli.using import find_run_folder
+    from rlinf_core.errors import RLinfError
+    from rlinf_core.memory import machine_memory, read_peaks
+
+    run = find_run_folder(file, log_path)
+    name = file if run is None else str(run.config_file)
+    job = load(name, overrides, assume)
+    parts = sound(job)
+    if job.recipe is None or job.recipe.memory is None:
+        what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
+        raise RLinfError(f"{what} has no forecast of memory")
+    said = (*(overrides or ()), *assumed(assume))
+    placements = lay_out(parts, "memory", name, said=said).placements
+    sizes = {component: len(processes) for component, processes in placements.items()}
+    console.message("measuring an empty process of each kind")
+    forecasts = _forecasts(job, sizes)
+    nodes: dict[int, int] = {}
+    for each in forecasts:
+        for placement in placements[each.component]:
+            nodes[placement.cluster_node_rank] = nodes.get(placement.cluster_node_rank, 0) + each.peak
+    has = int(available * 2**30) if available is not None else machine_memory()
+    fits = has is None or all(size <= has for size in nodes.values())
+    change = None
+    if not fits and has is not None:
+        changes = [(*(overrides or ()), *each) for each in _savings(job)]
+        found = next((each for each in changes if _fits(name, each, assume, sizes, placements, has)), None)
+        change = None if found is None else found[len(overrides or ()) :]
+    view = MemoryView(forecasts, read_peaks(run.memory_file) if run is not None else {}, nodes, has, fits, change)
+    if output is Output.JSON:
+        console.result_json(memory_record(view))
+    else:
+        console.result(memory_text(view))
+    if not fits:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _forecasts(job: Job, sizes: Mapping[str, int]) -> list[ProcessForecast]:
+    function = job.recipe.memory_function() if job.recipe is not None else None
+    return [] if function is None else function(job.config, sizes)
+
+
+def _savings(job: Job) -> list[tuple[str, ...]]:
+    function = job.recipe.savings_function() if job.recipe is not None else None
+    return [] if function is None else function(job.config)
+
+
+def _fits(
+    name: str,
+    overrides: Sequence[str],
+    assume: Sequence[str] | None,
+    sizes: Mapping[str, int],
+    placements: Mapping[str, Sequence[object]],
+    available: int,
+) -> bool:
+    """Return whether a changed file is sound and fits, all its processes on the fullest node."""
+    from rlinf_core.job.load import load_job
+
+    job = load_job(name, overrides, assume=assume or ())
+    if not job.ok:
+        return False
+    nodes: dict[int, int] = {}
+    for each in _forecasts(job, sizes):
+        for placement in placements[each.component]:
+            rank = getattr(placement, "cluster_node_rank", 0)
+            nodes[rank] = nodes.get(rank, 0) + each.peak
+    return all(size <= available for size in nodes.values())

@@ -1,0 +1,95 @@
+"""The forecast of memory: sizes by hand, and what saves some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipes.embodied import memory
+from rlinf_core import load_job
+from rlinf_core.memory import ProcessForecast
+
+# An empty process of each kind, in bytes.
+BASES = {"actor": {"init": 100, "train": 120}, "rollout": {"init": 90, "act": 95}, "env": {"start": 50}}
+
+
+@pytest.fixture(autouse=True)
+def bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_base", lambda component, model_type: BASES[component])  # pyright: ignore
+
+
+def config_of(*overrides: str) -> Any:
+    job = load_job("laptop", overrides)
+    job.raise_if_bad()
+    return job.config
+
+
+def forecast(*overrides: str, actors: int = 1) -> dict[str, ProcessForecast]:
+    found = memory.forecast(config_of(*overrides), {"actor": actors, "rollout": 1, "env": 1})
+    return {each.component: each for each in found}
+
+
+def parts(found: ProcessForecast, phase: str) -> dict[str, int]:
+    return dict(next(each.parts for each in found.phases if each.phase == phase))
+
+
+def test_weights_are_counted_without_their_memory() -> None:
+    # Two networks of two hidden layers; 21 states, 8 actions and their deviations, one value.
+    width, states, actions = 64, 21, 8
+    hidden = states * width + width + width * width + width
+    numbers = 2 * hidden + actions * width + actions + actions + width + 1
+    actor = forecast(f"actor.model.hidden_dim={width}")["actor"]
+    found = parts(actor, "run_training")
+    assert found["base"] == 120
+    assert found["weights"] == found["gradients"] == 4 * numbers
+    assert found["optimizer"] == 8 * numbers
+    assert parts(actor, "init_worker") == {"base": 100, "weights": 8 * numbers}
+
+
+def test_what_a_rollout_takes_grows_with_the_environments() -> None:
+    few, many = (forecast(f"env.train.total_num_envs={count}") for count in (64, 128))
+    for component, phase, part in (
+        ("actor", "run_training", "samples"),
+        ("actor", "run_training", "activations"),
+        ("rollout", "generate", "trajectories"),
+        ("env", "interact", "observations"),
+    ):
+        assert parts(many[component], phase)[part] == 2 * parts(few[component], phase)[part]
+    # 21 states and 8 actions with their log-probabilities, a reward, three flags, two values.
+    assert parts(few["rollout"], "generate")["trajectories"] == 2 * 64 * 50 * (4 * (21 + 2 * 8 + 1 + 2) + 3)
+
+
+def test_shards_are_parts_of_weights() -> None:
+    whole, half = (parts(forecast(actors=count)["actor"], "run_training") for count in (1, 2))
+    assert half["weights"] == whole["weights"] // 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("actor.model.model_type=flow_policy",),
+        (
+            "env.train.env_type=franka_vision",
+            "env.train.task=touch",
+            "env.train.options={image_size: 64}",
+            "actor.model.model_type=cnn_policy",
+        ),
+        pytest.param(
+            ("env.train.env_type=franka_vision", "env.train.task=touch", "actor.model.model_type=vlm_policy"),
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
+    found = forecast(*overrides)
+    assert parts(found["actor"], "run_training")["activations"] > 0
+    assert parts(found["rollout"], "generate")["weights"] > 0
+
+
+def test_savings_are_sound_and_save() -> None:
+    before = forecast()["actor"].peak
+    changes = memory.savings(config_of())
+    assert changes
+    for change in (changes[0], changes[len(changes) // 2]):
+        assert forecast(*change)["actor"].peak < before
