@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class MemoryView(NamedTuple):
-    """What `rlinf inspect memory` shows.
+    """The view of `rlinf inspect memory`.
 
     Attributes:
         forecasts: by component.
