@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -325,9 +326,10 @@ class ReasoningRunner(RolloutRunner):
 
     def shutdown(self) -> None:
         """End the workers. Leaving the cluster does the same."""
-        super().shutdown()
-        for channel in self._channels:
-            channel.close()
+        with ExitStack() as ends:
+            for channel in self._channels:
+                ends.callback(channel.close)
+            ends.callback(super().shutdown)
 
 
 def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:

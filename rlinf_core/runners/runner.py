@@ -10,7 +10,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -177,10 +177,15 @@ class Runner(ABC):
                 self._times[f"time/{tag}"] = seconds
 
     def shutdown(self) -> None:
-        """End the workers. Leaving the cluster does the same."""
+        """End the workers. Leaving the cluster does the same.
+
+        Raises:
+            WorkerGroupError: a call that nobody waited for had failed; all groups have ended then, too.
+        """
         self._close_record()
-        for group in reversed(self.groups.values()):
-            group.shutdown()
+        with ExitStack() as ends:
+            for group in self.groups.values():
+                ends.callback(group.shutdown)
 
     def _is_due(self, interval: int, step: int) -> bool:
         return interval != NEVER and (step % interval == 0 or step == self.last_step)

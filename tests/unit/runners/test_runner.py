@@ -111,3 +111,24 @@ def test_an_interrupted_loop_keeps_the_step_that_is_done(tmp_path: Path, end: ty
 
     assert told.of(events.StepFinished) == [1, 2]
     assert told.of(events.CheckpointSaved) == ([2] if kept else [])
+
+
+def test_a_group_whose_call_had_failed_keeps_no_other_group_running(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    class Group:
+        def __init__(self, name: str, error: Exception | None = None) -> None:
+            self._name, self._error = name, error
+
+        def shutdown(self) -> None:
+            ended.append(self._name)
+            if self._error is not None:
+                raise self._error
+
+    loop, _ = made(tmp_path, Told())
+    loop.groups = cast("Any", {"actor": Group("actor"), "rollout": Group("rollout", ValueError("unseen"))})
+
+    with pytest.raises(ValueError, match="unseen"):
+        loop.shutdown()
+
+    assert ended == ["rollout", "actor"]
