@@ -12,6 +12,7 @@ import importlib
 import json
 import sys
 
+from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.memory import PeakMeter
 
 _MODULES = {
@@ -25,7 +26,7 @@ def main(component: str, model_type: str) -> None:
     """Print the peaks, in bytes: `start`, and for a component with a policy `init`, `act` and `train`."""
     meter = PeakMeter()
     with meter.during("start"):
-        importlib.import_module("ray")
+        ray_api()
         importlib.import_module("rlinf_core.worker.process")
         importlib.import_module(_MODULES[component])
     if component != "env":

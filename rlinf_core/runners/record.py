@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.runners import durable, events
 from rlinf_core.runners.backends import BackendSettings, open_backends
 from rlinf_core.runners.checkpoint import Checkpoint, Fact, Manifest, open_checkpoint
@@ -26,11 +26,15 @@ from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
 LOGGER = logging.getLogger("rlinf")
+# A process that is in no method answers within milliseconds.
+_BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
+    from rlinf_core.memory import Peak
+    from rlinf_core.worker.handle import WorkerGroupHandle
     from rlinf_core.worker.worker_group import WorkerGroup
 
 
@@ -168,16 +172,20 @@ class RunRecord:
             self._trace.collect(groups, last=last)
 
     def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-        """Write the most memory that each process of the components held so far, by phase."""
+        """Write the most memory that each process of the components held so far, by phase.
+
+        Components whose processes are in a method that does not end, as in asynchronous generation, are left out.
+        """
         try:
+            asked = {component: group.memory_peaks() for component, group in groups.items()}
             processes = [
                 {
                     "component": component,
                     "rank": rank,
                     "phases": {phase: peak._asdict() for phase, peak in peaks.items()},
                 }
-                for component, group in groups.items()
-                for rank, peaks in enumerate(group.memory_peaks().wait())
+                for component, handle in asked.items()
+                for rank, peaks in enumerate(_answers(handle))
             ]
             record = {"schema": "rlinf.memory/1", "processes": processes}
             durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
@@ -297,3 +305,10 @@ class RunRecord:
         """Note the time of the last work done."""
         if self._began is not None:
             self._seconds = time.monotonic() - self._began
+
+
+def _answers(handle: WorkerGroupHandle[dict[str, Peak]]) -> list[dict[str, Peak]]:
+    try:
+        return handle.wait(timeout=_BUSY_SECONDS)
+    except CommunicationTimeoutError:
+        return []

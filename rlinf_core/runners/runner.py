@@ -134,10 +134,11 @@ class Runner(ABC):
                 if self.config.save_on_interrupt and record.has_unsaved(step):
                     self.save_checkpoint(step)
                 raise
-            if step == record.first_step or step == last:
+            if step == record.first_step:
                 record.keep_memory(self.groups)
             record.collect_trace(*self.groups.values(), last=step == last)
         self.finish()
+        record.keep_memory(self.groups)
 
     def train(self, step: int | None = None) -> None:
         """Train for one step, by default the next one, and record its metrics and times."""

@@ -40,7 +40,7 @@ def complete(cli: Callable[..., Any], tmp_path: Path, mixed: Path, monkeypatch: 
 
 def test_commands(complete: Complete) -> None:
     assert complete("va") == ["validate"]
-    assert complete("inspect", "") == ["placement", "config", "env", "hardware", "workers"]
+    assert complete("inspect", "") == ["placement", "config", "env", "hardware", "memory", "workers"]
 
 
 def test_codes_and_fields(complete: Complete) -> None:

@@ -161,6 +161,9 @@ class Group:
 
         return call
 
+    def memory_peaks(self) -> Handle:
+        return Handle(self, "memory_peaks", [])
+
     def die(self) -> None:
         """Have every call fail that is not answered, and every further one."""
         self.is_dead = True
