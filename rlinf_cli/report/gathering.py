@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from rlinf_cli.live import labels
 from rlinf_cli.run_documents import ORIGINS, PICTURE, PLACEMENT
 from rlinf_core.errors import RunError
+from rlinf_core.memory import read_peaks
 from rlinf_core.runners import samples
 from rlinf_core.runners.metrics import stream_metrics
 from rlinf_core.runners.provenance import Provenance, read_provenance
@@ -25,6 +26,7 @@ _MOST_SAMPLES = 16
 _MOST_FIRST = 4
 _MOST_TEXT = 3000
 _MOST_VIDEOS = 12
+_MIB = 1 << 20
 
 
 class Setting(NamedTuple):
@@ -70,6 +72,15 @@ class StepTimeline(NamedTuple):
     left_out: int
 
 
+class PeakRow(NamedTuple):
+    """The most memory that a process held in a phase, in MiB."""
+
+    process: str
+    phase: str
+    host: float
+    accelerator: float
+
+
 class Sample(NamedTuple):
     """An answer of a language model."""
 
@@ -90,7 +101,7 @@ class RunContent:
         settings: the whole configuration.
         picture: the placement as an SVG document.
         videos: files below the run folder, the newest last.
-        forecast: what `rlinf inspect memory` foresaw and what was measured, row by row.
+        memory: the most that processes held, by phase.
         notes: what could not be read.
     """
 
@@ -110,7 +121,7 @@ class RunContent:
     samples: Sequence[Sample]
     videos: Sequence[Path]
     provenance: Provenance | None
-    forecast: Sequence[tuple[str, str]]
+    memory: Sequence[PeakRow]
     notes: Sequence[str]
     made: float
 
@@ -144,7 +155,7 @@ def gather(folder: RunFolder) -> RunContent:
         samples=_samples(folder.path, notes),
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
-        forecast=_forecast(folder.path, notes),
+        memory=_memory(folder, notes),
         notes=notes,
         made=time.time(),
     )
@@ -279,23 +290,18 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
         return None
 
 
-def _forecast(folder: Path, notes: list[str]) -> list[tuple[str, str]]:
-    """Return the rows of `memory.json`, flat, where the run has one."""
-    data = _json(folder / "memory.json", notes)
-    rows: list[tuple[str, str]] = []
-
-    def walk(value: object, path: str) -> None:
-        if isinstance(value, Mapping):
-            for name, each in cast("Mapping[str, object]", value).items():
-                walk(each, f"{path}.{name}" if path else str(name))
-        elif isinstance(value, list):
-            for number, each in enumerate(cast("list[object]", value)):
-                walk(each, f"{path}[{number}]")
-        else:
-            rows.append((path, str(value)))
-
-    walk({name: value for name, value in data.items() if name != "schema"}, "")
-    return rows
+def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
+    """Return the most memory that each process held in each of its phases."""
+    try:
+        peaks = read_peaks(folder.memory_file)
+    except RunError as error:
+        notes.append(str(error))
+        return []
+    return [
+        PeakRow(f"{component}:{rank}", phase, peak.rss / _MIB, peak.device / _MIB)
+        for (component, rank), phases in peaks.items()
+        for phase, peak in phases.items()
+    ]
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any]:

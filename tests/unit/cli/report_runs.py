@@ -32,6 +32,8 @@ def full_run(folder: str, *, status: str = FINISHED, steps: int = 12) -> RunFold
     other = {**process, "rank": 1, "env": {"RANK": "1"}}
     (run.path / "placement.json").write_text(json.dumps({"components": {"actor": {"processes": [process, other]}}}))
     (run.path / "placement.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="40" height="20"/>')
+    peaks = [{"component": "actor", "rank": 1, "phases": {NASTY: {"rss": 300 << 20, "device": 5 << 20}}}]
+    run.memory_file.write_text(json.dumps({"schema": "rlinf.memory/1", "processes": peaks}))
     story.append_event(run.path, story.STARTED, 0, "started with actor 2")
     samples.write_samples(
         run.path,

@@ -58,7 +58,16 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
     )
     for heading in headings.split("|"):
         assert f"<h2>{heading}</h2>" in page
-    for text in ("started with actor 2", "job.yaml:7", "success 0.75", "small.mp4", "0 | 1"):
+    for text in (
+        "started with actor 2",
+        "job.yaml:7",
+        "success 0.75",
+        "small.mp4",
+        "0 | 1",
+        "actor:1",
+        "300 MiB",
+        "5 MiB",
+    ):
         assert text in page
     loaded = elements(page).addresses
     assert {each.partition(":")[0] if ":" in each else each.partition("#")[0] for each in loaded} == {
