@@ -111,9 +111,7 @@ class CollectiveGroup:
         message = Message(words, [part], Flag.TENSOR)
         waits = self._endpoint.waits
         fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
-        if not async_op:
-            self._endpoint.send(stream, message, cast("Work[object]", fitted), fitted)
-            return None
+        # Not one with `fitted`: a refusal that comes before the send has ended would be raised by it, and told again.
         sent: Work[object] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits)
 
         def hand_down() -> None:
@@ -122,6 +120,9 @@ class CollectiveGroup:
                 fitted.fail(error)
 
         sent.add_done_callback(hand_down)
+        if not async_op:
+            self._endpoint.send(stream, message, sent, fitted)
+            return None
         self._endpoint.send_async(stream, message, sent, fitted)
         return fitted
 
