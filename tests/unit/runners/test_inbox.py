@@ -15,6 +15,8 @@ from rlinf_core.runners.inbox import Inbox
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The gets whose handles were dropped unread, which people are told of."""
     found: list[object] = []
+    # Those that other tests have left are told before.
+    gc.collect()
     monkeypatch.setattr(
         "rlinf_core.channel.handle._reaper",
         SimpleNamespace(start=lambda: None, watch=lambda _: None, dropped=SimpleNamespace(put=found.append)),
