@@ -295,6 +295,11 @@ class Endpoint:
         """Return the mismatches that peers reported and that no operation raised, and forget them."""
         return [error for stream in self._streams.all() for error in stream.outgoing.take_mismatches()]
 
+    def disregard_mismatches(self) -> None:
+        """Forget the mismatches of what was sent until now, also those that peers report later."""
+        for stream in self._streams.all():
+            stream.outgoing.disregard_mismatches()
+
     def shared_memory(self) -> ArenaUse:
         """Return the use of this process's shared memory."""
         return self._arena.use()

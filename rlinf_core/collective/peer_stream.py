@@ -150,6 +150,8 @@ class SendQueue:
         self._jobs: deque[tuple[Callable[[], None], Work[object]]] = deque()
         self._busy = False
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
+        # The mismatches of messages up to this one are nobody's any more.
+        self._disregarded = 0
         self.unacknowledged: dict[int, Work[None]] = {}
         self.sequence = 0
         self.route = 0
@@ -210,7 +212,8 @@ class SendQueue:
             if work is not None:
                 work.finish(None)
         elif work is None or work.serial is None or not work.fail(error):
-            self._mismatches.append(error)
+            if sequence > self._disregarded:
+                self._mismatches.append(error)
             if work is not None:
                 work.fail(error)
         # Last: once nothing is unacknowledged, every mismatch has been recorded.
@@ -221,6 +224,11 @@ class SendQueue:
         taken = list(self._mismatches)
         self._mismatches.clear()
         return taken
+
+    def disregard_mismatches(self) -> None:
+        """Forget the mismatches of what was sent until now, also those that the peer reports later."""
+        self._disregarded = self.sequence
+        self._mismatches.clear()
 
     def _work_off(self) -> None:
         while True:

@@ -177,8 +177,8 @@ class WorkerProcess:
             raise RuntimeError("called before construct()")
         call = MethodCall(self._ray.get_task_id(), threading.get_ident())
         if not self._calls:
-            # Mismatches that were reported between two calls are not the next one's: they are in the log.
-            client.endpoint.take_mismatches()
+            # What earlier calls sent is not this one's, even where its mismatch is reported while this one runs.
+            client.endpoint.disregard_mismatches()
         self._calls[call.serial] = call
         token = enter_call(call)
         call.operation = client.operations.begin(OperationKind.METHOD, method)

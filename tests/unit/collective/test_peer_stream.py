@@ -136,13 +136,24 @@ def test_a_mismatch_is_taken_once() -> None:
     assert outgoing.take_mismatches() == []
 
 
+def test_a_mismatch_of_an_earlier_call_is_disregarded_whenever_it_is_reported() -> None:
+    outgoing = SendQueue("peer:0")
+    outgoing.sequence = 2
+    outgoing.acknowledged(1, MismatchError("first", "b"))
+    outgoing.disregard_mismatches()
+    outgoing.acknowledged(2, MismatchError("second", "b"))
+    outgoing.sequence = 3
+    outgoing.acknowledged(3, MismatchError("third", "b"))
+    assert [error.sent for error in outgoing.take_mismatches()] == ["third"]
+
+
 def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
     outgoing = SendQueue("peer:0")
-    for number in range(1000):
+    for number in range(1, 1001):
         outgoing.acknowledged(number, MismatchError(str(number), "b"))
     kept = outgoing.take_mismatches()
     assert len(kept) < 100
-    assert kept[-1].sent == "999"
+    assert kept[-1].sent == "1000"
 
 
 def test_every_mismatch_is_recorded_before_its_message_counts_as_acknowledged() -> None:
