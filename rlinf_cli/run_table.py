@@ -14,10 +14,11 @@ from typing import Any
 
 from rlinf_cli import console
 from rlinf_cli.live import labels
-from rlinf_cli.runs import RunStatus, all_runs
+from rlinf_cli.runs import all_runs
 from rlinf_core.runners.metrics import Metrics, newest_metrics
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import STATE, outcome
+from rlinf_core.runners.run_status import RunStatus
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
     from rlinf_core.runners.run_folder import RunFolder
 
 DEFAULT_LOG_PATH = Path("runs")
-
-
-class RunStatus(StrEnum):
-    """The status of a run, as `rlinf_core.runners.run_state` names it."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
 
 
 def find_run(run: str | None, log_path: Path, *, ask: bool = True) -> RunFolder:

@@ -23,6 +23,7 @@ from rlinf_core.runners.events import (
     PhaseStarted,
     RunFinished,
 )
+from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
     import logging
@@ -170,7 +171,6 @@ class Training:
             ready: called as soon as signals end the run cleanly.
         """
         from rlinf_cli.live.driver_log import DRIVER, driver_log
-        from rlinf_core.runners.run_state import FINISHED
 
         failure: BaseException | None = None
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
@@ -185,7 +185,7 @@ class Training:
             if self._is_interrupted(failure):
                 return self._interrupted(log)
             if failure is None:
-                failure = self._end(FINISHED)
+                failure = self._end(RunStatus.FINISHED)
             if failure is not None:
                 return self._failed(failure, log)
             return self._finished(log)
@@ -257,29 +257,27 @@ class Training:
     def _finished(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import summary_text
         from rlinf_core.runners import story
-        from rlinf_core.runners.run_state import FINISHED
 
         log.info("finished after step %d", self._progress.step)
         self._documents.tell(story.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
         self._write_report()
         if self._output is Output.TEXT:
             console.result(summary_text(self._progress, self._folder.path, self._report))
-        return self._told(FINISHED, ExitCode.OK)
+        return self._told(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
         from rlinf_core.runners import story
-        from rlinf_core.runners.run_state import INTERRUPTED
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
-        self._end_as_can_be(INTERRUPTED, reason)
+        self._end_as_can_be(RunStatus.INTERRUPTED, reason)
         self._documents.tell(story.INTERRUPTED, self._progress.step, reason, [self._kept()])
         log.info("%s after step %d; %s", reason, self._progress.step, self._kept())
         console.message(f"{reason} after step {self._progress.step}; the run folder is {shown(self._folder.path)}")
         console.message(self._kept())
         self._say_how_to_go_on()
-        return self._told(INTERRUPTED, code, reason)
+        return self._told(RunStatus.INTERRUPTED, code, reason)
 
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
         import traceback
@@ -287,10 +285,9 @@ class Training:
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure import failure_block, reason_of
         from rlinf_core.runners import story
-        from rlinf_core.runners.run_state import FAILED
 
         reason = reason_of(error)
-        self._end_as_can_be(FAILED, reason)
+        self._end_as_can_be(RunStatus.FAILED, reason)
         trace = "".join(traceback.format_exception(error)).rstrip()
         # Not on the screen, too: the block says what a person wants to know first.
         log.info("failed after step %d: %s\n%s", self._progress.step, reason, trace)
@@ -304,7 +301,9 @@ class Training:
         self._write_report()
         if self._report is not None:
             console.message(f"report: {shown(self._report)}")
-        return self._told(FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason)
+        return self._told(
+            RunStatus.FAILED, code_of(error) if isinstance(error, RLinfError) else ExitCode.FAILED, reason
+        )
 
     def _write_report(self) -> None:
         """Write the report of a run whose end is written already; a signal gives it up."""
@@ -354,13 +353,11 @@ class Training:
 
     def _before_hard_end(self, code: ExitCode) -> None:
         """Write how the run ends, and tell it past the streams, which may be in use at this moment."""
-        from rlinf_core.runners.run_state import INTERRUPTED
-
         if sys.stderr.isatty():
             # The live view hides the cursor.
             os.write(2, b"\x1b[?25h")
         reason = _reason_of_end(code)
-        self._end_as_can_be(INTERRUPTED, reason)
+        self._end_as_can_be(RunStatus.INTERRUPTED, reason)
         if not console.verbosity.quiet:
             os.write(2, f"{reason} after step {self._progress.step}; the run folder is {self._folder.path}\n".encode())
 

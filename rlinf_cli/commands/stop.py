@@ -13,6 +13,7 @@ from rlinf_cli import console
 from rlinf_cli.lazy import command
 from rlinf_cli.options import LogPath, Quiet, Run, Verbose
 from rlinf_cli.runs import DEFAULT_LOG_PATH
+from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.errors import RunError
@@ -78,7 +79,6 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
     """Nothing of another machine can be seen or killed here; a run whose machine is gone can be given up by force."""
     from rlinf_cli.live.run_summary import shown
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_state import INTERRUPTED
 
     state = folder.state
     if not force:
@@ -89,7 +89,7 @@ def _give_up(folder: RunFolder, *, force: bool) -> None:
             help=f"run the same command on {state.host}\nwhere that machine or container is gone for good,"
             f" `rlinf stop {shown(folder.path)} --force` gives the run up, so that it can be resumed",
         )
-    folder.end(INTERRUPTED, f"given up by `rlinf stop --force`; process {state.pid} was on {state.host}")
+    folder.end(RunStatus.INTERRUPTED, f"given up by `rlinf stop --force`; process {state.pid} was on {state.host}")
     console.result(
         f"{shown(folder.path)} is given up after step {state.step}; nothing was killed: process {state.pid} was on"
         f" {state.host}"
@@ -113,7 +113,6 @@ def _ask(folder: RunFolder, timeout: float) -> None:
 def _kill(folder: RunFolder) -> None:
     """SIGKILL, and what the process cannot write any more is written for it."""
     from rlinf_core.errors import RunError
-    from rlinf_core.runners.run_state import INTERRUPTED, RUNNING
 
     _signal(folder, signal.SIGKILL)
     if not _gone(folder, _DEATH_SECONDS):
@@ -122,8 +121,8 @@ def _kill(folder: RunFolder) -> None:
             where=str(folder.path),
             why="it waits in the kernel for a device or a file system",
         )
-    if folder.refresh().status == RUNNING:
-        folder.end(INTERRUPTED, "killed by `rlinf stop --force`")
+    if folder.refresh().status == RunStatus.RUNNING:
+        folder.end(RunStatus.INTERRUPTED, "killed by `rlinf stop --force`")
 
 
 def _signal(folder: RunFolder, number: signal.Signals) -> None:

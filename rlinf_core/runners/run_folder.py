@@ -33,17 +33,8 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners import durable
 from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
-from rlinf_core.runners.run_state import (
-    FINISHED,
-    RUNNING,
-    SCHEMA,
-    STATE,
-    RunState,
-    find_source,
-    read_state,
-    run_of,
-    runs_in,
-)
+from rlinf_core.runners.run_state import SCHEMA, STATE, RunState, find_source, read_state, run_of, runs_in
+from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
@@ -170,7 +161,7 @@ class RunFolder:
         earlier = before.earlier or {name: getattr(before, name) for name in _OF_AN_ATTEMPT}
         self.update(
             earlier=earlier if before.pid else None,
-            status=RUNNING,
+            status=RunStatus.RUNNING,
             step=source.step if source else 0,
             reason="",
             pid=os.getpid(),
@@ -272,7 +263,7 @@ class RunFolder:
             RunError: it cannot be written.
         """
         earlier = self._state.earlier
-        if earlier is not None and status != FINISHED:
+        if earlier is not None and status != RunStatus.FINISHED:
             self.update(**earlier, earlier=None)
         else:
             self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time(), earlier=None)

@@ -15,14 +15,11 @@ from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.runners.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
+from rlinf_core.runners.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.run/1"
 STATE: Final = "run.json"
 
-RUNNING: Final = "running"
-FINISHED: Final = "finished"
-FAILED: Final = "failed"
-INTERRUPTED: Final = "interrupted"
 
 # The process is gone and wrote no end.
 _VANISHED: Final = "its process ended without a word: it was killed, or its machine went down"
@@ -52,7 +49,7 @@ class RunState(NamedTuple):
 
     recipe: str
     experiment: str
-    status: str = RUNNING
+    status: str = RunStatus.RUNNING
     step: int = 0
     reason: str = ""
     pid: int = 0
@@ -74,15 +71,15 @@ class RunState(NamedTuple):
     @property
     def alive(self) -> bool:
         """Whether it is going on: it says so, and where that can be seen its process is there."""
-        return self.status == RUNNING and (not self.here or identity(self.pid) == self.start)
+        return self.status == RunStatus.RUNNING and (not self.here or identity(self.pid) == self.start)
 
 
 def outcome(state: RunState) -> tuple[str, str]:
     """Return the status of a run and the reason, also where its process could not write them any more."""
-    if state.status == RUNNING and not state.alive:
+    if state.status == RunStatus.RUNNING and not state.alive:
         if state.earlier is not None:
             return outcome(state._replace(**state.earlier, earlier=None))
-        return FAILED, _VANISHED
+        return RunStatus.FAILED, _VANISHED
     return state.status, state.reason
 
 

@@ -18,7 +18,7 @@ from rlinf_core.runners.checkpoint import Fact
 from rlinf_core.runners.events import Event
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FAILED, FINISHED, INTERRUPTED
+from rlinf_core.runners.run_status import RunStatus
 
 # Seconds between two lines, and between two writes of the step to the folder.
 _EVERY: Final = 5.0
@@ -154,9 +154,9 @@ def _yaml(data: Any) -> str:
 
 def _end(folder: RunFolder, error: BaseException | None) -> None:
     if error is None:
-        folder.end(FINISHED)
+        folder.end(RunStatus.FINISHED)
     elif isinstance(error, KeyboardInterrupt):
-        folder.end(INTERRUPTED, "interrupted")
+        folder.end(RunStatus.INTERRUPTED, "interrupted")
     else:
         reason = error.message if isinstance(error, RLinfError) else f"{type(error).__name__}: {error}"
-        folder.end(FAILED, reason)
+        folder.end(RunStatus.FAILED, reason)

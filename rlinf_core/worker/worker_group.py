@@ -312,15 +312,17 @@ class WorkerGroup(Generic[W]):
 
         `Cluster.record(trace=True)` before the launch makes them record.
         """
-        members = self._running
-        references = [member.actor.take_spans.remote() for member in members]
-        return WorkerGroupHandle(self.worker_group_name, "take_spans", len(members), members, references)
+        return self._asked("take_spans")
 
     def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
         """Return the most memory that each worker has held in each method, as soon as it is in none."""
+        return self._asked("memory_peaks")
+
+    def _asked(self, question: str) -> WorkerGroupHandle[Any]:
+        """Ask each worker's process, not the worker in it, by a method of the actor."""
         members = self._running
-        references = [member.actor.memory_peaks.remote() for member in members]
-        return WorkerGroupHandle(self.worker_group_name, "memory_peaks", len(members), members, references)
+        references = [getattr(member.actor, question).remote() for member in members]
+        return WorkerGroupHandle(self.worker_group_name, question, len(members), members, references)
 
     def shutdown(self) -> None:
         """End the workers and release their names. Safe to call twice.

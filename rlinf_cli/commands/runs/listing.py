@@ -9,7 +9,8 @@ import typer
 
 from rlinf_cli import completion, console
 from rlinf_cli.options import LogPath, Output, OutputOption, Quiet, Verbose
-from rlinf_cli.runs import DEFAULT_LOG_PATH, RunStatus
+from rlinf_cli.runs import DEFAULT_LOG_PATH
+from rlinf_core.runners.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_cli.run_table import RunRow

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import INTERRUPTED
+from rlinf_core.runners.run_status import RunStatus
 
 RLINF = Path(sys.executable).with_name("rlinf")
 # So small that a step takes milliseconds, and without an end.
@@ -136,7 +136,7 @@ def _end(case: Case, folder: Path, process: subprocess.Popen[bytes], environment
     word = "interrupted" if case.how is How.CTRL_C else "terminated"
     if run is not None:
         state = run.refresh()
-        if (state.status, state.reason) != (INTERRUPTED, word):
+        if (state.status, state.reason) != (RunStatus.INTERRUPTED, word):
             faults.append(f"run.json says {state.status} ({state.reason})")
         faults += _kept(folder, run)
     text = _text(folder)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.main import main
-from rlinf_core.runners.run_state import FAILED
+from rlinf_core.runners.run_status import RunStatus
 from tests.unit.cli.report_runs import empty_run, full_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -39,7 +39,11 @@ def page_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         first, second = full_run(str(folder)), full_run(str(folder))
         code = main(["compare", str(first.path), str(second.path), "--html", str(path), "--metric", "env/return"])
     else:
-        made = {"finished": full_run, "failed": lambda folder: full_run(folder, status=FAILED), "empty": empty_run}
+        made = {
+            "finished": full_run,
+            "failed": lambda folder: full_run(folder, status=RunStatus.FAILED),
+            "empty": empty_run,
+        }
         code = main(["report", str(made[request.param](str(folder)).path), "--out", str(path)])
     assert code == 0
     return path

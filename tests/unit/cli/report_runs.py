@@ -10,14 +10,14 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners import samples, story
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FAILED, FINISHED
+from rlinf_core.runners.run_status import RunStatus
 from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.tracing import Taken, TraceSpan
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 
-def full_run(folder: str, *, status: str = FINISHED, steps: int = 12) -> RunFolder:
+def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) -> RunFolder:
     """A run that left everything that a report shows, with texts that try to get out of theirs."""
     runner = RunnerConfig.model_validate({"logger": {"experiment_name": "full", "log_path": folder}})
     run = RunFolder.create(runner, "embodied")
@@ -58,9 +58,9 @@ def full_run(folder: str, *, status: str = FINISHED, steps: int = 12) -> RunFold
             trace.add("env:0", Taken([TraceSpan("method", f"interact {NASTY}", began, 0.5, 1)], 0))
         metrics.log(steps, {"eval/success_at_end": 0.75, "eval/episodes": 64.0})
     run.update(step=steps)
-    if status == FAILED:
+    if status == RunStatus.FAILED:
         story.append_event(run.path, story.FAILED, steps, "`env:1` died in `interact`", ["node 0", "killed", NASTY])
-    run.end(status, "`env:1` died in `interact`" if status == FAILED else "")
+    run.end(status, "`env:1` died in `interact`" if status == RunStatus.FAILED else "")
     return run
 
 
@@ -68,7 +68,7 @@ def empty_run(folder: str) -> RunFolder:
     """A run that failed before anything was there."""
     runner = RunnerConfig.model_validate({"logger": {"experiment_name": "empty", "log_path": folder}})
     run = RunFolder.create(runner, "embodied")
-    run.end(FAILED, "no cluster")
+    run.end(RunStatus.FAILED, "no cluster")
     return run
 
 

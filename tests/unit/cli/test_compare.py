@@ -14,7 +14,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.provenance import Provenance, write_provenance
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FINISHED
+from rlinf_core.runners.run_status import RunStatus
 
 Cli = Callable[..., Any]
 
@@ -84,7 +84,7 @@ def made(
             metrics.log(step, {"env/return": float(step), "rollout/reward": 1.0})
         metrics.log(10, {"eval/success_at_end": success, "eval/episodes": 64.0})
     run.update(step=10)
-    run.end(FINISHED)
+    run.end(RunStatus.FINISHED)
     return run
 
 

@@ -19,7 +19,7 @@ from rlinf_cli.runs import find_run
 from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FINISHED
+from rlinf_core.runners.run_status import RunStatus
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     write(made, "env", 0, "10:00:02,500 INFO [env:0] c")
     write(made, "env", 10, "10:00:02,000 INFO [env:10] d")
     made.update(step=2)
-    made.end(FINISHED)
+    made.end(RunStatus.FINISHED)
     return made
 
 
@@ -114,7 +114,7 @@ class TestLogs:
     def test_the_running_one_comes_before_the_last(self, cli: Cli, run: RunFolder) -> None:
         running = RunFolder.create(RunnerConfig(), "embodied")
         write(running, "driver", 0, "10:00:00,000 INFO [driver] it runs")
-        RunFolder.create(RunnerConfig(), "embodied").end(FINISHED)
+        RunFolder.create(RunnerConfig(), "embodied").end(RunStatus.FINISHED)
         ended = cli("logs")
         assert ended.out.endswith("it runs\n")
         assert "running, no step done; `--follow` goes on" in ended.err
@@ -139,7 +139,7 @@ class TestLogs:
                 write(running, "actor", 0, "10:00:04,000 INFO [actor:0] last")
                 assert process.stdout.readline().endswith("last\n")
                 file.write("lf\n")
-            running.end(FINISHED)
+            running.end(RunStatus.FINISHED)
             assert process.stdout.read().endswith("half\n")
             assert process.wait(timeout=30) == 0
             assert f"runs/{running.path.name}: finished" in process.stderr.read()

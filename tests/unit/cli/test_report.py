@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_cli import report_writing
 from rlinf_cli.report import script
-from rlinf_core.runners.run_state import FAILED
+from rlinf_core.runners.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
 
 Cli = Callable[..., Any]
@@ -77,7 +77,7 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
 
 
 def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
-    run = full_run("runs", status=FAILED)
+    run = full_run("runs", status=RunStatus.FAILED)
     assert cli("report", run.path).code == 0
     page = written(run.path / "report.html")
     assert NASTY not in page

@@ -13,7 +13,8 @@ import pytest
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FAILED, FINISHED, RUNNING, STATE
+from rlinf_core.runners.run_state import STATE
+from rlinf_core.runners.run_status import RunStatus
 
 Cli = Callable[..., Any]
 DAY = 86400.0
@@ -30,8 +31,8 @@ def made(
     (run.path / "checkpoints").mkdir(exist_ok=True)
     (run.path / "checkpoints" / "weights").write_bytes(bytes(weight))
     run.update(created=time.time() - age, step=max(metrics, default=0))
-    if status != RUNNING:
-        run.end(status, "the camera is unplugged" if status == FAILED else "")
+    if status != RunStatus.RUNNING:
+        run.end(status, "the camera is unplugged" if status == RunStatus.FAILED else "")
     return run
 
 
@@ -44,14 +45,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, RunFolder
         "good": made(
             "good",
             "embodied",
-            FINISHED,
+            RunStatus.FINISHED,
             2 * DAY,
             {1: {"env/return": 1.0, "eval/success_at_end": 0.25}, 2: {"env/return": 475.0}},
             3_000_000,
         ),
-        "bad": made("bad", "embodied", FAILED, 9 * DAY, {}),
-        "sums": made("sums", "math", FINISHED, 3 * 3600, {7: {"rollout/reward": 0.875}}, 500),
-        "live": made("live", "math", RUNNING, 50, {3: {"rollout/reward": float("nan")}}),
+        "bad": made("bad", "embodied", RunStatus.FAILED, 9 * DAY, {}),
+        "sums": made("sums", "math", RunStatus.FINISHED, 3 * 3600, {7: {"rollout/reward": 0.875}}, 500),
+        "live": made("live", "math", RunStatus.RUNNING, 50, {3: {"rollout/reward": float("nan")}}),
     }
 
 
@@ -160,7 +161,7 @@ class TestPrune:
     def test_a_deletion_that_was_cut_short_can_be_taken_up(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
         folder = runs["good"].path
         (folder / "metrics.jsonl").unlink()
-        assert json.loads((folder / STATE).read_text())["status"] == FINISHED
+        assert json.loads((folder / STATE).read_text())["status"] == RunStatus.FINISHED
 
         assert cli("runs", "prune", folder, "--delete").code == 0
         assert not folder.exists()

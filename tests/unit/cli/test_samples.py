@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.run_folder import RunFolder
-from rlinf_core.runners.run_state import FINISHED
+from rlinf_core.runners.run_status import RunStatus
 from rlinf_core.runners.samples import write_samples
 
 Cli = Callable[..., Any]
@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
             sample(2, 0.0, "no\x1b[31m idea", finish_reason="length"),
         ],
     )
-    made.end(FINISHED)
+    made.end(RunStatus.FINISHED)
     return made
 
 
@@ -116,7 +116,7 @@ def test_a_step_without_samples_and_a_run_without_any(cli: Cli, run: RunFolder) 
     assert "steps with samples: 1, 10" in ended.err
 
     bare = RunFolder.create(RunnerConfig(), "embodied")
-    bare.end(FINISHED)
+    bare.end(RunStatus.FINISHED)
     ended = cli("samples", bare.path)
     assert ended.code == 1
     assert "the run has no samples" in ended.err
