@@ -160,7 +160,7 @@ class EmbodiedFSDPActor(Worker):
         config, samples = self._config.actor, self._samples
         step = self._step if step is None else step
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
-        self._state.move(self.torch_device)
+        self._state.wake()
         share, micro = batch_sizes(self._config, self._world_size)
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
@@ -175,7 +175,7 @@ class EmbodiedFSDPActor(Worker):
         self._state.version += 1
         del self._samples
         if config.enable_offload:
-            self._state.move(torch.device("cpu"))
+            self._state.rest()
         if found.skipped:
             self.log_warning(SKIPPED, step, found.skipped)
         return figures

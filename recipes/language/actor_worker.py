@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ from recipes.language.models import make_tokenizer
 from recipes.language.policy import LanguagePolicy
 from recipes.language.warm_start import initial_policy
 from recipes.language.weights import messages
+from recipes.training.huggingface import without_adapters
+from recipes.training.precision import compute_dtype
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.tensors import integers
@@ -65,6 +66,7 @@ class LanguageActor(Worker):
             device=self.torch_device,
             blocks=policy.blocks,
             is_sent=self._is_sent,
+            compute_dtype=compute_dtype(config.model.precision),
         )
         self._sender = WeightSender(
             self,
@@ -81,6 +83,12 @@ class LanguageActor(Worker):
             self._critic = EvaluationClient(self, self._config.critic.group_name, layout.critics)
         if layout.references:
             self._reference = EvaluationClient(self, self._config.reference.group_name, layout.references)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        if self._config.actor.enable_offload:
+            self._state.rest()
 
     def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
         config, algorithm = self._config.actor, self._config.algorithm
@@ -145,6 +153,7 @@ class LanguageActor(Worker):
 
     def compute_advantages_and_returns(self, step: int) -> dict[str, float]:
         """Compute what the answers are trained towards, and return figures of it."""
+        self._state.wake()
         batch, algorithm = self._batch, self._config.algorithm
         for group in (self._critic, self._reference):
             if group is not None:
@@ -204,12 +213,13 @@ class LanguageActor(Worker):
     def _reference_logprobs(self) -> Tensor:
         if self._reference is not None:
             return self._reference.recv_tokens()
-        with cast("Any", self._state.policy.model).disable_adapter():
+        with without_adapters(self._state.policy):
             return self._learner.evaluate(self._batch)
 
     def run_training(self, step: int) -> dict[str, float]:
         """Learn from the batch, and return figures by their full names."""
         config, last = self._config.actor, self._config.runner.max_steps
+        self._state.wake()
         rate = self._state.apply_settings(step, last if last > 0 else None)
         seed = seed_of(config.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, self._targets, seed, step)
@@ -217,6 +227,7 @@ class LanguageActor(Worker):
         gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
         self._state.version += 1
         del self._batch, self._targets
+        self._rest()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         return {
@@ -249,8 +260,7 @@ class LanguageActor(Worker):
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""
-        state: dict[str, Tensor] = self._state.policy.state_dict()
-        whole = {name: self._state.strategy.whole(value) for name, value in state.items()}
+        whole = self._state.whole_state()
         if self._rank == 0:
             export(whole, self._config.actor, self._tokenizer, Path(folder))
 

@@ -18,6 +18,7 @@ from rlinf_core.config.sections.values import (
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
+    Precision,
     StepsOrNever,
 )
 from rlinf_core.config.tree import Path
@@ -63,6 +64,11 @@ class LanguageModelConfig(ModelConfig):
         "attn_implementation": "remove it: attention is computed over packed sequences",
     }
 
+    precision: Precision = Field(
+        default="fp32",
+        description="Type that layers compute in, and that weights are sent and saved in for others: fp32, bf16 or"
+        " fp16. What is trained is kept in fp32, and so is the optimizer's state.",
+    )
     model_type: Literal["huggingface"] = Field(
         default="huggingface", description="What `model_path` holds: a causal language model of transformers."
     )
@@ -168,6 +174,9 @@ class LanguageCriticConfig(ConfigModel):
     optim: LanguageOptimConfig = Field(
         default_factory=LanguageOptimConfig, description="Optimizer: lr, value_lr of the value itself, clipping."
     )
+    enable_offload: Bool = Field(
+        default=False, description="Move the critic off its accelerators while other components use them."
+    )
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
 
 
@@ -179,6 +188,9 @@ class LanguageReferenceConfig(ConfigModel):
     )
     max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens of one forward pass.")
     threads: Count = Field(default=1, description="CPU threads that each process computes on.")
+    enable_offload: Bool = Field(
+        default=False, description="Move the reference model off its accelerators while other components use them."
+    )
     model_path: OptionalPath = Field(
         default=None, description="Folder of the reference model. Default: what the actor starts from."
     )
@@ -272,7 +284,6 @@ def check_available(config: LanguageConfig, report: Report) -> None:
     types = actor.fsdp_config.mixed_precision
     asked: tuple[tuple[bool, Path, str, str], ...] = (
         (rollout.model_dir is not None, ("rollout", "model_dir"), *_no_effect("actor.model.model_path")),
-        (actor.enable_offload, ("actor", "enable_offload"), *_no_effect()),
         (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), *_no_effect("runner.resume_dir")),
         (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
         (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),

@@ -11,6 +11,7 @@ from recipes.language.learner import LearnerSettings, ValueLearner
 from recipes.language.models import make_tokenizer
 from recipes.language.policy import ValueModel
 from recipes.language.warm_start import initial_policy
+from recipes.training.precision import compute_dtype
 from recipes.training.seeding import Purpose, seed_of
 from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
@@ -49,6 +50,8 @@ class LanguageCritic(Worker):
             blocks=model.blocks,
             is_sent=lambda _: False,
             component="critic",
+            compute_dtype=compute_dtype(config.model.precision if config.model else whole.actor.model.precision),
+            exact=[model.value_head],
         )
         self._learner = ValueLearner(
             self._state.strategy,
@@ -65,10 +68,17 @@ class LanguageCritic(Worker):
             self.torch_device,
         )
         self._exchange = EvaluationServer(self, whole.actor.group_name, layout.actors)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `critic.enable_offload` says so."""
+        if self._config.critic.enable_offload:
+            self._state.rest()
 
     def evaluate(self, step: int) -> None:
         """Give the actors the values of their batches' answer tokens."""
         self._batch = self._exchange.recv()
+        self._state.wake()
         self._values = self._learner.evaluate(self._batch)
         self._exchange.send_tokens(self._values)
 
@@ -76,12 +86,14 @@ class LanguageCritic(Worker):
         """Learn from the returns that the actors send, and return figures by their full names."""
         config, last = self._config, self._config.runner.max_steps
         returns = self._exchange.recv_tokens()
+        self._state.wake()
         rate = self._state.apply_settings(step, last if last > 0 else None)
         seed = seed_of(config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, returns, self._values, seed, step)
         variance = explained_variance(self._values, returns, self._batch.trained).item()
         self._state.version += 1
         del self._batch, self._values
+        self._rest()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         found = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
+from recipes.training.precision import cast_weights
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def make_model(
     model = config.model
     if model.model_path is None:
         built = built_model(tokenizer, hidden_dim=model.hidden_dim, layers=model.num_layers, seed=config.seed)
-        built.to(dtype)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
+        cast_weights(built, dtype)
         return built
     loaded = load_model(model.model_path, dtype)
     check_vocabulary(loaded, tokenizer)

@@ -14,6 +14,7 @@ from recipes.language.packing import PackedRow
 from recipes.language.policy import AnswerEval
 from recipes.language.warm_start import initial_policy
 from recipes.training.sharding import parallelize
+from recipes.training.state import release_memory
 from rlinf_core import Worker
 
 
@@ -34,7 +35,8 @@ class LanguageReference(Worker):
         if config.model_path is not None:
             plain = {"model_path": config.model_path, "lora": None, "is_lora": False}
             model = model.model_copy(update=plain)
-        policy = initial_policy(self._config, make_tokenizer(actor), self.torch_device, model).requires_grad_(False)
+        policy = initial_policy(self._config, make_tokenizer(actor), self.torch_device, model, trains=False)
+        self._policy = policy
         self._strategy = parallelize(
             policy, self._rank, self._world_size, actor.fsdp_config, self.torch_device, policy.blocks
         )
@@ -45,6 +47,13 @@ class LanguageReference(Worker):
             share_prompts=actor.share_prompts,
         )
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Leave the accelerator to other components, where `reference.enable_offload` says so."""
+        if self._config.reference.enable_offload:
+            self._policy.to("cpu")
+            release_memory(self.torch_device)
 
     def evaluate(self, step: int) -> None:
         """Give the actors the log-probabilities of their batches' answer tokens."""
@@ -54,4 +63,7 @@ class LanguageReference(Worker):
             found: AnswerEval = self._strategy.module(row, temperature)
             return found.logprobs
 
-        self._exchange.send_tokens(self._micro.evaluate(self._exchange.recv(), logprobs))
+        batch = self._exchange.recv()
+        self._policy.to(self.torch_device)
+        self._exchange.send_tokens(self._micro.evaluate(batch, logprobs))
+        self._rest()

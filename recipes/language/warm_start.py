@@ -17,7 +17,7 @@ from recipes.language.packing import pack
 from recipes.language.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.sequences import Sequence as Answer
 from recipes.training.huggingface import with_lora
-from recipes.training.precision import DTYPES
+from recipes.training.precision import DTYPES, cast_weights
 from recipes.training.seeding import Purpose, seed_of
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def initial_policy(
     device: torch.device,
     model: LanguageModelConfig | None = None,
     *,
+    trains: bool = True,
     gradient_checkpointing: bool = False,
 ) -> LanguagePolicy:
     """Return the model that training begins with; every process that builds it gets equal weights.
@@ -44,6 +45,8 @@ def initial_policy(
         tokenizer: of the actor.
         device: where the model is to be.
         model: another section than `actor.model`; None: that.
+        trains: whether the weights are to be trained: those that are trained are in float32, whatever
+            `model.precision` says, and others in that type.
         gradient_checkpointing: whether layers compute their activations again in the backward pass.
 
     Raises:
@@ -52,13 +55,18 @@ def initial_policy(
     torch.manual_seed(seed_of(config.actor.seed, Purpose.WEIGHTS))
     chosen = model or config.actor.model
     actor = config.actor.model_copy(update={"model": chosen})
-    plain = make_model(actor, tokenizer, DTYPES[chosen.precision])
-    lora = chosen.adapter()
+    lora, dtype = chosen.adapter(), DTYPES[chosen.precision]
+    built = chosen.model_path is None
+    # What is built is shown right answers in float32 everywhere: a reference begins where the policy does.
+    whole = lora is None and (trains or built)
+    plain = make_model(actor, tokenizer, torch.float32 if whole else dtype)
     policy = LanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora))).to(device)
     policy.eval()
     start = actor.warm_start
-    if start.steps and chosen.model_path is None:
+    if start.steps and built:
         warm_start(policy, right_answers(config, tokenizer), config.data.rollout_batch_size, start.lr)
+    if not trains:
+        cast_weights(policy.requires_grad_(False), dtype)
     if gradient_checkpointing:
         checkpoint_decoder(policy)
     return policy

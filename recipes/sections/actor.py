@@ -104,7 +104,8 @@ class MixedPrecisionConfig(ConfigModel):
         default=None, description="Type of gathered weights and of activations. Default: `model.precision`."
     )
     reduce_dtype: Precision | None = Field(
-        default=None, description="Type in which gradients are summed over ranks. Default: `param_dtype`."
+        default=None,
+        description="Type in which gradients are summed over ranks. Default: `param_dtype`; for language models fp32.",
     )
 
 

@@ -59,7 +59,7 @@ class SftActor(EmbodiedFSDPActor):
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
         config, data = self._config.actor, self._shown
-        self._state.move(self.torch_device)
+        self._state.wake()
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         torch.manual_seed(seed_of(config.seed, Purpose.BATCHES, step, self._rank))
         share = max(1, (config.global_batch_size or len(data)) // self._world_size)
@@ -70,7 +70,7 @@ class SftActor(EmbodiedFSDPActor):
         self._learner.check_weights(f"step {step}")
         self._state.version += 1
         if config.enable_offload:
-            self._state.move(torch.device("cpu"))
+            self._state.rest()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         learned = share * self._world_size * self._config.data.batches_per_step

@@ -9,7 +9,8 @@ Shared by recipes of language models and of policies that contain one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -139,6 +140,25 @@ def with_lora(model: PreTrainedModel, config: LoraSettings, task_type: str | Non
             why=first_line(error),
             help="`actor.model.lora.target_modules` names layers, such as q_proj",
         ) from None
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Generator[None, None, None]:
+    """Let a model of `with_lora` compute without its adapters in here.
+
+    `disable_adapter` of peft also says that adapters need no gradients, and FSDP2 takes the type of gradients from the
+    weights that need any at its first pass.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [each for each in model.modules() if isinstance(each, BaseTunerLayer)]
+    for each in layers:
+        each._disable_adapters = True  # pyright: ignore[reportPrivateUsage]
+    try:
+        yield
+    finally:
+        for each in layers:
+            each._disable_adapters = False  # pyright: ignore[reportPrivateUsage]
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], model: str) -> None:

@@ -10,7 +10,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from recipes.sections.actor import FsdpConfig
@@ -133,49 +140,84 @@ def parallelize(
     device: torch.device,
     blocks: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
+    *,
+    compute_dtype: torch.dtype | None = None,
+    exact: Sequence[nn.Module] = (),
 ) -> ParallelStrategy:
     """Return the strategy of `actor.fsdp_config` for a module with equal weights on every rank.
 
-    `blocks` are parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
-    `methods` are those that compute with the weights as `forward` does: they gather them, too.
+    Args:
+        module: on the device that it is trained on.
+        rank: this one.
+        world_size: number of ranks.
+        fsdp: how weights are spread over ranks.
+        device: where is computed.
+        blocks: parts of the module, such as the layers of a transformer, whose shards are gathered one at a time.
+        methods: those that compute with the weights as `forward` does: they gather them, too.
+        compute_dtype: type that layers compute in, with copies of the weights, which keep their own type. It takes
+            FSDP2, whose replicas are shards of one rank, even for a single rank; gradients are added up in
+            `mixed_precision.reduce_dtype`, or in float32. None: `mixed_precision.param_dtype`, over several ranks.
+        exact: those of `blocks` that compute in the type of their weights.
     """
-    if world_size == 1:
+    if world_size == 1 and compute_dtype is None:
         return SingleProcess(module)
     _join(rank, world_size, device)
     types = fsdp.mixed_precision
-    if fsdp.sharding_strategy == "no_shard":
+    if fsdp.sharding_strategy == "no_shard" and compute_dtype is None:
         reduced = types.reduce_dtype or types.param_dtype
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
-    from torch.distributed.fsdp import (
-        CPUOffloadPolicy,
-        MixedPrecisionPolicy,
-        OffloadPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
-
-    # Forward inputs stay as they are: actions in half the bits would be other actions.
-    precision = MixedPrecisionPolicy(
-        param_dtype=DTYPES[types.param_dtype] if types.param_dtype else None,
-        reduce_dtype=DTYPES[types.reduce_dtype] if types.reduce_dtype else None,
-        cast_forward_inputs=False,
-    )
-    reshard = fsdp.sharding_strategy == "full_shard"
-    mesh = init_device_mesh(device.type, (world_size,))
-    offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
-    for part in (*blocks, module):
-        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    _shard(module, world_size, fsdp, device, blocks, compute_dtype, exact)
     for method in methods:
         register_fsdp_forward_method(module, method)
     return Sharded(module, world_size, rank)
+
+
+def _shard(
+    module: nn.Module,
+    world_size: int,
+    fsdp: FsdpConfig,
+    device: torch.device,
+    blocks: Sequence[nn.Module],
+    compute_dtype: torch.dtype | None,
+    exact: Sequence[nn.Module],
+) -> None:
+    """Apply FSDP2 to a module in place; see `parallelize`."""
+    types = fsdp.mixed_precision
+    reduce_dtype = DTYPES[types.reduce_dtype] if types.reduce_dtype else None
+    if compute_dtype is not None:
+        reduce_dtype = reduce_dtype or torch.float32
+    elif types.param_dtype is not None:
+        compute_dtype = DTYPES[types.param_dtype]
+    # Forward inputs stay as they are: actions in half the bits would be other actions.
+    mixed = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    plain = MixedPrecisionPolicy(cast_forward_inputs=False)
+    reshard = fsdp.sharding_strategy == "full_shard"
+    mesh = _mesh(device, world_size, replicas=fsdp.sharding_strategy == "no_shard")
+    offload = CPUOffloadPolicy() if fsdp.cpu_offload and device.type != "cpu" else OffloadPolicy()
+    for part in (*blocks, module):
+        policy = plain if any(part is each for each in exact) else mixed
+        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
+
+
+def _mesh(device: torch.device, world_size: int, *, replicas: bool) -> DeviceMesh:
+    """Return the ranks in the order that weights are split over; of replicas each is split over its own rank alone."""
+    if replicas:
+        return init_device_mesh(device.type, (world_size, 1), mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (world_size,))
 
 
 def _join(rank: int, world_size: int, device: torch.device) -> None:
     """Join the process group, at the address that the worker group gives every rank."""
     if dist.is_initialized():
         return
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    if world_size == 1:
+        # Nobody is to be met: no address is needed, and none is listened at.
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] - public, and left out of a list
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        return
     dist.init_process_group(
-        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        backend,
         init_method=f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         rank=rank,
         world_size=world_size,

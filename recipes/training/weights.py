@@ -55,17 +55,25 @@ class FlatWeights:
             module: the owner of the weights.
             chosen: selects weights by their names; None: all.
         """
-        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
-        if chosen is not None:
-            state = {name: tensor for name, tensor in state.items() if chosen(name)}
-        names: dict[int, str] = {}
-        for name, tensor in state.items():
-            names.setdefault(id(tensor), name)
-        own = {name: state[name] for name in names.values()}
+        own = _own(module, chosen)
         weights = cls(own)
         weights._owners = own
         weights._give()
         return weights
+
+    @classmethod
+    def copied(
+        cls, module: nn.Module, chosen: Callable[[str], bool] | None = None, dtype: torch.dtype | None = None
+    ) -> FlatWeights:
+        """Return a copy of the weights of a module, which goes on to compute with its own memory.
+
+        Args:
+            module: see `adopt`.
+            chosen: see `adopt`.
+            dtype: of the copies of floating-point weights; None: their own.
+        """
+        own = _own(module, chosen)
+        return cls({name: each.to(dtype) if each.is_floating_point() else each for name, each in own.items()})
 
     def _give(self) -> None:
         """Let the owners compute with the views."""
@@ -88,6 +96,17 @@ class FlatWeights:
     def nbytes(self) -> int:
         """Size of all buffers, in bytes."""
         return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def _own(module: nn.Module, chosen: Callable[[str], bool] | None) -> dict[str, Tensor]:
+    """Return the weights of a module by name; those that layers share by the first of their names."""
+    state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    if chosen is not None:
+        state = {name: tensor for name, tensor in state.items() if chosen(name)}
+    names: dict[int, str] = {}
+    for name, tensor in state.items():
+        names.setdefault(id(tensor), name)
+    return {name: state[name] for name in names.values()}
 
 
 def _aligned(count: int) -> int:

@@ -207,7 +207,7 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("actor:\n  enable_offload: true\n", "true"),
+        ("actor:\n  fsdp_config:\n    mixed_precision:\n      param_dtype: bf16\n", "mixed_precision"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
     ],
 )

@@ -13,14 +13,17 @@ pytest.importorskip("peft")
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from recipes.language.batch import RolloutBatch
+from recipes.training.state import TrainingState
 from rlinf_core import RLinfError
 from tests.unit.recipes.language.in_process import LocalJob
 
 SMALL = ("data.rollout_batch_size=4", "algorithm.group_size=4", "actor.model.hidden_dim=32", "actor.model.num_layers=1")
 REFERENCE = "cluster.component_placement={'actor,rollout,reward,reference': {node_group: node, placement: 0}}"
 
+BF16 = "actor.model.precision=bf16"
 
 # One optimizer step of full size in every training step.
 PLAIN = ("algorithm.n_minibatches=1", "actor.optim.lr_warmup_steps=0", "actor.optim.lr_scheduler=constant")
@@ -185,13 +188,97 @@ def test_memory_is_bought_with_time_and_gives_the_same() -> None:
             torch.testing.assert_close(value, weights["plain"][key], atol=2e-4, rtol=1e-4)
 
 
-def test_half_the_bits_train() -> None:
-    made = job("math_laptop", "actor.model.precision=bf16", "actor.optim.lr=0.01")
+def test_steps_smaller_than_half_the_bits_tell_add_up() -> None:
+    made = job("math_laptop", BF16, "actor.optim.lr=1e-6")
     before = made.weights()
     made.step(1, half_right)
     after = made.weights()
-    assert any(not torch.equal(value, before[name]) for name, value in after.items())
-    assert all(bool(value.isfinite().all()) for value in after.values())
+    head = "actor.model.lm_head.weight"
+    assert after[head].dtype == torch.float32
+    changed = after[head] != before[head]
+    assert changed.float().mean() > 0.5
+    # In bfloat16 hardly any of these steps would have been one.
+    assert (after[head].bfloat16() != before[head].bfloat16()).float().mean() < 0.1
+    assert made.metrics["train/actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("given", [(), ("actor.model.lora={rank: 2}",)])
+def test_half_the_bits_are_what_engines_get_and_not_what_checkpoints_keep(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    from safetensors.torch import load_file
+
+    straight = job("math_laptop", BF16, *given)
+    for step in (1, 2):
+        straight.step(step, half_right)
+        if step == 1:
+            straight.save(tmp_path)
+    resumed = job("math_laptop", BF16, *given)
+    resumed.load(tmp_path)
+    resumed.step(2, half_right)
+
+    expected = straight.weights()
+    for name, value in resumed.weights().items():
+        assert torch.equal(value, expected[name]), name
+    stored = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
+    types = {each.properties.dtype for each in stored.values() if isinstance(each, TensorStorageMetadata)}
+    assert types == {torch.float32}
+    sent = straight.actor._state.whole_weights()  # pyright: ignore[reportPrivateUsage]
+    assert {each.dtype for each in sent.buffers} == {torch.bfloat16}
+    for name, value in sent.views.items():
+        assert torch.equal(value, expected[f"actor.{name}"].bfloat16()), name
+
+    straight.actor.save_model(str(tmp_path / "model"))
+    assert {each.dtype for each in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_a_reference_of_half_the_bits_is_where_the_policy_begins() -> None:
+    """Also where the first pass of all is one without the adapters."""
+    for given in (("actor.model.lora={rank: 2}",), (REFERENCE,), (REFERENCE, "actor.model.lora={rank: 2}")):
+        made = job("math_laptop", BF16, "algorithm.kl_beta=0.5", "actor.optim.lr=0.01", *given, warm_start=0)
+        made.step(1, half_right)
+        assert made.metrics["train/actor/kl_ref"] == pytest.approx(0, abs=1e-3)
+        assert made.metrics["train/actor/grad_norm"] > 0
+        made.step(2, half_right)
+        assert made.metrics["train/actor/kl_ref"] > 1e-3
+
+
+def test_values_of_half_the_bits_resume_to_the_bit(tmp_path: Path) -> None:
+    given = ("math_laptop_ppo", BF16)
+    straight = job(*given)
+    straight.step(1, half_right)
+    straight.save(tmp_path)
+    straight.step(2, half_right)
+    resumed = job(*given)
+    resumed.load(tmp_path)
+    resumed.step(2, half_right)
+    expected = straight.weights()
+    for name, value in resumed.weights().items():
+        assert torch.equal(value, expected[name]), name
+    assert straight.metrics["train/critic/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_groups_leave_their_accelerators_between_phases(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    given = ("math_laptop_ppo", f"actor.model.precision={precision}", "algorithm.kl_beta=0.1")
+    given += (
+        "cluster.component_placement={'actor,rollout,reward,critic,reference': {node_group: node, placement: 0}}",
+    )
+    offload = tuple(f"{name}.enable_offload=true" for name in ("actor", "critic", "reference"))
+    plain, made = job(*given), job(*given, *offload)
+    plain.step(1, half_right)
+    rested: list[str] = []
+    released: list[str] = []
+    monkeypatch.setattr(TrainingState, "rest", lambda self: rested.append(self._component))
+    monkeypatch.setattr("recipes.language.reference_worker.release_memory", lambda _: released.append("reference"))
+
+    made.step(1, half_right)
+
+    assert sorted(rested) == ["actor", "critic"]
+    assert released == ["reference"]
+    expected = plain.weights()
+    for name, value in made.weights().items():
+        assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.nightly

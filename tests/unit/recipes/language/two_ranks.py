@@ -39,6 +39,7 @@ class Case:
         values: whether values are learned, and not a policy.
         settings: of the learner.
         how: `loss_agg_func`.
+        half: whether layers compute in bfloat16.
     """
 
     groups: Sequence[Sequence[int]] = ((0, 1, 5), (2, 3, 4))
@@ -47,7 +48,11 @@ class Case:
     values: bool = False
     settings: LearnerSettings = LearnerSettings(clip_grad=0.05)  # noqa: RUF009 - it is frozen
     how: Any = "token-mean"
+    half: bool = False
 
+
+# The same passes for any number of ranks: rounding to half the bits depends on what is computed together.
+_ONE_BY_ONE = LearnerSettings(clip_grad=0.05, max_tokens=1)
 
 CASES: Mapping[str, Case] = {
     "FSDP2": Case(),
@@ -59,6 +64,10 @@ CASES: Mapping[str, Case] = {
     "LoRA": Case(lora=True),
     "LoRA, replicas": Case(lora=True, sharding="no_shard"),
     "replicas": Case(sharding="no_shard", settings=LearnerSettings(max_tokens=40)),
+    "bfloat16": Case(half=True, settings=_ONE_BY_ONE),
+    "bfloat16, replicas": Case(half=True, settings=_ONE_BY_ONE, sharding="no_shard"),
+    "bfloat16, LoRA": Case(half=True, settings=_ONE_BY_ONE, lora=True),
+    "bfloat16, values": Case(half=True, settings=_ONE_BY_ONE, values=True),
     "values": Case(values=True),
     "values, several optimizer steps": Case(values=True, settings=LearnerSettings(minibatches=3)),
 }
@@ -75,7 +84,16 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
                 nn.init.normal_(weight, std=0.1)
     module = ValueModel(model) if case.values else LanguagePolicy(model)
     fsdp = FsdpConfig(sharding_strategy=case.sharding)  # pyright: ignore[reportArgumentType]
-    strategy = parallelize(module, rank, world_size, fsdp, torch.device("cpu"), module.blocks)
+    strategy = parallelize(
+        module,
+        rank,
+        world_size,
+        fsdp,
+        torch.device("cpu"),
+        module.blocks,
+        compute_dtype=torch.bfloat16 if case.half else None,
+        exact=[module.value_head] if isinstance(module, ValueModel) else [],
+    )
     optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.5)
     whole = random_batch(3, groups=6, size=3, common=9)
     whole = replace(whole, minibatches=whole.groups % case.settings.minibatches)

@@ -1,0 +1,126 @@
+"""A policy and its optimizer leave a device for the host, and come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.training.state import TrainingState
+from recipes.training.weights import FlatWeights
+
+HOST, AWAY = torch.device("cpu"), torch.device("meta")
+
+
+def state(compute_dtype: torch.dtype | None, device: torch.device = HOST) -> TrainingState:
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).to(device)
+    return TrainingState(
+        policy,
+        OptimConfig(lr=0.1),
+        FsdpConfig(),
+        rank=0,
+        world_size=1,
+        device=device,
+        compute_dtype=compute_dtype,
+    )
+
+
+def learn(made: TrainingState) -> None:
+    made.optimizer.zero_grad()
+    buffer = made.whole_weights().buffers[0]
+    made.strategy.module(torch.ones(2, 3, dtype=buffer.dtype, device=buffer.device)).float().sum().backward()
+    made.optimizer.step()
+
+
+def tensors(made: TrainingState) -> list[Tensor]:
+    """Return all memory of a state that has learned."""
+    found: list[Tensor] = [*made.policy.parameters(), *made._weights.buffers]  # pyright: ignore[reportPrivateUsage]
+    found += [each.grad for each in made.policy.parameters() if each.grad is not None]
+    found += [value for values in made.optimizer.state.values() for value in values.values()]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in found]
+
+
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch, compute_dtype: torch.dtype | None) -> None:
+    """A device without memory stands for the host, and the processor's memory for the accelerator's."""
+    made = state(compute_dtype)
+    # A weight of the processor cannot be given such memory in place.
+    views = made._weights.views  # pyright: ignore[reportPrivateUsage]
+    swap = {name: name.split(".") for name in views if not compute_dtype}
+    monkeypatch.setattr(
+        FlatWeights,
+        "_give",
+        lambda self: [
+            setattr(made.policy.get_submodule(where), name, nn.Parameter(self.views[f"{where}.{name}"]))
+            for where, name in swap.values()
+        ],
+    )
+    learn(made)
+    before = tensors(made)
+    assert len(before) == 4 + 1 + 4 + 12  # weights, what is sent, gradients, two moments and a count of each
+    assert {each.device for each in before} == {HOST}
+
+    made.rest(AWAY)
+
+    after = tensors(made)
+    assert len(after) == 4 + 1 + 12
+    assert {each.device for each in after} == {AWAY}
+
+
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_what_is_asked_while_it_rests_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute_dtype: torch.dtype | None
+) -> None:
+    made = state(compute_dtype)
+    learn(made)
+    places: list[torch.device] = []
+
+    def move(self: TrainingState, place: torch.device) -> None:
+        if place != self._place:  # pyright: ignore[reportPrivateUsage]
+            places.append(place)
+            self._place = place  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(TrainingState, "_move", move)
+    made.rest(AWAY)
+    for ask in (lambda: made.save(str(tmp_path)), lambda: made.load(str(tmp_path)), made.whole_state):
+        ask()
+        assert places[-2:] == [HOST, AWAY]
+    count = len(places)
+    made.whole_weights()
+    # Whole weights are gathered from shards on the device; without shards they are sent from where they are.
+    assert len(places) == count + (2 if compute_dtype else 0)
+    made.wake()
+    assert places[-1] == HOST
+
+
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_a_rest_changes_nothing_of_what_is_learned(compute_dtype: torch.dtype | None) -> None:
+    straight, rested = state(compute_dtype), state(compute_dtype)
+    for _ in range(3):
+        learn(straight)
+        learn(rested)
+        rested.rest()
+        rested.wake()
+    expected = straight.whole_state()
+    assert all(torch.equal(value, expected[name]) for name, value in rested.whole_state().items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_an_accelerator_is_left_and_come_back_to(compute_dtype: torch.dtype | None) -> None:
+    device = torch.device("cuda", 0)
+    straight, rested = state(compute_dtype, device), state(compute_dtype, device)
+    for _ in range(3):
+        learn(straight)
+        rested.wake()
+        learn(rested)
+        rested.rest()
+        assert {each.device.type for each in tensors(rested)} == {"cpu"}
+    expected = straight.whole_state()
+    assert all(torch.equal(value, expected[name]) for name, value in rested.whole_state().items())
