@@ -14,11 +14,13 @@ from pydantic import Field
 from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.env_config import EnvironmentConfig, EnvSection
 from recipes.embodied.env_types import is_robot
+from recipes.embodied.no_effect import EMBODIED, SMALL_MODELS
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
 from rlinf_core import RunnerConfig
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     KnownOrOwn,
@@ -30,8 +32,6 @@ from rlinf_core.config.sections.values import (
 from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
-# Policies without a model of transformers in them.
-SMALL_MODELS = ("mlp_policy", "cnn_policy", "flow_policy")
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy")
 
 
@@ -138,6 +138,8 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
 
 class EmbodiedConfig(ActorRolloutJob):
     """The whole file."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = EMBODIED
 
     runner: EmbodiedRunnerConfig = Field(
         default_factory=EmbodiedRunnerConfig, description="How long the run lasts, what it keeps, where results go."

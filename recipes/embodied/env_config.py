@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from rlinf_core import ConfigModel
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, OptionalPath, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Text
 
@@ -22,6 +24,24 @@ EVAL_SEED_OFFSET = 1_000_000
 
 class VideoConfig(ConfigModel):
     """Videos of episodes."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("video_base_dir",),
+            lambda video, sizes: not video.save_video,
+            "no videos are written: `save_video` is false",
+            "remove it, or write `save_video: true`",
+            because=("save_video",),
+        ),
+        NoEffect(
+            ("fps", "episodes"),
+            lambda video, sizes: not video.save_video,
+            "training writes no videos: `save_video` is false",
+            "remove it, or write `save_video: true`; `rlinf play`, `rlinf record` and `rlinf eval` read it",
+            because=("save_video",),
+            severity=Severity.NOTE,
+        ),
+    )
 
     save_video: Bool = Field(
         default=False,
@@ -44,6 +64,24 @@ class EnvironmentConfig(ConfigModel):
         "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
         "is_eval": "remove it: what stands in `env.eval` is for evaluation",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("num_processes", "simulator_timeout"),
+            lambda env, sizes: env.env_type in ENV_TYPES and ENV_TYPES[env.env_type].processes is None,
+            lambda env: f"`env_type: {env.env_type}` has no simulator processes",
+            because=("env_type",),
+        ),
+        NoEffect(
+            ("simulator_timeout",),
+            lambda env, sizes: (
+                env.env_type in ENV_TYPES
+                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
+            ),
+            "there are no simulator processes: environments are stepped in the worker's own",
+            "remove it, or write `num_processes: 1`",
+            because=("num_processes", "env_type"),
+        ),
+    )
 
     env_type: EnvTypeName = Field(
         default=DEFAULT_ENV_TYPE,

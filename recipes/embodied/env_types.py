@@ -22,6 +22,8 @@ class EnvType(NamedTuple):
         options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
             it is a simulator of a package of its own.
         task: the default, where `tasks` is empty and there is one.
+        processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
+            worker's own process.
         install: what pip installs for it; None: the module, or for a simulator what `rlinf env setup` installs.
     """
 
@@ -34,9 +36,18 @@ class EnvType(NamedTuple):
     options: str | None = None
     task: str | None = None
     install: str | None = None
+    processes: int | None = None
 
 
-def _simulator(module: str, name: str, task: str, *, package: str | None = None, install: str | None = None) -> EnvType:
+def _simulator(
+    module: str,
+    name: str,
+    task: str,
+    *,
+    package: str | None = None,
+    install: str | None = None,
+    processes: int | None = 1,
+) -> EnvType:
     """Return the entry of a simulator; `package` is its module where that is not called like our adapter."""
     options = f"{_SIMULATORS}.options:{name.removesuffix('Env')}Options"
     return EnvType(
@@ -48,6 +59,7 @@ def _simulator(module: str, name: str, task: str, *, package: str | None = None,
         options=options,
         task=task,
         install=install,
+        processes=processes,
     )
 
 
@@ -59,7 +71,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
     "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka"),
     "gymnasium": EnvType(
-        f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None
+        f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None, processes=0
     ),
     "gymnasium_vector": EnvType(
         f"{_FOLDER}.gymnasium_vector:GymnasiumVectorEnv", module="gymnasium", observes=None, max_episode_steps=None
@@ -69,10 +81,14 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
     "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),
     "maniskill": _simulator(
-        "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch"
+        "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch", processes=None
     ),
     "panda_gym": EnvType(
-        f"{_FOLDER}.panda_gym_env:PandaGymEnv", module="panda_gym", observes=None, max_episode_steps=None
+        f"{_FOLDER}.panda_gym_env:PandaGymEnv",
+        module="panda_gym",
+        observes=None,
+        max_episode_steps=None,
+        processes=0,
     ),
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"

@@ -6,7 +6,6 @@ from recipes.embodied.batch_sizes import check_batches
 from recipes.embodied.check_options import check_options
 from recipes.embodied.config import (
     COMPONENTS,
-    SMALL_MODELS,
     EmbodiedConfig,
     comparing_setting,
     group_size,
@@ -16,7 +15,7 @@ from recipes.embodied.config import (
 from recipes.embodied.data_config import check_data
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
-from recipes.embodied.env_types import ENV_TYPES, is_robot, is_simulator
+from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -52,7 +51,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_load_path(config.actor.checkpoint_load_path, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
-    _check_available(config, report)
     _check_algorithm(config, report)
     _check_staleness(config, report)
     _check_schedule(config, report)
@@ -98,67 +96,6 @@ def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
 def _evaluates(config: EmbodiedConfig) -> bool:
     """Return whether the run evaluates at all."""
     return config.runner.only_eval or config.runner.val_check_interval != -1
-
-
-def _check_available(config: EmbodiedConfig, report: Report) -> None:
-    """Report keys that have no effect yet."""
-    actor = config.actor
-    # A model of the user's own is told of these, and does with them what it likes.
-    small = actor.model.model_type in SMALL_MODELS
-    has_simulator = is_simulator(config.env.train.env_type)
-    asked: tuple[tuple[bool, Path, str, str], ...] = (
-        (
-            small and actor.model.is_lora,
-            ("actor", "model", "is_lora"),
-            "its layers are so small that all of them are trained",
-            "remove it; `vlm_policy` trains adapters",
-        ),
-        (
-            small and actor.model.lora is not None,
-            ("actor", "model", "lora"),
-            "its layers are so small that all of them are trained",
-            "remove it; `vlm_policy` trains adapters",
-        ),
-        (
-            config.rollout.model_dir is not None,
-            ("rollout", "model_dir"),
-            "rollout workers get their weights from the actor, before every rollout",
-            "write the folder as `actor.model.model_path`, or a checkpoint as `actor.checkpoint_load_path`",
-        ),
-        (
-            actor.tokenizer.tokenizer_model is not None,
-            ("actor", "tokenizer", "tokenizer_model"),
-            "the small policies read no words"
-            if small
-            else "a policy's tokenizer belongs to the folder of its weights",
-            "remove it" if small else "put the tokenizer into the folder that `actor.model.model_path` names",
-        ),
-        (
-            config.env.enable_offload,
-            ("env", "enable_offload"),
-            "a simulator cannot give back the accelerator on which it renders without being made anew"
-            if has_simulator
-            else "these environments use no accelerator",
-            "place `env` on an accelerator of its own, or render on the CPU by `MUJOCO_GL: osmesa` in its `env_vars`"
-            if has_simulator
-            else "remove it",
-        ),
-        (
-            small and actor.fsdp_config.gradient_checkpointing,
-            ("actor", "fsdp_config", "gradient_checkpointing"),
-            "such a policy has two or three layers, whose activations are few",
-            "remove it, or lower `actor.micro_batch_size`",
-        ),
-        (
-            config.algorithm.kl_beta > 0,
-            ("algorithm", "kl_beta"),
-            "no reference policy is kept beside the one that learns",
-            "`algorithm.bc_weight` keeps a policy near its demonstrations, `clip_ratio_high` bounds each step",
-        ),
-    )
-    for is_asked, path, why, help in asked:
-        if is_asked:
-            report(path, "not-available", f"`{path[-1]}` has no effect: {why}", help)
 
 
 def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:

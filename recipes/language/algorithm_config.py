@@ -14,6 +14,7 @@ from recipes.sections.algorithm import (
     OTHER_LOSSES,
     AlgorithmConfig,
 )
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     Fraction,
@@ -53,6 +54,22 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         "use_reinpp_baseline": "`adv_type: reinforce_pp_baseline` takes the mean of the group off",
         "use_kl_loss": "`kl_beta` above 0 adds the divergence to the loss",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("kl_penalty", "kl_in_reward"),
+            lambda algorithm, sizes: not algorithm.kl_beta,
+            "the weight of the divergence, `kl_beta`, is 0",
+            "remove it, or write `kl_beta: 0.001`",
+            because=("kl_beta",),
+        ),
+        NoEffect(
+            ("max_refills",),
+            lambda algorithm, sizes: not algorithm.filter_groups,
+            "no groups are dropped: `filter_groups` is false",
+            "remove it, or write `filter_groups: true`",
+            because=("filter_groups",),
+        ),
+    )
 
     adv_type: Annotated[Text, KnownOrOwn("adv_type", KNOWN_ADVANTAGES, OTHER_ADVANTAGES)] = Field(
         default="grpo",

@@ -6,7 +6,7 @@ from typing import Final
 
 from recipes.language.config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
-from recipes.sections.checks import Report, blame, is_changed
+from recipes.sections.checks import Report, blame
 from rlinf_core.config.diagnostics import Severity
 
 # What losses and keys compare with the policy that drew the tokens.
@@ -41,7 +41,7 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
         )
     _check_groups(config, report)
     _check_proximal(config, report)
-    _check_without_effect(config, report)
+    _check_aggregation(config, report)
 
 
 def _check_groups(config: LanguageConfig, report: Report) -> None:
@@ -102,28 +102,9 @@ def _check_proximal(config: LanguageConfig, report: Report) -> None:
             )
 
 
-def _check_without_effect(config: LanguageConfig, report: Report) -> None:
-    """Warn of settings that change nothing, or not what their reader may expect."""
+def _check_aggregation(config: LanguageConfig, report: Report) -> None:
+    """Warn of a ratio of sequences whose losses are not a mean over sequences."""
     algorithm = config.algorithm
-    scaled = ("algorithm", "normalize_advantages")
-    if algorithm.adv_type in GROUP_ADVANTAGES[:3] and is_changed(config, scaled):
-        instead = "write `adv_type: dr_grpo`" if algorithm.adv_type == "grpo" else "remove it"
-        report(
-            scaled,
-            "conflicting-settings",
-            f"`normalize_advantages` has no effect with `adv_type: {algorithm.adv_type}`, which compares within groups",
-            f"{instead}{' to compare without dividing by the deviation' if algorithm.adv_type == 'grpo' else ''}",
-            about=[("algorithm", "adv_type")],
-            severity=Severity.WARNING,
-        )
-    if algorithm.kl_in_reward and not algorithm.kl_beta:
-        report(
-            ("algorithm", "kl_in_reward"),
-            "conflicting-settings",
-            "`kl_in_reward` has no effect while `kl_beta` is 0",
-            "write `algorithm.kl_beta: 0.001`",
-            about=[("algorithm", "kl_beta")],
-        )
     if algorithm.loss_type == "gspo" and algorithm.loss_agg_func != "seq-mean-token-mean":
         report(
             blame(config, ("algorithm", "loss_agg_func"), ("algorithm", "loss_type")),

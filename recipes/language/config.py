@@ -9,10 +9,12 @@ from pydantic import Field
 
 from recipes.language.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.data_config import LanguageDataConfig, LanguageRewardConfig
+from recipes.language.no_effect import LANGUAGE
 from recipes.language.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     NonNegativeInt,
@@ -21,7 +23,6 @@ from rlinf_core.config.sections.values import (
     Precision,
     StepsOrNever,
 )
-from rlinf_core.config.tree import Path
 from rlinf_core.scalars import Bool, Text
 
 
@@ -33,6 +34,16 @@ class LanguageRunnerConfig(RunnerConfig):
         "max_tokens_per_mbs": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
         "enable_dynamic_batch_size": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *RunnerConfig.no_effect,
+        NoEffect(
+            ("max_samples",),
+            lambda runner, sizes: runner.sample_interval == -1,
+            "no samples are written: `sample_interval` is -1",
+            "remove it, or write `sample_interval: 10`",
+            because=("sample_interval",),
+        ),
+    )
 
     seq_length: Count = Field(default=2048, description="Longest sequence, prompt and answer together, in tokens.")
     partial_rollout: Bool = Field(
@@ -63,6 +74,15 @@ class LanguageModelConfig(ModelConfig):
         "trust_remote_code": "remove it: no code of a model's folder is ever run",
         "attn_implementation": "remove it: attention is computed over packed sequences",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        *ModelConfig.no_effect,
+        NoEffect(
+            ("hidden_dim", "num_layers"),
+            lambda model, sizes: model.model_path is not None,
+            "`model_path` names a model, which has its own sizes",
+            because=("model_path",),
+        ),
+    )
 
     precision: Precision = Field(
         default="fp32",
@@ -84,6 +104,10 @@ class LanguageOptimConfig(OptimConfig):
 
 class WarmStartConfig(ConfigModel):
     """Supervised steps on right answers, for models built on the spot."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(("lr",), lambda start, sizes: start.steps == 0, "`steps` is 0", because=("steps",)),
+    )
 
     steps: NonNegativeInt = Field(default=50, description="Optimizer steps before reinforcement learning begins.")
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
@@ -199,6 +223,8 @@ class LanguageReferenceConfig(ConfigModel):
 class LanguageConfig(JobConfig):
     """A whole file."""
 
+    no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
+
     not_available: ClassVar[Mapping[str, str]] = {
         **JobConfig.not_available,
         "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
@@ -276,27 +302,3 @@ def check_minibatches(config: LanguageConfig, report: Report) -> None:
             f" `actor.global_batch_size` {size} = {answers // size}",
             "remove one of the two",
         )
-
-
-def check_available(config: LanguageConfig, report: Report) -> None:
-    """Report keys that have no effect in recipes of language models."""
-    actor, rollout, runner = config.actor, config.rollout, config.runner
-    types = actor.fsdp_config.mixed_precision
-    asked: tuple[tuple[bool, Path, str, str], ...] = (
-        (rollout.model_dir is not None, ("rollout", "model_dir"), *_no_effect("actor.model.model_path")),
-        (actor.checkpoint_load_path is not None, ("actor", "checkpoint_load_path"), *_no_effect("runner.resume_dir")),
-        (config.algorithm.filter_rewards, ("algorithm", "filter_rewards"), *_no_effect("filter_groups")),
-        (runner.weight_sync_interval > 1, ("runner", "weight_sync_interval"), *_no_effect()),
-        (
-            types.param_dtype is not None and types.param_dtype != actor.model.precision,
-            ("actor", "fsdp_config", "mixed_precision"),
-            *_no_effect("actor.model.precision"),
-        ),
-    )
-    for is_asked, path, what, remedy in asked:
-        if is_asked:
-            report(path, "not-available", f"`{path[-1]}` {what}", remedy)
-
-
-def _no_effect(instead: str = "") -> tuple[str, str]:
-    return "has no effect in recipes of language models yet", f"use `{instead}`" if instead else "remove it"

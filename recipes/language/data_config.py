@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, Seed
 from rlinf_core.scalars import Bool, Data, Int, Text
 
@@ -42,6 +43,41 @@ class LanguageDataConfig(DataConfig):
             "remove it: prompts are texts or messages, and `apply_chat_template` says how they are written",
         ),
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("prompt_key", "answer_key"),
+            lambda data, sizes: data.source != "files",
+            lambda data: f"problems come from {data.source}, not from files",
+            "remove it, or write `train_data_paths: FILE`",
+            because=("type",),
+        ),
+        NoEffect(
+            ("generated_digits",),
+            lambda data, sizes: data.source != "sums",
+            lambda data: f"problems come from {data.source}, and are no sums made on the spot",
+            because=("type", "train_data_paths"),
+        ),
+        NoEffect(
+            ("task", "train_size"),
+            lambda data, sizes: data.source != "reasoning_gym",
+            lambda data: f"problems come from {data.source}, not from reasoning_gym",
+            "remove it, or write `type: reasoning_gym`",
+            because=("type", "train_data_paths"),
+        ),
+        NoEffect(
+            ("task_config", "val_size"),
+            lambda data, sizes: data.source == "files",
+            "problems come from files",
+            "remove it, or write `type: reasoning_gym`",
+            because=("train_data_paths",),
+        ),
+        NoEffect(
+            ("seed",),
+            lambda data, sizes: data.source == "files" and not data.shuffle,
+            "problems of files are taken in their order: `shuffle` is false",
+            because=("shuffle",),
+        ),
+    )
 
     type: Annotated[Literal["jsonl", "parquet", "reasoning_gym", "sums"] | None, BeforeValidator(_source)] = Field(
         default=None,
@@ -68,6 +104,13 @@ class LanguageDataConfig(DataConfig):
     system_prompt: str = Field(default="", description="System message; needs `apply_chat_template`.")
     few_shot: str = Field(default="", description="Text before every question: examples with their answers.")
     seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
+
+    @property
+    def source(self) -> Literal["files", "sums", "reasoning_gym"]:
+        """Where the problems come from."""
+        if self.type == "sums" or (self.type is None and not self.train_data_paths):
+            return "sums"
+        return "reasoning_gym" if self.type == "reasoning_gym" else "files"
 
 
 class LanguageRewardConfig(RewardConfig):

@@ -7,25 +7,16 @@ from urllib.parse import urlsplit
 
 from recipes.language.config import LanguageConfig
 from recipes.language.engines.backends import BACKENDS, RESERVED_OPTIONS
-from recipes.sections.checks import Report, WorldSizes, blame, is_changed
+from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.requirements import install_command, missing_modules
 
 
 def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Report what the engine that `rollout.backend` names cannot do, and keys that it does not read."""
+    """Report what the engine that `rollout.backend` names cannot do."""
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
-    for key in ("tensor_parallel_size", "gpu_memory_utilization", "engine_options", "server"):
-        if is_changed(config, ("rollout", key)) and key not in backend.keys:
-            report(
-                ("rollout", key),
-                "conflicting-settings",
-                f"`{key}` is none of engine `{backend.name}`",
-                f"remove it, or write `backend: {_reader(key)}`",
-                about=[("rollout", "backend")],
-            )
     lacking = missing_modules(backend.modules) if runs_in_this_interpreter(config, "rollout") else []
     if lacking:
         report(
@@ -91,11 +82,6 @@ def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
             about=[("runner", "max_staleness")],
             severity=Severity.WARNING,
         )
-
-
-def _reader(key: str) -> str:
-    """Return the name of an engine that reads a key."""
-    return next(backend.name for backend in BACKENDS.values() if key in backend.keys)
 
 
 def _check_logprobs(config: LanguageConfig, report: Report) -> None:

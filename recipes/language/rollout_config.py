@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from recipes.sections.rollout import RolloutConfig, SamplingConfig
 from rlinf_core import ConfigModel
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Data, Text, problem
 
@@ -49,6 +50,15 @@ class ServerSettings(ConfigModel):
         "api_key": "`token_env` names the environment variable that holds the token",
         "token": "`token_env` names the environment variable that holds the token",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("weights_dir",),
+            lambda server, sizes: server.weight_updates != "weights_path",
+            lambda server: f"`weight_updates: {server.weight_updates}` writes no files",
+            "remove it, or write `weight_updates: weights_path`",
+            because=("weight_updates",),
+        ),
+    )
 
     url: Annotated[Text, AfterValidator(_url)] | None = Field(
         default=None, description="Address of the server, as in `http://127.0.0.1:8000`."

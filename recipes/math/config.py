@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.language.algorithm_rules import check_algorithm
-from recipes.language.config import LanguageConfig, LanguageRunnerConfig, check_available, check_minibatches
+from recipes.language.config import LanguageConfig, LanguageRunnerConfig, check_minibatches
 from recipes.language.data_rules import check_data
 from recipes.language.engine_rules import check_engine
 from recipes.language.model_rules import check_model
@@ -64,7 +64,6 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_fsdp(config.actor.fsdp_config, report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report)
-    check_available(config, report)
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rlinf_core import ConfigModel
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     Fraction,
@@ -37,6 +38,21 @@ class ModelConfig(ConfigModel):
     """Settings of every model. Recipes add the keys of their kinds of model."""
 
     other_names: ClassVar[Mapping[str, str]] = {"path": "model_path"}
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("is_lora", "lora_rank"),
+            lambda model, sizes: model.lora is not None and not _is_of_user(model),
+            "`lora` has the settings of the adapters",
+            because=("lora",),
+        ),
+        NoEffect(
+            ("lora_rank",),
+            lambda model, sizes: not model.is_lora and not _is_of_user(model),
+            "all weights are trained",
+            "remove it, or write `is_lora: true`",
+            because=("is_lora",),
+        ),
+    )
 
     model_path: OptionalPath = Field(
         default=None, description="Folder or file of weights to start from. Default: the recipe builds its own model."
@@ -55,6 +71,11 @@ class ModelConfig(ConfigModel):
         return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
 
 
+def _is_of_user(model: Any) -> bool:
+    """Return whether a policy is the user's own, which may read any key."""
+    return ":" in getattr(model, "model_type", "")
+
+
 class OptimConfig(ConfigModel):
     """AdamW and the clipping of gradients."""
 
@@ -68,6 +89,15 @@ class OptimConfig(ConfigModel):
         "min_lr": "`min_lr_ratio` is the lowest learning rate by `lr`",
         "betas": "write `adam_beta1` and `adam_beta2`",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("min_lr_ratio", "total_training_steps"),
+            lambda optim, sizes: optim.lr_scheduler == "constant",
+            "with `lr_scheduler: constant` learning rates do not fall",
+            "remove it, or write `lr_scheduler: cosine`",
+            because=("lr_scheduler",),
+        ),
+    )
 
     lr: PositiveFloat = Field(default=1e-4, description="Learning rate of the policy.")
     value_lr: PositiveFloat | None = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from recipes.embodied.check_options import check_options
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
 from recipes.embodied.data_config import check_data
 from recipes.embodied.env_rules import check_environments
+from recipes.embodied.no_effect import SFT
 from recipes.embodied.rules import check_load_path
 from recipes.sections.checks import (
     Report,
@@ -19,10 +20,10 @@ from recipes.sections.checks import (
     check_fsdp,
     check_group_names,
     check_loggers,
-    is_changed,
     near_multiples,
 )
 from recipes.sections.imports import check_import
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import Count, StepsOrNever
 
 # Both or none of them have a place: they evaluate.
@@ -43,6 +44,8 @@ class SftActorConfig(EmbodiedActorConfig):
 
 class SftConfig(EmbodiedConfig):
     """The whole file."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = SFT
 
     runner: SftRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default_factory=SftRunnerConfig, description="How long the run lasts, what it keeps, where results go."
@@ -86,14 +89,6 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     _check_batches(config, world_sizes.get("actor") or 1, report)
     if ":" in config.actor.model.model_type:
         check_import(config, ("actor", "model", "model_type"), config.actor.model.model_type, "actor", report)
-    for name in type(config.algorithm).model_fields:
-        if is_changed(config, ("algorithm", name)):
-            report(
-                ("algorithm", name),
-                "not-available",
-                f"`{name}` has no effect: recipe `sft` learns from demonstrations alone",
-                "remove it",
-            )
     if evaluates(config):
         check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)
 

@@ -43,6 +43,7 @@ from rlinf_core.config.cluster_values import (
     split_names,
 )
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.rank_values import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
 from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -231,6 +232,14 @@ class ClusterConfig(ConfigModel):
         "auto_scheduler": "places are fixed for a run: `component_placement` gives them, `rlinf inspect placement`"
         " shows them",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("ssh",),
+            lambda cluster, sizes: not cluster.hosts and not any(group.hosts for group in cluster.node_groups),
+            "no node has a host to log in to",
+            "remove it, or write `hosts`",
+        ),
+    )
 
     num_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
         description="Number of nodes; their ranks are 0 to num_nodes-1."

@@ -31,12 +31,14 @@ class Composed(NamedTuple):
         sources: the file, its bases, and the overrides if there are any.
         unresolved: paths whose reference was refused. That is reported, and what stands there is no value to judge.
         secret: paths whose value came, by a reference, from a variable or a key that looks secret (see `secrets.py`).
+        referred: paths that references read.
     """
 
     tree: MappingNode
     sources: tuple[SourceText, ...]
     unresolved: frozenset[Path] = frozenset()
     secret: frozenset[Path] = frozenset()
+    referred: frozenset[Path] = frozenset()
 
 
 def compose(
@@ -74,7 +76,7 @@ def compose(
     from rlinf_core.config.interpolation import interpolate
 
     result = interpolate(tree, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
-    return Composed(result.tree, sources, result.unresolved, result.secret)
+    return Composed(result.tree, sources, result.unresolved, result.secret, result.referred)
 
 
 def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, Sequence[Override]]:

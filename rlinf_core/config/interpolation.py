@@ -35,11 +35,13 @@ class Interpolated(NamedTuple):
         tree: where nothing was wrong, the file's values.
         unresolved: paths whose reference was refused (and reported): what stands there is its text, not a value.
         secret: paths whose value came from a variable or a key that looks secret, at any number of hops.
+        referred: paths that references read.
     """
 
     tree: MappingNode
     unresolved: frozenset[Path] = frozenset()
     secret: frozenset[Path] = frozenset()
+    referred: frozenset[Path] = frozenset()
 
 
 def interpolate(
@@ -59,11 +61,12 @@ def interpolate(
     resolved = resolver.resolve(tree, (), 0)
     if only is not None and len(resolver.diagnostics):
         diagnostics.add(_note(resolver.diagnostics, only))
+    referred = frozenset(resolver.referred)
     if not isinstance(resolved, MappingNode) or not (resolver.failed or resolver.secret):
-        return Interpolated(resolved if isinstance(resolved, MappingNode) else tree)
+        return Interpolated(resolved if isinstance(resolved, MappingNode) else tree, referred=referred)
     unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
     secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in _scalars(node, path))
-    return Interpolated(resolved, unresolved, secret)
+    return Interpolated(resolved, unresolved, secret, referred)
 
 
 def _note(found: Diagnostics, section: str) -> Diagnostic:
@@ -108,6 +111,7 @@ class _Resolver:
         self.active: dict[int, _Use] = {}
         self.failed: set[int] = set()
         self.secret: set[int] = set()
+        self.referred: set[Path] = set()
         self.sizes: dict[int, tuple[int, int]] = {}
         self.copied = 0
         self.exploded = False
@@ -211,6 +215,7 @@ class _Resolver:
 
     def _look_up(self, use: _Use, depth: int) -> Node | None:
         path = to_path(use.reference.steps)
+        self.referred.add(path)
         current: Node = self.tree
         for index, segment in enumerate(path):
             # What is on the way may be a reference itself.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
 
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.scalars import StrictModel
 
 
@@ -18,10 +19,12 @@ class ConfigModel(StrictModel):
         other_names: further names of fields, those of related projects, each with the field it means. A file may use
             either.
         not_available: keys of related projects that have no counterpart here, each with what to do instead.
+        no_effect: when keys of this section, or of those within it, change nothing.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {}
     not_available: ClassVar[Mapping[str, str]] = {}
+    no_effect: ClassVar[tuple[NoEffect, ...]] = ()
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

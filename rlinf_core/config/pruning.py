@@ -30,6 +30,7 @@ class Validated(Generic[M]):
         kept: which items of its lists are left.
         whole: the whole tree, each key under our name.
         secret: paths in it whose value no message may show.
+        referred: paths in it that references read.
     """
 
     model: M | None
@@ -38,6 +39,7 @@ class Validated(Generic[M]):
     kept: Kept
     whole: MappingNode
     secret: frozenset[Path] = frozenset()
+    referred: frozenset[Path] = frozenset()
 
     @cached_property
     def _above(self) -> frozenset[Path]:

@@ -37,6 +37,7 @@ def validate(
     stand_ins: StandIns | None = None,
     unresolved: Collection[Path] = (),
     secret: Collection[Path] = (),
+    referred: Collection[Path] = (),
 ) -> Validated[M]:
     """Validate `tree` as a `model_type`, reporting every mistake at its place.
 
@@ -48,14 +49,17 @@ def validate(
             text that is written; `*` in a path is any index. Rules ask `Validated.damaged` before they believe a value.
         unresolved: paths whose value is known to be no value, which has been reported.
         secret: paths whose value no message may show.
+        referred: paths that references read.
     """
-    rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret))
+    rounds = _Rounds(model_type, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
     model = rounds.begin(unresolved)
     for _ in range(_ROUNDS):
         if rounds.hopeless or model is not None:
             break
         model = rounds.run()
-    return Validated(model, rounds.tree, frozenset(rounds.pruned), rounds.kept, rounds.whole, rounds.secret)
+    return Validated(
+        model, rounds.tree, frozenset(rounds.pruned), rounds.kept, rounds.whole, rounds.secret, rounds.referred
+    )
 
 
 class _Rounds(Generic[M]):
@@ -68,8 +72,10 @@ class _Rounds(Generic[M]):
         diagnostics: Diagnostics,
         stand_ins: StandIns,
         secret: frozenset[Path],
+        referred: frozenset[Path],
     ) -> None:
         self.secret = secret
+        self.referred = referred
         self.model_type = model_type
         self.whole = tree
         self.tree = tree
@@ -93,6 +99,7 @@ class _Rounds(Generic[M]):
             if renamed.tree is not self.whole:
                 self.whole = self.tree = renamed.tree
                 self.secret = frozenset(map(renamed.path, self.secret))
+                self.referred = frozenset(map(renamed.path, self.referred))
                 unresolved = [*map(renamed.path, unresolved)]
                 model, found = self._attempt()
         if not unresolved:

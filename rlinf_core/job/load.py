@@ -200,7 +200,8 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     else:
         diagnostics.extend(offline)
     if selected and config is not None:
-        _check_recipe(selected.recipe, config, view, _world_sizes(cluster, resolutions, view), diagnostics)
+        sizes = _world_sizes(cluster, resolutions, view)
+        _check_recipe(selected.recipe, config, view, sizes, diagnostics, composed.sources)
     damaged = view.damaged(("cluster", "num_nodes"))
     return job._replace(cluster=cluster, topology=None if damaged else topology)
 
@@ -213,6 +214,7 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
         stand_ins=STAND_INS,
         unresolved=composed.unresolved,
         secret=composed.secret,
+        referred=composed.referred,
     )
 
 
@@ -367,18 +369,28 @@ def _check_recipe(
     view: Validated[Any],
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
+    sources: Sequence[SourceText],
 ) -> None:
+    from rlinf_core.job.no_effect import report_no_effect
     from rlinf_core.job.report import Report
 
     try:
         check = recipe.check_function()
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
+        report_no_effect(config, world_sizes, view, diagnostics, bases=_not_of_user(recipe, sources))
     except Exception as error:  # noqa: BLE001  a user's recipe may fail in any way; the finding says how
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)
         help_text = "repair the package that offers the recipe"
         diagnostics.add(Diagnostic("broken-recipe", Severity.ERROR, message, span, ("recipe",), help_text))
+
+
+def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
+    """Return those sources of a job that came with a package, where the user has given others as well."""
+    ours = {os.path.realpath(each) for each in (*shipped_configs().values(), recipe.default_config)}
+    found = [each for each in sources if each.kind == "file" and os.path.realpath(each.name) in ours]
+    return found if len(found) < len(sources) else []
 
 
 def check_cluster(cluster: ClusterConfig, view: Validated[Any], diagnostics: Diagnostics) -> None:

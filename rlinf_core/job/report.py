@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -45,6 +45,7 @@ class Report:
         *,
         about: Collection[Path] = (),
         severity: Severity = Severity.ERROR,
+        related: Iterable[tuple[Path, str]] = (),
     ) -> None:
         """Report what is wrong.
 
@@ -55,13 +56,15 @@ class Report:
             help: what to do.
             about: further keys whose values the finding follows from.
             severity: how grave it is.
+            related: further keys whose places are told, each with a few words on why.
         """
         where, keys = at if isinstance(at, FindingPlace) else (at, (at,))
         path, span = self._find(where)
         whole = self._view.original(path)
         if self._view.damaged(whole) or any(self._lost(key) for key in (*keys, *about)):
             return
-        self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help))
+        places = tuple((self._find(other)[1], words) for other, words in related)
+        self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help, places))
 
     def _lost(self, path: Path) -> bool:
         """Return whether the value at `path`, or all of what holds it, was wrong."""

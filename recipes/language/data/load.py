@@ -23,7 +23,7 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     Raises:
         ConfigError: a file cannot be read, is empty or lacks a key, or a package is missing.
     """
-    if config.type == "sums" or (config.type is None and not config.train_data_paths):
+    if config.source == "sums":
         return Sums(
             config.generated_digits,
             held_out=evaluation,
@@ -31,7 +31,7 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
             seed=config.seed,
             spaced=bool(config.task_config.get("spaced", False)),
         )
-    if config.type == "reasoning_gym":
+    if config.source == "reasoning_gym":
         size = config.val_size if evaluation else config.train_size
         seed = config.seed * 2 * _SEED_DISTANCE + (_SEED_DISTANCE if evaluation else 0)
         return ReasoningGym(config.task or "", size, seed, config.task_config)

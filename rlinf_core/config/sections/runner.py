@@ -7,7 +7,9 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
 from rlinf_core.scalars import Bool, Text
 
@@ -26,6 +28,16 @@ RESUME_NEWEST: Final = "auto"
 
 class LoggerConfig(ConfigModel):
     """The places of metrics and logs. `metrics.jsonl` is always written."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("project_name",),
+            lambda logger, sizes: not logger.logger_backends,
+            "only the services that `logger_backends` names file runs by project",
+            "remove it, or write `logger_backends: [tensorboard]`",
+            because=("logger_backends",),
+        ),
+    )
 
     log_path: FilePath = Field(
         default="runs", description="Folder that holds one folder for each run; relative to where `rlinf train` starts."
@@ -59,6 +71,34 @@ class RunnerConfig(ConfigModel):
         "profiling": "`trace: true` writes timers, sends and waits to `trace.json`",
         "tracer": "`trace: true` writes timers, sends and waits to `trace.json`",
     }
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            (
+                *("max_epochs", "max_steps", "val_check_interval", "val_before_train"),
+                *("save_interval", "save_on_interrupt", "keep_checkpoints"),
+            ),
+            lambda runner, sizes: runner.only_eval,
+            "`only_eval` evaluates once and trains nothing",
+            "it is read again without `only_eval`",
+            because=("only_eval",),
+            severity=Severity.NOTE,
+        ),
+        NoEffect(
+            ("val_before_train",),
+            lambda runner, sizes: runner.val_check_interval == -1,
+            "the run has no evaluations: `val_check_interval` is -1",
+            "remove it, or write `val_check_interval: 10`",
+            because=("val_check_interval",),
+            severity=Severity.NOTE,
+        ),
+        NoEffect(
+            ("keep_checkpoints",),
+            lambda runner, sizes: runner.save_interval == -1 and not runner.save_on_interrupt,
+            "the run writes no checkpoints",
+            "remove it, or write `save_interval: 100`",
+            because=("save_interval",),
+        ),
+    )
 
     max_epochs: StepsOrNever = Field(
         default=-1,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlinf_core.job.load import load_job
+from rlinf_core.job.no_effect import NO_EFFECT
 
 Findings = Callable[..., list[tuple[str, str]]]
 
@@ -24,12 +25,14 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def findings(tmp_path: Path) -> Findings:
-    """Loads a text; the code and the underlined text of everything found. `messages=True` adds the messages."""
+    """Loads a text; the code and the underlined text of everything found, but for keys without effect, which have
+    tests of their own (`test_no_effect.py`). `messages=True` adds the messages.
+    """
 
     def find(text: str, *overrides: str, messages: bool = False) -> list[tuple[str, ...]]:
         path = tmp_path / "job.yaml"
         path.write_text(text)
-        found = load_job(str(path), overrides, environ={}).diagnostics
+        found = [each for each in load_job(str(path), overrides, environ={}).diagnostics if each.code != NO_EFFECT]
         return [(each.code, each.span.text, *([each.message, each.help or ""] if messages else [])) for each in found]
 
     return find

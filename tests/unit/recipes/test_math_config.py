@@ -72,8 +72,6 @@ def test_sequences_hold_prompt_and_answer(findings: Any) -> None:
         ("algorithm:\n  ratio_clip_eps: 0.1\n  clip_ratio_low: 0.2\n", "0.1"),
         ("algorithm:\n  tis_cap: 2\n", "2"),
         ("algorithm:\n  loss_type: decoupled_actor\n", "decoupled_actor"),
-        ("algorithm:\n  kl_in_reward: true\n", "true"),
-        ("algorithm:\n  normalize_advantages: false\n", "false"),
         ("algorithm:\n  loss_type: gspo\n", "gspo"),
         ("rollout:\n  enable_offload: true\nrunner:\n  max_staleness: 1\n", "true"),
         ("actor:\n  group_name: W\ncritic:\n  group_name: W\n", "W"),
@@ -388,7 +386,6 @@ def test_the_package_of_an_engine_is_looked_for_where_rollout_runs(findings: Any
     ("sections", "code", "underlined"),
     [
         ("rollout:\n  backend: vllm\n  sampling_params: {temperature: 0.7, top_k: 20}\n", "conflicting-settings", "20"),
-        ("rollout:\n  tensor_parallel_size: 2\n", "conflicting-settings", "2"),
         (
             "rollout:\n  backend: vllm\n  engine_options: {logprobs_mode: raw_logits}\n",
             "conflicting-settings",

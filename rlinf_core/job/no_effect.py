@@ -1,0 +1,210 @@
+"""Keys of a file that change nothing, by the rules that stand beside the fields (`rlinf_core.config.no_effect`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.no_effect import NoEffect, WorldSizes
+from rlinf_core.config.pruning import Validated
+from rlinf_core.config.source import SourceText
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find
+from rlinf_core.job.report import FindingPlace, Report
+
+NO_EFFECT: Final = "no-effect"
+# Of a file that holds all keys but for this share it was rlinf that wrote it: a run's `config.yaml`, in which newer
+# keys may be missing.
+_LEFT_OUT: Final = 0.1
+
+
+def report_no_effect(
+    config: BaseModel,
+    world_sizes: WorldSizes,
+    view: Validated[Any],
+    diagnostics: Diagnostics,
+    *,
+    bases: Collection[SourceText] = (),
+) -> None:
+    """Report the keys that somebody wrote and that change nothing, each once.
+
+    A run's own `config.yaml` holds every default; of it only errors are reported.
+
+    Args:
+        config: the recipe's model of the whole file.
+        world_sizes: processes of each placed component.
+        view: the validated file.
+        diagnostics: where findings go, and what was found before: a key with an error is not reported again.
+        bases: sources whose keys nobody has written for this job, such as a shipped configuration that it extends.
+    """
+    report = Report(view, diagnostics)
+    wrong = {each.path for each in diagnostics if each.severity is Severity.ERROR}
+    dead: dict[Path, _Match] = {}
+    for match in _matches(config, world_sizes, view.tree):
+        for leaf in _written(view.tree, match.path, config, bases):
+            if not _is_read(leaf, view.referred):
+                dead.setdefault(leaf, match)
+    elsewhere = _read_elsewhere(view.tree, dead)
+    by_match: dict[_Match, list[Path]] = {}
+    for leaf, match in dead.items():
+        if leaf not in elsewhere and leaf not in wrong:
+            by_match.setdefault(match, []).append(leaf)
+    found = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
+    if found and _is_written_out(config):
+        found = [each for each in found if each.severity is Severity.ERROR]
+    for each in found:
+        each.tell(report, view.tree)
+
+
+class _Finding(NamedTuple):
+    """Keys without effect by one rule: where they are told, and how gravely."""
+
+    match: _Match
+    path: Path
+    severity: Severity
+
+    @classmethod
+    def of(cls, config: BaseModel, match: _Match, leaves: Sequence[Path]) -> _Finding:
+        changed = any(_is_changed(config, leaf) for leaf in leaves)
+        return cls(match, _common(leaves, len(match.path)), match.rule.severity if changed else Severity.NOTE)
+
+    def tell(self, report: Report, tree: MappingNode) -> None:
+        rule, at, path = self.match.rule, self.match.at, self.path
+        causes = [(*at, *_path(cause)) for cause in rule.because]
+        report(
+            FindingPlace(path, (path, *causes)),
+            "not-available" if self.severity is Severity.ERROR else NO_EFFECT,
+            f"`{path[-1]}` has no effect: {rule.reason(self.match.section)}",
+            rule.help,
+            severity=self.severity,
+            related=[(cause, f"`{cause[-1]}` is given at") for cause in causes if find(tree, cause)][:1],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Match:
+    """A key of a rule that applies.
+
+    Attributes:
+        rule: of the section at path `at`.
+        path: the key.
+    """
+
+    rule: NoEffect
+    section: BaseModel
+    at: Path
+    path: Path
+
+
+def _matches(model: BaseModel, world_sizes: WorldSizes, node: MappingNode, at: Path = ()) -> Iterator[_Match]:
+    """Return the rules that apply, those of a section before those of the sections in it.
+
+    Only the rules of keys that are written are asked.
+    """
+    for rule in type(model).no_effect if isinstance(model, ConfigModel) else ():
+        written = [key for key in map(_path, rule.keys) if find(node, key) is not None]
+        if written and rule.when(model, world_sizes):
+            yield from (_Match(rule, model, at, (*at, *key)) for key in written)
+    for name, field in type(model).model_fields.items():
+        below, value = child(node, field.alias or name), getattr(model, name)
+        if isinstance(value, BaseModel) and isinstance(below, MappingNode):
+            yield from _matches(value, world_sizes, below, (*at, field.alias or name))
+
+
+def _path(key: str) -> Path:
+    return tuple(key.split("."))
+
+
+def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
+    """Return the paths of the single values and lists at and below a key, but for those of `bases`, empty sections, and
+    a `null` for which the default holds.
+    """
+    above = find(tree, top[:-1])
+    entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
+    return [
+        path
+        for path, each in (_leaves(entry, top) if entry is not None else ())
+        if each.key.span.source not in bases and not _says_nothing(each, config, path)
+    ]
+
+
+def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
+    if isinstance(entry.value, ScalarNode) and entry.value.value is None:
+        owner = _owner(config, path)
+        return isinstance(owner, BaseModel) and path[-1] not in owner.model_fields_set
+    return isinstance(entry.value, MappingNode)
+
+
+def _owner(config: BaseModel, path: Path) -> object:
+    """Return the section that has the key at `path`."""
+    owner: object = config
+    for segment in path[:-1]:
+        owner = getattr(owner, str(segment), None)
+    return owner
+
+
+def _leaves(entry: Entry, path: Path) -> Iterator[tuple[Path, Entry]]:
+    if isinstance(entry.value, MappingNode) and entry.value.entries:
+        for each in entry.value.entries:
+            yield from _leaves(each, (*path, each.key.raw))
+    else:
+        yield path, entry
+
+
+def _read_elsewhere(tree: MappingNode, dead: Collection[Path]) -> set[Path]:
+    """Return those of `dead` whose key is that of a living value, too: through an anchor or a reference one line of
+    the file may stand in several places.
+    """
+    if not dead:
+        return set()
+    places: dict[tuple[int, int], list[Path]] = {}
+    for entry in tree.entries:
+        for path, leaf in _leaves(entry, (entry.key.raw,)):
+            places.setdefault((id(leaf.key.span.source), leaf.key.span.start), []).append(path)
+    return {path for paths in places.values() if not all(each in dead for each in paths) for path in paths}
+
+
+def _is_read(path: Path, referred: Collection[Path]) -> bool:
+    """Return whether a reference reads the value at `path`, what holds it, or a part of it."""
+    return any(path[: len(each)] == each or each[: len(path)] == path for each in referred)
+
+
+def _is_changed(config: BaseModel, path: Path) -> bool:
+    """Return whether the value at `path` is another one than the default of its field; of what is no field: True."""
+    owner = _owner(config, path)
+    field = type(owner).model_fields.get(str(path[-1])) if isinstance(owner, BaseModel) else None
+    return field is None or getattr(owner, str(path[-1])) != field.get_default(call_default_factory=True)
+
+
+def _common(paths: Sequence[Path], least: int) -> Path:
+    """Return the longest path that all of `paths` begin with, which is at least `least` long."""
+    first = paths[0]
+    size = len(first)
+    while size > least and any(each[:size] != first[:size] for each in paths):
+        size -= 1
+    return first[:size]
+
+
+def _is_written_out(config: BaseModel) -> bool:
+    """Return whether nearly all keys that have a default are given, as only a program writes them."""
+    given = [name in model.model_fields_set for model in _models(config) for name in _defaults(model)]
+    return given.count(False) <= _LEFT_OUT * len(given)
+
+
+def _models(value: object) -> Iterator[BaseModel]:
+    if isinstance(value, BaseModel):
+        yield value
+        for name in type(value).model_fields:
+            yield from _models(getattr(value, name))
+
+
+def _defaults(model: BaseModel) -> Iterator[str]:
+    """Return the fields whose defaults are single values, neither null nor empty."""
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if not isinstance(value, BaseModel | Mapping) and value not in (None, (), ""):
+            yield name

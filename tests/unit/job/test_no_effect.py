@@ -1,0 +1,120 @@
+"""Keys that change nothing: which of them are told, where, and how gravely. The rules are those of the recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.origins import resolved_text
+from rlinf_core.job.load import load_job
+from rlinf_core.job.no_effect import NO_EFFECT
+
+CLUSTER = "cluster: {num_nodes: 1, component_placement: {'actor,rollout,env': {node_group: node, placement: 0}}}\n"
+MATH = (
+    "recipe: math\n"
+    "cluster: {num_nodes: 1, component_placement: {'actor,rollout,reward': {node_group: node, placement: 0}}}\n"
+)
+EMBODIED = f"recipe: embodied\n{CLUSTER}"
+GRPO = "algorithm:\n  adv_type: grpo\n  loss_type: actor\n  group_size: 8\n"
+WARNING, NOTE = Severity.WARNING, Severity.NOTE
+
+
+def told(text: str, overrides: Sequence[str] = ()) -> list[Diagnostic]:
+    return list(load_job("-", overrides, stdin=text.encode(), environ={}).diagnostics)
+
+
+def dead(text: str, overrides: Sequence[str] = ()) -> list[tuple[str, Severity]]:
+    """Return the lines of keys without effect, without blanks, and how grave each is."""
+    found = [each for each in told(text, overrides) if each.code == NO_EFFECT]
+    return [(each.span.source.line(each.span.begin.line).strip(), each.severity) for each in found]
+
+
+def test_a_finding_says_what_makes_it_so_and_where() -> None:
+    (found,) = told(EMBODIED + GRPO + "  gae_lambda: 0.9\n")
+    assert (found.code, found.severity, found.span.begin.line) == (NO_EFFECT, WARNING, 7)
+    assert found.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no values"
+    assert found.help == "remove it, or write `adv_type: gae` and `loss_type: actor_critic`"
+    assert [(str(place.begin), words) for place, words in found.related] == [("4:13", "`adv_type` is given at")]
+
+
+def test_a_default_that_is_written_down_is_a_note() -> None:
+    assert dead(EMBODIED + GRPO + "  gae_lambda: 0.95\n") == [("gae_lambda: 0.95", NOTE)]
+
+
+@pytest.mark.parametrize("text", ["critic:\n", "critic: {}\n", "critic: {optim: {}}\n"])
+def test_what_says_nothing_is_not_told(text: str) -> None:
+    assert dead(MATH + text) == []
+
+
+def test_a_section_is_told_once_and_its_only_key_by_itself() -> None:
+    assert dead(MATH + "critic:\n  threads: 2\n  optim:\n    lr: 0.1\n") == [("critic:", WARNING)]
+    assert dead(MATH + "critic:\n  optim:\n    lr: 0.1\n    clip_grad: 2\n") == [("optim:", WARNING)]
+    assert dead(MATH + "critic:\n  optim:\n    lr: 0.1\n") == [("lr: 0.1", WARNING)]
+
+
+def test_an_override_is_told_where_it_was_typed() -> None:
+    (found,) = told(EMBODIED + GRPO, ["algorithm.gae_lambda=0.9"])
+    assert (found.span.source.kind, found.span.text) == ("overrides", "0.9")
+
+
+def test_what_a_reference_reads_is_read() -> None:
+    referring = "actor: {optim: {lr: 0.1, weight_decay: '${algorithm.gae_lambda}'}}\n"
+    assert dead(EMBODIED + GRPO + "  gae_lambda: 0.9\n" + referring) == []
+    # By another name, too, and as a part of a section.
+    assert dead(EMBODIED + GRPO + "  lam: 0.9\n" + referring.replace("gae_lambda", "lam")) == []
+    files = "data:\n  cameras: {main: a}\n  state_keys: ['${data.cameras.main}']\n"
+    assert dead(EMBODIED + files) == [("state_keys: ['${data.cameras.main}']", WARNING)]
+
+
+def test_one_line_that_stands_in_two_places_is_read_where_one_of_them_is() -> None:
+    train = "env:\n  train: &train\n    mask_after_success: true\n    seed: 3\n"
+    assert dead(EMBODIED + train + "  eval: *train\n") == []
+    assert dead(EMBODIED + train + "  eval:\n    <<: *train\n    seed: 4\n") == []
+    assert dead(EMBODIED + train + "  eval: ${env.train}\n") == []
+
+
+def test_keys_of_a_shipped_configuration_are_not_those_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("extends: math_laptop\nactor: {model: {model_path: .}}\n")
+    # The shipped file's warm start is for the model that this file replaces.
+    codes = [each.code for each in load_job(str(file), environ={}).diagnostics]
+    assert NO_EFFECT not in codes
+    codes = [each.code for each in load_job("math_laptop", ["actor.model.model_path=."], environ={}).diagnostics]
+    assert NO_EFFECT not in codes
+    file.write_text("extends: math_laptop\nactor: {warm_start: {steps: 7}, model: {model_path: .}}\n")
+    found = [each for each in load_job(str(file), environ={}).diagnostics if each.code == NO_EFFECT]
+    assert [each.span.text for each in found] == ["7"]
+
+
+def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
+    job = load_job("-", stdin=(EMBODIED + GRPO + "  gae_lambda: 0.9\n").encode(), environ={})
+    assert job.tree is not None
+    kept = resolved_text(job.tree, job.config)
+    assert "value_clip" in kept
+    assert dead(kept) == []
+
+
+def test_what_is_wrong_in_itself_is_told_once() -> None:
+    assert [each.code for each in told(EMBODIED + GRPO + "  gae_lambda: [1]\n")] == ["wrong-type"]
+    # Nothing follows from a value that is wrong.
+    assert [
+        each.code for each in told(EMBODIED + "algorithm:\n  adv_type: grbo\n  kl_beta: 0\n  gae_lambda: 0.9\n")
+    ] == [
+        "unknown-choice",
+        NO_EFFECT,
+    ]
+
+
+def test_what_asks_for_something_that_is_not_there_is_an_error() -> None:
+    (found,) = told(EMBODIED + "algorithm: {kl_beta: 0.1}\n")
+    assert (found.code, found.severity, found.span.text) == ("not-available", Severity.ERROR, "0.1")
+    (found,) = told(EMBODIED + "algorithm: {kl_beta: 0}\n")
+    assert (found.code, found.severity) == (NO_EFFECT, NOTE)
+
+
+def test_an_evaluation_alone_is_a_note() -> None:
+    found = dead(EMBODIED + "runner:\n  only_eval: true\n  max_steps: 3\nalgorithm:\n  gamma: 0.5\n  update_epoch: 2\n")
+    assert found == [("max_steps: 3", NOTE), ("algorithm:", NOTE)]

@@ -1,0 +1,246 @@
+"""The tables of keys without effect: what they find, that they name keys there are, and that no key is forgotten."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+import recipes
+import rlinf_cli
+import rlinf_core
+from recipes.embodied.env_types import ENV_TYPES
+from recipes.embodied.envs.simulated_env import SimulatedEnv
+from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.model_fields import sections, types_at, value_type, written_fields
+from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.render import render_text
+from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.config.tree import Path as KeyPath
+from rlinf_core.job.load import load_job
+from rlinf_core.job.no_effect import NO_EFFECT
+from rlinf_core.job.recipe import find_recipe, recipe_names
+from rlinf_core.registry import import_target
+
+EMBODIED = ("recipe=embodied", "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: 0}}")
+SFT = ("recipe=sft", EMBODIED[1], "data.train_data_paths=set")
+MATH = ("recipe=math", "cluster.component_placement={'actor,rollout,reward': {node_group: node, placement: 0}}")
+GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=8")
+FILES = ("data.train_data_paths=problems.jsonl",)
+GYM = ("data.type=reasoning_gym", "data.task=chain_sum")
+NEVER = ("runner.val_check_interval=-1",)
+ALONE = ("cluster.component_placement={actor: {node_group: node, placement: 0}}",)
+CRITIC = (
+    "cluster.component_placement={'actor,rollout,reward,critic': {node_group: node, placement: 0}}",
+    "algorithm.adv_type=gae",
+)
+
+# The settings of a file, and the one among them that changes nothing.
+INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
+    ((*EMBODIED, *GRPO), "algorithm.value_clip=0.1"),
+    ((*EMBODIED, *GRPO), "algorithm.huber_delta=1"),
+    ((*EMBODIED, *GRPO), "algorithm.normalize_advantages=false"),
+    ((*EMBODIED, *GRPO), "actor.optim.value_lr=0.1"),
+    ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.gamma=0.5"),
+    ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.bootstrap_type=always"),
+    (EMBODIED, "algorithm.kl_penalty=k1"),
+    (EMBODIED, "algorithm.reward_type=chunk_level"),
+    (EMBODIED, "data.normalization=quantile"),
+    (EMBODIED, "data.batches_per_step=3"),
+    (EMBODIED, "actor.optim.min_lr_ratio=0.1"),
+    (EMBODIED, "actor.optim.total_training_steps=50"),
+    (EMBODIED, "actor.model.lora_rank=4"),
+    (EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"),
+    ((*EMBODIED, "actor.model.model_type=vlm_policy", "actor.model.model_path=."), "actor.model.hidden_dim=64"),
+    ((*EMBODIED, "actor.model.model_type=vlm_policy", "actor.model.model_path=."), "actor.model.options.num_layers=3"),
+    (EMBODIED, "env.train.num_processes=2"),
+    (EMBODIED, "env.train.simulator_timeout=7"),
+    ((*EMBODIED, "env.train.env_type=gymnasium", "env.train.task=CartPole-v1"), "env.train.simulator_timeout=7"),
+    (EMBODIED, "env.eval.mask_after_success=true"),
+    (EMBODIED, "env.eval.reset_each_pass=true"),
+    (EMBODIED, "env.eval.video_cfg.video_base_dir=films"),
+    ((*EMBODIED, "env.eval.video_cfg.episodes=4"), "env.train.video_cfg.video_base_dir=films"),
+    ((*EMBODIED, *NEVER), "env.eval.total_num_envs=8"),
+    ((*EMBODIED, *NEVER), "runner.val_before_train=false"),
+    ((*EMBODIED, "runner.save_interval=-1", "runner.save_on_interrupt=false"), "runner.keep_checkpoints=9"),
+    ((*EMBODIED, "runner.save_interval=-1", "runner.save_on_interrupt=false"), "actor.checkpoint_save_path=kept"),
+    (EMBODIED, "runner.logger.project_name=mine"),
+    (EMBODIED, "cluster.ssh.user=me"),
+    ((*EMBODIED, "runner.only_eval=true"), "algorithm.update_epoch=3"),
+    ((*EMBODIED, "runner.only_eval=true"), "runner.max_steps=3"),
+    (SFT, "runner.weight_sync_interval=2"),
+    (SFT, "runner.max_staleness=1"),
+    (SFT, "actor.optim.value_lr=0.1"),
+    ((*SFT, *ALONE), "runner.val_check_interval=5"),
+    ((*SFT, *ALONE), "env.eval.total_num_envs=8"),
+    ((*SFT, *NEVER), "rollout.pipeline_stage_num=2"),
+    (MATH, "algorithm.gamma=0.5"),
+    (MATH, "algorithm.gae_lambda=0.5"),
+    (MATH, "algorithm.normalize_advantages=false"),
+    (MATH, "algorithm.kl_in_reward=true"),
+    (MATH, "algorithm.kl_penalty=k1"),
+    (MATH, "algorithm.max_refills=1"),
+    (MATH, "algorithm.value_clip=0.1"),
+    (MATH, "algorithm.huber_delta=1"),
+    (MATH, "critic.threads=2"),
+    (MATH, "critic.optim.lr=0.1"),
+    (MATH, "reference.model_path=."),
+    (MATH, "actor.optim.value_lr=0.1"),
+    ((*MATH, "actor.model.model_path=."), "actor.model.num_layers=3"),
+    ((*MATH, "actor.model.model_path=."), "actor.warm_start.steps=3"),
+    ((*MATH, "actor.warm_start.steps=0"), "actor.warm_start.lr=0.1"),
+    ((*MATH, "actor.model.lora={rank: 4}"), "actor.model.lora_rank=4"),
+    ((*MATH, "runner.max_steps=-1"), "actor.optim.lr_scheduler=cosine"),
+    ((*MATH, "actor.fsdp_config.sharding_strategy=no_shard"), "actor.fsdp_config.cpu_offload=true"),
+    ((*MATH, *CRITIC), "critic.fsdp_config.sharding_strategy=no_shard"),
+    (MATH, "runner.partial_rollout=false"),
+    ((*MATH, "runner.sample_interval=-1"), "runner.max_samples=3"),
+    (MATH, "rollout.tensor_parallel_size=2"),
+    (MATH, "rollout.gpu_memory_utilization=0.5"),
+    (MATH, "rollout.engine_options.seed=1"),
+    (MATH, "rollout.server.timeout=9"),
+    ((*MATH, "rollout.sampling_params.temperature=0"), "rollout.sampling_params.top_k=9"),
+    (MATH, "data.prompt_key=question"),
+    (MATH, "data.task=chain_sum"),
+    (MATH, "data.train_size=9"),
+    ((*MATH, *FILES), "data.generated_digits=2"),
+    ((*MATH, *FILES), "data.val_size=9"),
+    ((*MATH, *FILES, "data.shuffle=false"), "data.seed=9"),
+    ((*MATH, *GYM), "data.answer_key=solution"),
+    ((*MATH, *NEVER), "data.val_samples=4"),
+)
+
+
+def found(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[Diagnostic], int]:
+    """Return what is found in a file of these settings, and the line of the injected one."""
+    tree: dict[str, Any] = {"cluster": {"num_nodes": "1"}}
+    for setting in (*settings, injected):
+        key, _, value = setting.partition("=")
+        *above, name = key.split(".")
+        at = tree
+        for segment in above:
+            at = at.setdefault(segment, {})
+        at[name] = value
+    written = list(_written(tree))
+    path, _, value = injected.partition("=")
+    name = path.rpartition(".")[2]
+    line = max(number for number, each in enumerate(written, 1) if each.strip() == f"{name}: {value}")
+    file = folder / "job.yaml"
+    file.write_text("\n".join(written) + "\n")
+    return list(load_job(str(file), environ={}).diagnostics), line
+
+
+def _written(tree: dict[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from _written(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {value}"
+
+
+@pytest.mark.parametrize(("settings", "injected"), INJECTED, ids=[f"{s[0][7:]}-{each}" for s, each in INJECTED])
+def test_a_key_without_effect_is_found_with_its_line(settings: tuple[str, ...], injected: str, tmp_path: Path) -> None:
+    told, line = found(settings, injected, tmp_path)
+    path = tuple(injected.partition("=")[0].split("."))
+    mine = [(each.path, each.span.begin.line) for each in told if each.code == NO_EFFECT and each.path == path]
+    assert mine == [(path, line)], "\n".join(map(render_text, told))
+    assert "broken-recipe" not in {each.code for each in told}
+    # The other settings are what makes it so, and have an effect.
+    assert len([each for each in told if each.code == NO_EFFECT and each.severity is Severity.WARNING]) <= 1
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs()))
+def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
+    # As a file of a user's own: nothing is told of the keys of one that came with the package.
+    text = shipped_configs()[name].read_bytes()
+    assert [
+        render_text(each) for each in load_job("-", stdin=text, environ={}).diagnostics if each.code == NO_EFFECT
+    ] == []
+
+
+def rules() -> Iterator[tuple[str, KeyPath, type[ConfigModel], NoEffect]]:
+    for recipe in recipe_names():
+        model = find_recipe(recipe).config_model()
+        for place, section in sections(model):
+            for rule in section.no_effect if issubclass(section, ConfigModel) else ():
+                yield recipe, tuple(place.split(".")) if place else (), section, rule
+
+
+def test_rules_name_keys_that_there_are() -> None:
+    count = 0
+    for _, _, section, rule in rules():
+        for key in (*rule.keys, *rule.because):
+            *above, name = key.split(".")
+            holders = types_at(section, tuple(above))
+            known = [each for each in holders if isinstance(each, type) and issubclass(each, BaseModel)]
+            named = any(name in written_fields(each) for each in known)
+            assert named or any(value_type(each) for each in holders), (section, key)
+            count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_rule_can_be_asked(name: str) -> None:
+    job = load_job(find_recipe(name).default_config, environ={})
+    for recipe, place, _, rule in rules():
+        section: Any = job.config
+        for segment in place:
+            section = getattr(section, segment, None)
+        if recipe == name and section is not None:
+            assert rule.when(section, {}) in (True, False, None) or rule.when(section, {})
+            assert rule.reason(section)
+
+
+# What a key with a single choice says is so; checking the file is what reads it. `task_type` has words for one thing.
+SAID = {"runner.task_type", "actor.training_backend", "critic.training_backend", "rollout.backend"}
+SAID |= {"actor.model.model_type", "critic.model.model_type"}
+# Read by the rules of a file alone: a second way to say what another key says, refused where they differ.
+COMPARED = {"reshard_after_forward", "ratio_clip_eps"}
+# Asked for by files of other projects, and always refused.
+REFUSED = {"model_dir"}
+
+
+def test_every_key_is_read_somewhere() -> None:
+    read: set[str] = set()
+    for package in (recipes, rlinf_core, rlinf_cli):
+        for file in Path(str(package.__file__)).parent.rglob("*.py"):
+            if not file.stem.endswith(("rules", "no_effect", "checks")):
+                read |= set(_read_names(ast.parse(file.read_bytes())))
+    unread: set[str] = set()
+    for name in recipe_names():
+        for place, section in sections(find_recipe(name).config_model()):
+            for key, field in written_fields(section).items():
+                path = f"{place}.{key}" if place else key
+                single = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+                if key not in read | COMPARED | REFUSED and not single and path not in SAID:
+                    unread.add(path)
+    assert unread == set()
+
+
+def _read_names(node: ast.AST) -> Iterator[str]:
+    """Return the names of attributes that code reads, those of anything; without those of rules, which are lambdas."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        yield from (each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
+    for below in ast.iter_child_nodes(node):
+        if not isinstance(below, ast.Lambda):
+            yield from _read_names(below)
+
+
+@pytest.mark.parametrize("name", sorted(ENV_TYPES))
+def test_the_table_of_environments_knows_their_processes(name: str) -> None:
+    entry = ENV_TYPES[name]
+    try:
+        target: Any = import_target(entry.target, "env_type")
+    except Exception:
+        pytest.skip("its package is not installed")
+    processes = target.processes if issubclass(target, SimulatedEnv) else None
+    assert entry.processes == processes
