@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 from rlinf_cli import console
@@ -25,6 +25,13 @@ def finding_blocks(found: Sequence[Diagnostic], stream: TextIO) -> Iterator[str]
         yield render_text(diagnostic, color=color, width=width)
     if len(shown) < len(found):
         yield f"and {len(found) - len(shown)} more; `rlinf validate --verbose` shows all of them"
+
+
+def without_effect(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Return the findings about keys that change nothing."""
+    from rlinf_core.job.no_effect import NO_EFFECT
+
+    return [each for each in found if each.code == NO_EFFECT]
 
 
 def _gravest(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:

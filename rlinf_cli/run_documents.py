@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_cli.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View
 from rlinf_core.errors import RLinfError
@@ -45,10 +46,14 @@ class DocumentWriter(View):
             if event.resumed_from is not None:
                 self.tell(story.RESUMED, begin, f"goes on from {event.resumed_from.name} with {counts}")
             else:
-                self.tell(story.STARTED, begin, f"started with {counts}")
+                self.tell(story.STARTED, begin, f"started with {counts}", self._unread())
         elif isinstance(event, RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
             self.tell(story.RESTARTED, event.step, event.reason, [what])
+
+    def _unread(self) -> list[str]:
+        """Return the keys of the file that change nothing, each with its place and why."""
+        return [f"{each.span}: {each.message}" for each in without_effect(self._job.diagnostics)]
 
     def tell(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
         """Add to the run's story."""

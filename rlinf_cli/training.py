@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode, code_of
+from rlinf_cli.findings import without_effect
 from rlinf_cli.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, command_signals
 from rlinf_cli.options import Output
 from rlinf_core.errors import RLinfError
@@ -155,6 +156,7 @@ class Training:
         self._progress = RunProgress()
         self._documents = DocumentWriter(self._progress, job, folder)
         self._report: Path | None = None
+        self._unread = without_effect(job.diagnostics)
         self._interrupts = Interrupts(
             within=Training._run_program.__code__,
             on_first=self._progress.end,
@@ -176,6 +178,8 @@ class Training:
         with self._interrupts, driver_log(self._folder.log_file(DRIVER, 0), on_screen=True) as log:
             # From here on a signal raises within the program alone.
             ready()
+            for each in self._unread:
+                log.info("%s: %s", each.span, each.message)
             try:
                 self._run_program(log)
             except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - users' code raises anything
@@ -262,7 +266,7 @@ class Training:
         self._documents.tell(story.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
         self._write_report()
         if self._output is Output.TEXT:
-            console.result(summary_text(self._progress, self._folder.path, self._report))
+            console.result(summary_text(self._progress, self._folder.path, self._report, self._unread))
         return self._told(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
@@ -346,7 +350,13 @@ class Training:
             from rlinf_cli.live.run_summary import summary_record
 
             record = summary_record(
-                status, self._recipe.name, self._folder.path, self._progress, reason=reason, report=self._report
+                status,
+                self._recipe.name,
+                self._folder.path,
+                self._progress,
+                reason=reason,
+                report=self._report,
+                unread=self._unread,
             )
             console.result_json(record)
         return code

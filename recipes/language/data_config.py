@@ -107,7 +107,7 @@ class LanguageDataConfig(DataConfig):
 
     @property
     def source(self) -> Literal["files", "sums", "reasoning_gym"]:
-        """Where the problems come from."""
+        """The source of the problems."""
         if self.type == "sums" or (self.type is None and not self.train_data_paths):
             return "sums"
         return "reasoning_gym" if self.type == "reasoning_gym" else "files"

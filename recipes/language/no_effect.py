@@ -56,6 +56,25 @@ def _has_no_end(component: str) -> NoEffect:
     )
 
 
+def _keeps_masters(model: Any) -> bool:
+    """Return whether layers compute with copies of the weights, which takes FSDP2 for a single rank, too."""
+    return model.precision != "fp32"
+
+
+def _offload_of_no_shards(component: str) -> NoEffect:
+    def when(config: Any, sizes: WorldSizes) -> bool:
+        section = getattr(config, component)
+        whole = section.fsdp_config.sharding_strategy == "no_shard"
+        return whole and not _keeps_masters(section.model or config.actor.model)
+
+    return NoEffect(
+        (f"{component}.fsdp_config.cpu_offload",),
+        when,
+        "it keeps shards in the host's memory, and `sharding_strategy: no_shard` makes none",
+        because=(f"{component}.fsdp_config.sharding_strategy",),
+    )
+
+
 def _keys_of_engines() -> tuple[NoEffect, ...]:
     """Return a rule for each key of `rollout` that not every engine reads."""
     readers: dict[str, list[str]] = {}
@@ -68,7 +87,7 @@ def _keys_of_engines() -> tuple[NoEffect, ...]:
             (f"rollout.{key}",),
             lambda config, sizes: key not in BACKENDS[config.rollout.backend].keys,
             lambda config: f"engine `{BACKENDS[config.rollout.backend].name}` does not read it",
-            f"remove it, or write `backend: {' or '.join(readers[key])}`",
+            "remove it, or write " + " or ".join(f"`backend: {name}`" for name in readers[key]),
             because=("rollout.backend",),
         )
 
@@ -178,7 +197,8 @@ LANGUAGE: Final = (
         "remove it, or write `runner.val_check_interval: 10`",
         because=("runner.val_check_interval",),
     ),
-    of_one_rank("actor"),
-    of_one_rank("critic"),
+    of_one_rank("actor", "reference", reads=lambda config: _keeps_masters(config.actor.model)),
+    of_one_rank("critic", reads=lambda config: _keeps_masters(config.critic.model or config.actor.model)),
+    *(_offload_of_no_shards(component) for component in ("actor", "critic")),
     checkpoints_of("actor"),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.no_effect import NoEffect
@@ -17,12 +18,21 @@ NOT_TRAINED: Final = NoEffect(
 )
 
 
-def of_one_rank(component: str) -> NoEffect:
-    """Return the rule about `fsdp_config` of a component that has a single process."""
+def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lambda config: False) -> NoEffect:
+    """Return the rule about `fsdp_config` of a component that has a single process.
+
+    Args:
+        component: the section.
+        others: components that read it as well; they must have a single process, too.
+        reads: whether a single process reads it nevertheless, in a file.
+    """
+    alone = (component, *others)
     names = ("sharding_strategy", "reshard_after_forward", "cpu_offload", "mixed_precision.reduce_dtype")
     return NoEffect(
         tuple(f"{component}.fsdp_config.{name}" for name in names),
-        lambda config, sizes: sizes.get(component) == 1,
+        lambda config, sizes: (
+            component in sizes and all(sizes.get(each, 1) == 1 for each in alone) and not reads(config)
+        ),
         f"`{component}` is one process, which shares weights with no other",
         f"it is read where `{component}` has several processes",
         because=("cluster.component_placement",),

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rlinf_cli import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
+from rlinf_core.config.diagnostics import Diagnostic
+from rlinf_core.config.tree import format_path
 
 SCHEMA = "rlinf.train/1"
 
 
-def summary_text(progress: RunProgress, folder: Path, report: Path | None = None) -> str:
-    """Return the summary of a run that is finished."""
+# Keys without effect that a summary names.
+_NAMED: Final = 4
+
+
+def summary_text(
+    progress: RunProgress, folder: Path, report: Path | None = None, unread: Sequence[Diagnostic] = ()
+) -> str:
+    """Return the summary of a run that is finished; `unread` are the keys of its file that changed nothing."""
     rows = [("steps", _steps(progress))]
     if progress.evaluation is not None:
         found = labels.spelled(labels.headlines(progress.evaluation.metrics, "eval"))
@@ -29,6 +38,12 @@ def summary_text(progress: RunProgress, folder: Path, report: Path | None = None
         rows.append(("checkpoint", shown(progress.checkpoint.path)))
     if progress.curve is not None:
         rows.append(("curve", shown(progress.curve)))
+    if unread:
+        named = ", ".join(
+            f"{format_path(each.path)} ({each.span.source.name}:{each.span.begin.line})" for each in unread[:_NAMED]
+        )
+        more = f" and {len(unread) - _NAMED} more; `rlinf validate` tells why" if len(unread) > _NAMED else ""
+        rows.append(("no effect", f"{named}{more}"))
     if report is not None:
         rows.append(("report", shown(report)))
     rows.append(("run folder", shown(folder)))
@@ -46,6 +61,7 @@ def summary_record(
     reason: str = "",
     pid: int | None = None,
     report: Path | None = None,
+    unread: Sequence[Diagnostic] = (),
 ) -> dict[str, Any]:
     """Return the contract `rlinf.train/1`. Seconds are wall-clock; a metric that is no number is null."""
     known = progress if progress is not None and progress.started is not None else None
@@ -67,6 +83,9 @@ def summary_record(
         "curve": str(progress.curve) if progress and progress.curve else None,
         "report": str(report) if report else None,
         "restarts": known.restart.restart if known and known.restart else 0,
+        "no_effect": [
+            {"key": format_path(each.path), "place": str(each.span), "message": each.message} for each in unread
+        ],
     }
 
 

@@ -13,7 +13,7 @@ from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.no_effect import NoEffect, WorldSizes
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span
 from rlinf_core.job.report import FindingPlace, Report
 
 NO_EFFECT: Final = "no-effect"
@@ -78,11 +78,18 @@ class _Finding(NamedTuple):
         report(
             FindingPlace(path, (path, *causes)),
             "not-available" if self.severity is Severity.ERROR else NO_EFFECT,
-            f"`{path[-1]}` has no effect: {rule.reason(self.match.section)}",
+            f"{_named(tree, path)} has no effect: {rule.reason(self.match.section)}",
             rule.help,
             severity=self.severity,
             related=[(cause, f"`{cause[-1]}` is given at") for cause in causes if find(tree, cause)][:1],
         )
+
+
+def _named(tree: MappingNode, path: Path) -> str:
+    """Return the name of a key, also the one that the file gives it."""
+    name, span = str(path[-1]), key_span(tree, path)
+    written = span.text if span is not None else name
+    return f"`{name}`" if written == name or not written.isidentifier() else f"`{written}` (`{name}`)"
 
 
 @dataclass(frozen=True, eq=False)

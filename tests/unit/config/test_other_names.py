@@ -16,6 +16,7 @@ from rlinf_core.config.schema import json_schema
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validation import validate
 from rlinf_core.job.load import ClusterFile, load_job
+from rlinf_core.job.no_effect import NO_EFFECT
 from rlinf_core.job.recipe import find_recipe, recipe_names
 from rlinf_core.scalars import Float, Int, Text
 

@@ -40,6 +40,13 @@ def test_a_finding_says_what_makes_it_so_and_where() -> None:
     assert [(str(place.begin), words) for place, words in found.related] == [("4:13", "`adv_type` is given at")]
 
 
+def test_a_key_of_another_name_is_told_by_both() -> None:
+    (found,) = told(EMBODIED + GRPO + "  lam: 0.9\n")
+    assert found.message.startswith("`lam` (`gae_lambda`) has no effect: ")
+    (found,) = told(EMBODIED + GRPO, ["algorithm.lam=0.9"])
+    assert found.message.startswith("`lam` (`gae_lambda`) has no effect: ")
+
+
 def test_a_default_that_is_written_down_is_a_note() -> None:
     assert dead(EMBODIED + GRPO + "  gae_lambda: 0.95\n") == [("gae_lambda: 0.95", NOTE)]
 
@@ -118,3 +125,11 @@ def test_what_asks_for_something_that_is_not_there_is_an_error() -> None:
 def test_an_evaluation_alone_is_a_note() -> None:
     found = dead(EMBODIED + "runner:\n  only_eval: true\n  max_steps: 3\nalgorithm:\n  gamma: 0.5\n  update_epoch: 2\n")
     assert found == [("max_steps: 3", NOTE), ("algorithm:", NOTE)]
+
+
+def test_what_several_processes_read_is_read_where_there_may_be_several() -> None:
+    strategy = "actor:\n  fsdp_config:\n    sharding_strategy: no_shard\n"
+    assert dead(MATH + strategy) == [("sharding_strategy: no_shard", NOTE)]
+    # Layers that compute with copies of the weights are FSDP's, of however many ranks.
+    assert dead(MATH + strategy + "  model: {precision: bf16}\n") == []
+    assert dead(MATH.replace("placement: 0", "placement: '0:0-1'") + strategy) == []

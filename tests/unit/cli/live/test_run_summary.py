@@ -1,0 +1,40 @@
+"""The summary of a run: keys of its file that changed nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlinf_cli.findings import without_effect
+from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.run_summary import summary_record, summary_text
+from rlinf_core.job.load import load_job
+
+JOB = b"""\
+recipe: embodied
+cluster: {num_nodes: 1, component_placement: {'actor,rollout,env': {node_group: node, placement: 0}}}
+algorithm:
+  adv_type: grpo
+  loss_type: actor
+  group_size: 8
+  gae_lambda: 0.9
+  value_clip: 0.1
+  huber_delta: 2
+  kl_penalty: k1
+  normalize_advantages: false
+"""
+
+
+def test_keys_without_effect_are_named() -> None:
+    unread = without_effect(load_job("-", stdin=JOB, environ={}).diagnostics)
+    text = summary_text(RunProgress(), Path("/runs/one"), unread=unread)
+    (line,) = [each for each in text.splitlines() if each.strip().startswith("no effect")]
+    assert "algorithm.gae_lambda (<stdin>:7), algorithm.value_clip (<stdin>:8)" in line
+    assert line.endswith("and 1 more; `rlinf validate` tells why")
+    found = summary_record("finished", "embodied", Path("/runs/one"), unread=unread)["no_effect"]
+    assert [each["key"] for each in found][-1] == "algorithm.normalize_advantages"
+    assert found[0]["place"] == "<stdin>:7:15"
+
+
+def test_without_such_keys_there_is_no_line() -> None:
+    assert "no effect" not in summary_text(RunProgress(), Path("/runs/one"))
+    assert summary_record("finished", "embodied", Path("/runs/one"))["no_effect"] == []
