@@ -144,7 +144,7 @@ EMBODIED = (
 )
 def test_files_of_others_mean_what_they_say(text: str, path: tuple[str, ...], value: object) -> None:
     job = load_job("-", stdin=(EMBODIED + text).encode(), environ={})
-    assert [each.message for each in job.diagnostics] == []
+    assert [each.message for each in job.diagnostics if each.code != NO_EFFECT] == []
     found: object = job.config
     for name in path:
         found = getattr(found, name)
