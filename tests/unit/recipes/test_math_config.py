@@ -205,7 +205,7 @@ def test_keys_and_choices_of_other_recipes(findings: Any, sections: str, code: s
 @pytest.mark.parametrize(
     ("sections", "underlined"),
     [
-        ("actor:\n  fsdp_config:\n    mixed_precision:\n      param_dtype: bf16\n", "mixed_precision"),
+        ("actor:\n  fsdp_config:\n    mixed_precision:\n      param_dtype: bf16\n", "bf16"),
         ("algorithm:\n  filter_rewards: true\n", "true"),
     ],
 )
