@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from recipes.language.backends import BACKENDS, RESERVED_OPTIONS
 from recipes.language.config import LanguageConfig
-from recipes.language.engines.backends import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity

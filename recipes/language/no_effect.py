@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.language.engines.backends import BACKENDS
+from recipes.language.backends import BACKENDS
 from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES
 from recipes.sections.no_effect import NOT_TRAINED, checkpoints_of, of_one_rank
 from rlinf_core.config.diagnostics import Severity

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recipes.language.backends import BACKENDS
 from recipes.language.config import LanguageConfig
-from recipes.language.engines.backends import BACKENDS
 from recipes.language.engines.base import Engine
 from recipes.language.models import make_model
 from recipes.training.precision import DTYPES

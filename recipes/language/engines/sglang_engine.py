@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.language.engines.backends import last_line, missing_package
+from recipes.language.backends import last_line, missing_package
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import checked_sequence
 from recipes.language.engines.model_folder import ModelFolder
