@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from rlinf_core.config.diagnostics import Severity
 
@@ -11,7 +12,8 @@ WorldSizes: TypeAlias = Mapping[str, int | None]
 """Number of processes of each placed component; None where it cannot be known yet."""
 
 
-class NoEffect(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NoEffect:
     """A condition under which keys of a section change nothing.
 
     All keys are relative to the section that has the rule: `optim.min_lr_ratio` in a rule of `actor`. A key that holds
