@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs bench nightly clean
+.PHONY: help setup train test check lint type format docs bench nightly release-check clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make .venv with rlinf, what training needs, and the tools
 $(STAMP): pyproject.toml constraints.txt
@@ -49,6 +49,10 @@ bench: setup ## measure every promise, as ratios in one run
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
 	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10
+
+release-check: setup ## build wheel and sdist, check them, and use them in clean environments
+	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \
+	  tests/integration/test_container.py
 
 clean: ## remove what setup and builds made
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,10 +14,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
     words = [str(part) for part in command]
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module")
