@@ -31,8 +31,8 @@ _POKE_SECONDS = 0.05
 # While nothing has started yet but modules are imported, that is not waited for any longer.
 _IMPORT_SECONDS = 0.5
 _IMPORTS = "<frozen importlib"
-# Functions whose exceptions Python prints and drops: finalizers, and what logging and threading register for `os.fork`.
-_LOSING = frozenset({"__del__", "_acquireLock", "_releaseLock", "_after_fork", "_after_at_fork_child_reinit_locks"})
+# Functions whose exceptions Python prints and drops: finalizers, and what logging registers for parents at `os.fork`.
+_LOSING = frozenset({"__del__", "_acquireLock", "_releaseLock"})
 
 
 class CommandSignals:
@@ -44,9 +44,12 @@ class CommandSignals:
 
     def __init__(self) -> None:
         self.code: ExitCode | None = None
+        self.process = os.getpid()
 
-    def take(self, number: int, frame: FrameType | None) -> NoReturn:
+    def take(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGINT or SIGTERM: end the command by an exception, during an import at once."""
+        if _is_forked(self.process, number):
+            return
         code = _code_of(number)
         if self.code is None:
             self.code = code
@@ -68,6 +71,7 @@ command_signals = CommandSignals()
 def ending_commands() -> Generator[None, None, None]:
     """Within the block SIGINT and SIGTERM end the command. What is ignored, as in the background, stays so."""
     command_signals.code = None
+    command_signals.process = os.getpid()
     earlier: dict[signal.Signals, Any] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -114,6 +118,7 @@ class Interrupts:
         self._before_hard = before_hard
         self._grace = grace
         self._earlier: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
         # Started before any signal: a handler must not start threads, whose lock the main thread may hold.
         self._watch = threading.Thread(target=self._watch_end, name="rlinf-interrupts", daemon=True)
         self._came = threading.Event()
@@ -160,6 +165,8 @@ class Interrupts:
         self._hard_at = max(self._hard_at, self._raise_at + self._grace / 2)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
+        if _is_forked(self._process, number):
+            return
         if self._poked:
             self._poked = False
         elif self.code is not None:
@@ -209,6 +216,20 @@ class Interrupts:
             except (OSError, RuntimeError):
                 continue  # nobody reads it any more, or it is just being written
         os._exit(code)
+
+
+def _is_forked(process: int, number: int) -> bool:
+    """Return whether this process was forked from the one that handles signals, and is no program of its own yet.
+
+    Ctrl-C reaches the parent, too, which ends its children; any other signal does there what it does by default. An
+    exception would be lost in what packages register for the child at `os.fork`, and printed.
+    """
+    if os.getpid() == process:
+        return False
+    if number != signal.SIGINT:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    return True
 
 
 def is_importing(frame: FrameType | None) -> bool:

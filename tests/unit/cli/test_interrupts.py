@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import textwrap
@@ -119,6 +120,24 @@ def test_a_finalizer_is_ended_first(capfd: pytest.CaptureFixture[str]) -> None:
     with job.interrupts, pytest.raises(SystemExit):
         job.run()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 7 << 8), (signal.SIGTERM, signal.SIGTERM)])
+def test_a_forked_child_leaves_ctrl_c_to_its_parent(number: signal.Signals, status: int) -> None:
+    def forking(_: Job) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(number)
+                os._exit(7)
+            finally:
+                os._exit(8)
+        assert os.waitpid(child, 0)[1] == status
+
+    job = Job(forking)
+    with job.interrupts:
+        job.run()
+    assert (job.interrupts.code, job.told) == (None, 0)
 
 
 def test_what_was_lost_is_raised_again_where_it_suits() -> None:
