@@ -125,8 +125,29 @@ def differences(configs: Sequence[Mapping[str, Any]], provenances: Sequence[Prov
             # A run without provenance says nothing of versions and code.
             if len({value for value, each in zip(values, known, strict=True) if each is not None}) > 1:
                 found.append(Difference(kind, name, values))
+    found = [each for each in found if len(set(each.values)) > 1]
+    # What training changes in evaluations matters as much as an evaluation of its own kind, and comes before it.
+    leading = _leading_evaluations({each.name: each for each in found})
     order = list(Kind)
-    return sorted((each for each in found if len(set(each.values)) > 1), key=lambda each: order.index(each.kind))
+    return sorted(found, key=lambda each: order.index(Kind.EVALUATION if each.name in leading else each.kind))
+
+
+def _leading_evaluations(found: Mapping[str, Difference]) -> set[str]:
+    """Return the keys of training sections that differ as the same keys of evaluation sections do.
+
+    An evaluation takes from training what its own section leaves out (`env.eval.task` from `env.train.task`), and a
+    resolved configuration holds both.
+    """
+    twins = {
+        name: ".".join("train" if word == "eval" else word for word in name.split("."))
+        for name, each in found.items()
+        if each.kind is Kind.EVALUATION
+    }
+    return {
+        twin
+        for name, twin in twins.items()
+        if name != twin and twin in found and found[twin].values == found[name].values
+    }
 
 
 def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:

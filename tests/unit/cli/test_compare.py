@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.comparison import differences
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.provenance import Provenance, write_provenance
 from rlinf_core.runners.run_folder import RunFolder
@@ -101,6 +104,45 @@ def changed(name: str, value: Any) -> tuple[dict[str, Any], Provenance]:
     # Every run has a name of its own, which is no difference.
     config["runner"]["logger"]["experiment_name"] = "b"
     return config, PROVENANCE
+
+
+# The same with whole configurations as runs keep them, in which a change brings others about.
+CHANGES: dict[str, tuple[str, ...]] = {
+    "laptop": (
+        *("actor.optim.lr=0.003", "actor.seed=7", "actor.model.hidden_dim=64", "algorithm.gamma=0.9"),
+        *("algorithm.update_epoch=2", "algorithm.clip_ratio_high=0.3", "runner.max_steps=20", "runner.max_staleness=1"),
+        *("env.train.task=reach", "env.train.env_type=franka_mujoco", "env.train.total_num_envs=128"),
+        *("env.train.reward_coef=2.0", "env.train.max_episode_steps=40", "env.train.seed=9"),
+        *("env.eval.total_num_envs=32", "runner.val_check_interval=7", "cluster.num_nodes=2"),
+    ),
+    "math_laptop": (
+        *("algorithm.adv_type=rloo", "algorithm.group_size=4", "rollout.sampling_params.temperature=0.9"),
+        *("data.generated_digits=2", "actor.model.num_layers=3", "data.seed=3", "data.val_size=50"),
+        *("actor.model.precision=bf16", "reward.correct_reward=2.0"),
+    ),
+}
+
+
+def kept(name: str, *overrides: str) -> Any:
+    """Return the configuration that a run of a shipped file keeps, as plain data."""
+    job = load_job(name, overrides, environ={})
+    assert job.tree is not None
+    return YAML(typ="safe", pure=True).load(resolved_text(job.tree, job.config))
+
+
+@pytest.mark.parametrize(("name", "change"), [(name, each) for name, several in CHANGES.items() for each in several])
+def test_of_whole_configurations_the_key_that_was_changed_is_first(name: str, change: str) -> None:
+    first, *others = differences([kept(name), kept(name, change)], [None, None])
+    assert first.name == change.partition("=")[0]
+    # What follows from it is told, too.
+    assert {each.name.replace(".eval.", ".train.") for each in others} <= {first.name}
+
+
+def test_an_evaluation_of_its_own_comes_before_a_change_of_training() -> None:
+    both = kept("laptop", "env.train.reward_coef=2.0", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
+    found = [each.name for each in differences([kept("laptop"), both], [None, None])]
+    assert found[-1] == "actor.optim.lr"
+    assert found.index("env.train.reward_coef") < found.index("env.eval.reward_coef")
 
 
 @pytest.fixture(autouse=True)
