@@ -11,7 +11,13 @@ from torch import Tensor
 from recipes.language.advantages import token_advantages
 from recipes.language.algorithm_config import LANGUAGE_LOSSES
 from recipes.language.batch import RolloutBatch
-from recipes.language.buffered import load_buffered, save_buffered
+from recipes.language.buffered import (
+    UnfinishedReport,
+    load_buffered,
+    load_unfinished,
+    save_buffered,
+    save_unfinished,
+)
 from recipes.language.config import LanguageConfig
 from recipes.language.exchange import EvaluationClient
 from recipes.language.export import export
@@ -32,6 +38,7 @@ from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
 from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.runners.generation import UNFINISHED, unfinished_key
 from rlinf_core.runners.prompts import Assignment
 
 
@@ -257,6 +264,25 @@ class LanguageActor(Worker):
         """Put the groups of a checkpoint, by their slots, into the channel."""
         if self._rank == 0:
             load_buffered(self._channel, slots, Path(folder))
+
+    def save_unfinished(self, folder: str) -> dict[int, int | None]:
+        """Write what the rollout workers hand over of the answers that they are drawing into a checkpoint.
+
+        Returns:
+            The positions of their problems, with the version of the oldest weights that drew a token; None where none
+            is drawn. Nothing on ranks above 0.
+        """
+        if self._rank:
+            return {}
+        reports: list[UnfinishedReport] = [self._channel.get(key=UNFINISHED) for _ in range(self._layout.rollouts)]
+        save_unfinished((group for each in reports for group in each.groups), Path(folder))
+        return {position: oldest for each in reports for position, oldest in each.oldest.items()}
+
+    def load_unfinished(self, folder: str, positions: tuple[int, ...]) -> None:
+        """Put what a checkpoint has of the answers to problems, by their positions, where rollout workers take it."""
+        if self._rank == 0:
+            for each in load_unfinished(positions, Path(folder)):
+                self._channel.put(each, key=unfinished_key(each.position))
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""

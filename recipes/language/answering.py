@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
+from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.base import Engine
 from recipes.language.engines.foreign import EngineAnswerError
-from recipes.language.sequences import Request, SamplingParams, Sequence
+from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
-from rlinf_core.runners.prompts import NewWeights, Prompt
+from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt
 
 T = TypeVar("T", covariant=True)
 
@@ -38,10 +40,10 @@ class AnswerGroup(NamedTuple):
 
 
 class Orders(Protocol):
-    """Messages of the runner: tuples of prompts, `NewWeights`, and None at the end."""
+    """Messages of the runner: tuples of prompts, `NewWeights`, `KeepUnfinished`, and None at the end."""
 
-    def poll(self) -> list[tuple[Prompt, ...] | NewWeights | None]: ...
-    def wait(self) -> tuple[Prompt, ...] | NewWeights | None: ...
+    def poll(self) -> list[tuple[Prompt, ...] | NewWeights | KeepUnfinished | None]: ...
+    def wait(self) -> tuple[Prompt, ...] | NewWeights | KeepUnfinished | None: ...
 
 
 class Arriving(Protocol[T]):
@@ -70,6 +72,7 @@ class Answering:
         stops: tokens that end answers, which are not part of their texts.
         training, evaluation: the problems.
         put: takes the groups that became whole together; a prompt that is too long is a group without answers.
+        take_up: returns what a checkpoint has of the answers to a training problem, by its position.
 
     Attributes:
         version: of the engine's weights; -1: there are none yet.
@@ -86,6 +89,7 @@ class Answering:
         training: ProblemSet,
         evaluation: ProblemSet,
         put: Callable[[list[AnswerGroup]], None],
+        take_up: Callable[[int], UnfinishedGroup] | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -95,6 +99,9 @@ class Answering:
         self._put = put
         # Prompts whose answers are not all there, by the names of their requests.
         self._open: dict[str, _Open] = {}
+        self._take_up = take_up
+        # What a checkpoint has of answers that wait to go on, by the positions of their problems.
+        self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
         self.drawn = 0
 
@@ -114,7 +121,7 @@ class Answering:
             EngineAnswerError: the engine ended with fewer answers than were asked for.
         """
         for prompt in prompts:
-            self._submit(prompt)
+            self._submit(self._accepted(prompt))
         while self._engine.unfinished:
             self._collect(self._engine.step())
         for group in self._open.values():
@@ -123,7 +130,12 @@ class Answering:
                 why=f"`{group.problem.prompt[:80]}` was asked, and the engine has nothing left to do",
             )
 
-    def answer_forever(self, orders: Orders, receive: Callable[[], Arriving[WeightUpdate]]) -> None:
+    def answer_forever(
+        self,
+        orders: Orders,
+        receive: Callable[[], Arriving[WeightUpdate]],
+        keep: Callable[[UnfinishedReport], None] | None = None,
+    ) -> None:
         """Answer prompts as they are ordered until the end, and load new weights without ending what is under way.
 
         Weights travel while tokens are drawn. With `runner.partial_rollout` answers that are under way go on under the
@@ -132,6 +144,7 @@ class Answering:
         Args:
             orders: from the runner.
             receive: begins to receive weights.
+            keep: takes what there is of the answers, for a checkpoint.
         """
         engine = self._engine
         waiting: list[Prompt] = []
@@ -144,8 +157,11 @@ class Answering:
                     ended = True
                 elif isinstance(order, NewWeights):
                     announced += 1
+                elif isinstance(order, KeepUnfinished):
+                    if keep is not None:
+                        keep(self._unfinished(waiting))
                 else:
-                    waiting += order
+                    waiting += map(self._accepted, order)
             if announced and receiving is None:
                 announced -= 1
                 receiving = receive()
@@ -163,6 +179,23 @@ class Answering:
         self.load(update)
         self._engine.resume()
 
+    def _accepted(self, prompt: Prompt) -> Prompt:
+        """Return a prompt; what a checkpoint has of its answers is taken up now, so that a next one has it, too."""
+        if prompt.begun and self._take_up is not None:
+            self._begun[prompt.position] = self._take_up(prompt.position)
+        return prompt
+
+    def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
+        """Return what there is of the answers to training problems; `waiting` are prompts that are not begun."""
+        drawn = {name: list(group.answers) for name, group in self._open.items()}
+        for answer in self._engine.unfinished_answers():
+            if answer.tokens:
+                drawn[answer.request_id].append(answer)
+        here = [(group.prompt, drawn[name]) for name, group in self._open.items() if group.prompt.trains]
+        groups = [UnfinishedGroup(prompt.position, tuple(answers)) for prompt, answers in here if answers]
+        positions = [prompt.position for prompt, _ in here] + [each.position for each in waiting if each.trains]
+        return UnfinishedReport(tuple(positions), (*groups, *self._begun.values()))
+
     def _submit(self, prompt: Prompt) -> None:
         data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position
         if prompt.trains:
@@ -176,7 +209,24 @@ class Answering:
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
         self._open[name] = _Open(prompt, index, problem, [])
         params = self._params(prompt.temperature, prompt.step)
-        self._engine.submit(Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers))
+        begun = self._begun.pop(prompt.position, None) if prompt.begun else None
+        request = Request(request_id=name, prompt=tokens, params=params, group_size=prompt.answers)
+        if begun is None or begun.answers[0].prompt != tokens:
+            self._engine.submit(request)
+        else:
+            self._go_on(request, begun)
+
+    def _go_on(self, request: Request, begun: UnfinishedGroup) -> None:
+        """Submit a request of whose answers there is something: the ended ones are done, the others go on."""
+        there = {each.sample: each for each in begun.answers if each.sample < request.group_size}
+        ended = [each for each in there.values() if each.finish_reason != "aborted"]
+        for sample in sorted(set(range(request.group_size)) - {each.sample for each in ended}):
+            answer = there.get(sample)
+            drawn = Begun()
+            if answer and self._engine.continues and len(answer.tokens) < request.params.max_new_tokens:
+                drawn = Begun(tokens=answer.tokens, logprobs=answer.logprobs, versions=answer.versions)
+            self._engine.submit(replace(request, group_size=1, sample_offset=sample, begun=drawn))
+        self._collect(replace(each, request_id=request.request_id) for each in ended)
 
     def _params(self, temperature: float, step: int) -> SamplingParams:
         given = self._config.rollout.sampling_params

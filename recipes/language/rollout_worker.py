@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from recipes.language.answering import AnswerGroup, Answering
+from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
 from recipes.language.data.load import load_problems
 from recipes.language.data.prompts import PromptEncoder
@@ -18,7 +19,7 @@ from recipes.language.models import make_tokenizer, stop_token_ids
 from recipes.language.weights import IncomingWeights
 from recipes.training.weight_sync import receivers_of
 from rlinf_core import Worker
-from rlinf_core.runners.generation import ANSWERS, orders_key
+from rlinf_core.runners.generation import ANSWERS, UNFINISHED, orders_key, unfinished_key
 from rlinf_core.runners.inbox import Inbox
 from rlinf_core.runners.prompts import Prompt
 
@@ -66,9 +67,17 @@ class LanguageRolloutWorker(Worker):
         training, evaluation = load_problems(data, evaluation=False), load_problems(data, evaluation=True)
         self._counts = len(training), len(evaluation)
         self._answering = Answering(
-            config, self._engine, encoder, stops, training=training, evaluation=evaluation, put=self._put
+            config,
+            self._engine,
+            encoder,
+            stops,
+            training=training,
+            evaluation=evaluation,
+            put=self._put,
+            take_up=self._take_up,
         )
         self._answers = self.connect_channel(layout.answers)
+        self._scored = self.connect_channel(layout.scored)
 
     def make_engine(self, stops: tuple[int, ...]) -> Engine:
         """Return the engine that answers; a subclass may wrap it.
@@ -124,8 +133,16 @@ class LanguageRolloutWorker(Worker):
     def generate_forever(self) -> None:
         """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""
         self._streams = True
-        self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive)
+        self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive, self._keep)
         self._streams = False
+
+    def _keep(self, report: UnfinishedReport) -> None:
+        """Hand the answers that are under way over to the actors, for a checkpoint."""
+        self._scored.put(report, key=UNFINISHED)
+
+    def _take_up(self, position: int) -> UnfinishedGroup:
+        """Return what a checkpoint has of the answers to a training problem."""
+        return self._scored.get(key=unfinished_key(position))
 
     def _put(self, groups: list[AnswerGroup]) -> None:
         """Hand groups to the reward workers, in one message to each: a message costs more than most scores."""

@@ -55,6 +55,21 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The tokens of an answer that were drawn before, as in `Sequence`: the answer goes on after them.
+
+    Attributes:
+        tokens: token ids, fewer than `max_new_tokens`, and none that ends the answer.
+        logprobs: of each token.
+        versions: of the weights that drew each token.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Prompts to answer.
 
@@ -66,6 +81,7 @@ class Request:
         priority: smaller goes first where requests have to wait for room.
         sample_offset: number of the group's first answer, for a request that asks for a part of a group.
         metadata: comes back with every answer.
+        begun: what there is of every answer already, for engines that continue answers.
     """
 
     request_id: str
@@ -75,6 +91,12 @@ class Request:
     priority: int = 0
     sample_offset: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    begun: Begun = field(default_factory=Begun)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The tokens that the next one is drawn after: the prompt, and what there is of the answer."""
+        return self.prompt + self.begun.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

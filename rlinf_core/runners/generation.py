@@ -11,7 +11,7 @@ from rlinf_core import env_vars
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
 from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import NewWeights, Prompt, ScoredGroup
+from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
 from rlinf_core.runners.reasoning_protocols import GenerationGroup, RewardGroup
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
@@ -19,6 +19,8 @@ from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
 # Keys of the channels between rollout and reward workers and the runner.
 REPORTS: Final = "reports"
 ANSWERS: Final = "answers"
+# Key of the channel to the actors under which rollout workers hand over the answers that they are drawing.
+UNFINISHED: Final = "unfinished"
 # Seconds between two looks for reports, at first and at most.
 _SHORTEST_NAP, _LONGEST_NAP = 0.0002, 0.005
 # How often it is looked whether the workers still run, and how long a worker's death may take to be known.
@@ -28,6 +30,11 @@ _CHECK_SECONDS, _DEATH_SECONDS = 0.2, 10.0
 def orders_key(rank: int) -> str:
     """Return the key of what the runner tells a rollout worker in a stream."""
     return f"orders:{rank}"
+
+
+def unfinished_key(position: int) -> str:
+    """Return the key, of the channel to the actors, of what a checkpoint has of the answers to a training problem."""
+    return f"unfinished:{position}"
 
 
 class PromptService(ABC):
@@ -59,6 +66,9 @@ class PromptService(ABC):
         Args:
             weights_follow: whether they get new weights before that.
         """
+
+    def keep_unfinished(self, step: int) -> None:  # noqa: B027 - nothing may be under way
+        """Have the rollout workers hand the answers that they are drawing over to the actors, and go on with them."""
 
     def end(self) -> None:  # noqa: B027 - there may be nothing that goes on by itself
         """Let the workers return, when nothing is under way."""
@@ -180,6 +190,11 @@ class Stream(PromptService):
         for rank in range(self._workers["rollout"]):
             self._put(NewWeights(version), orders_key(rank))
         return ()
+
+    def keep_unfinished(self, step: int) -> None:
+        """See `PromptService`."""
+        for rank in range(self._workers["rollout"]):
+            self._put(KeepUnfinished(step), orders_key(rank))
 
     def tokens_per_second(self) -> float:
         """See `PromptService`: of the time that passed."""

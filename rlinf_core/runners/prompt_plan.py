@@ -20,11 +20,14 @@ from rlinf_core.runners.prompts import GroupReport, Prompt
 
 
 class _Place(NamedTuple):
-    """A place in a batch: position of the problem, how often it was filled anew, and whether answers are shown."""
+    """A place in a batch: position of the problem, how often it was filled anew, whether answers are shown, and whether
+    a checkpoint has what there is of them.
+    """
 
     position: int
     refill: int = 0
     shown: bool = False
+    begun: bool = False
 
 
 @dataclass
@@ -46,9 +49,16 @@ class _Batch:
 
 
 class Restored(NamedTuple):
-    """Groups that a checkpoint held: slots of those that are there again, and how many are prompted again."""
+    """Groups that a checkpoint held.
+
+    Attributes:
+        slots: of those that wait to be learned from again.
+        continued: positions of the problems whose answers go on where they were.
+        again: how many prompts are answered from the beginning.
+    """
 
     slots: tuple[int, ...]
+    continued: tuple[int, ...]
     again: int
 
 
@@ -101,6 +111,11 @@ class PromptPlan:
         return sum(len(batch.workers) for batch in self._batches.values())
 
     @property
+    def under_way(self) -> frozenset[int]:
+        """Positions of the problems whose answers are not all scored."""
+        return frozenset(batch.places[slot].position for batch in self._batches.values() for slot in batch.workers)
+
+    @property
     def buffered(self) -> tuple[int, ...]:
         """Slots of the groups that wait to be learned from, ascending."""
         found = [report.slot for batch in self._batches.values() for report in batch.reports.values() if report.kept]
@@ -138,7 +153,15 @@ class PromptPlan:
         batch.places[slot] = place
         batch.workers[slot] = worker
         return Prompt(
-            slot, place.position, batch.step, worker, self._answers, self._temperature, version, shown=place.shown
+            slot,
+            place.position,
+            batch.step,
+            worker,
+            self._answers,
+            self._temperature,
+            version,
+            shown=place.shown,
+            begun=place.begun,
         )
 
     def arrived(self, report: GroupReport) -> None:
@@ -173,8 +196,13 @@ class PromptPlan:
 
     # Checkpoints
 
-    def state(self) -> dict[str, Any]:
-        """Return everything as plain data for JSON."""
+    def state(self, unfinished: Mapping[int, int | None] | None = None) -> dict[str, Any]:
+        """Return everything as plain data for JSON.
+
+        Args:
+            unfinished: positions of problems whose answers the checkpoint keeps as far as they are drawn, with the
+                version of the oldest weights that drew a token; None where none is drawn.
+        """
         batches = [
             {
                 "step": batch.step,
@@ -184,13 +212,15 @@ class PromptPlan:
             }
             for batch in self._batches.values()
         ]
-        return {"problems_taken": self.taken, "batches": batches}
+        here = self.under_way
+        kept = {str(each): oldest for each, oldest in (unfinished or {}).items() if each in here and oldest is not None}
+        return {"problems_taken": self.taken, "batches": batches, "unfinished": kept}
 
     def restore(self, state: Mapping[str, Any], step: int, version: int) -> Restored:
         """Take what `state` returned.
 
-        Prompts that were being answered are handed out again when they are due, and so are those whose groups are
-        older than `max_staleness` allows by now.
+        Prompts that were being answered are handed out again when they are due: to go on where the checkpoint has what
+        was drawn, or else from the beginning, like those whose answers are older than `max_staleness` allows by now.
 
         Args:
             state: from a checkpoint.
@@ -198,8 +228,10 @@ class PromptPlan:
             version: of the weights after it.
         """
         self.taken = int(state["problems_taken"])
+        oldest = {int(position): version for position, version in state.get("unfinished", {}).items()}
         again = 0
         kept: list[int] = []
+        continued: list[int] = []
         for given in state.get("batches", ()):
             batch = self._batches[given["step"]] = _Batch(given["step"])
             learns = version + batch.step - step - 1
@@ -207,16 +239,22 @@ class PromptPlan:
             batch.reports = {
                 each.slot: each for each in reports if not each.kept or learns - each.oldest <= self._max_staleness
             }
+            young = {each for each, version in oldest.items() if learns - version <= self._max_staleness}
             places = {slot: _Place(*place) for slot, *place in given["places"]}
             batch.places = {slot: place for slot, place in places.items() if slot in batch.reports}
-            lost = [place for slot, place in places.items() if slot not in batch.reports]
-            again += len(lost)
+            lost = [
+                place._replace(begun=place.position in young)
+                for slot, place in places.items()
+                if slot not in batch.reports
+            ]
+            continued += [place.position for place in lost if place.begun]
+            again += sum(not place.begun for place in lost)
             batch.waiting = [*lost, *(_Place(*place) for place in given["waiting"])]
             kept += [slot for slot, each in batch.reports.items() if each.kept]
         used = {slot for batch in self._batches.values() for slot in batch.places}
         self._slots = itertools.count(max(used, default=-1) + 1)
         self._free = [slot for slot in range(max(used, default=-1)) if slot not in used]
-        return Restored(tuple(sorted(kept)), again)
+        return Restored(tuple(sorted(kept)), tuple(sorted(continued)), again)
 
 
 def _report(given: Mapping[str, Any]) -> GroupReport:

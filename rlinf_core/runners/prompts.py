@@ -18,6 +18,7 @@ class Prompt(NamedTuple):
         temperature: of the draws; 0 takes the most likely token.
         version: of the oldest weights that may draw an answer's tokens.
         shown: whether people may read the answers.
+        begun: whether a checkpoint has brought what there is of the answers already.
     """
 
     slot: int
@@ -28,6 +29,7 @@ class Prompt(NamedTuple):
     temperature: float
     version: int = 0
     shown: bool = False
+    begun: bool = False
 
     @property
     def trains(self) -> bool:
@@ -125,3 +127,11 @@ def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
         return 0.0, 0
     total = sum(each.version_sum for each in groups if each.lengths)
     return version - total / drawn, version - min(each.oldest for each in groups if sum(each.lengths))
+
+
+class KeepUnfinished(NamedTuple):
+    """Tells a rollout worker, among its prompts, to hand over what there is of its answers, for the checkpoint of a
+    step; it goes on with them.
+    """
+
+    step: int

@@ -102,8 +102,8 @@ class ReasoningRunner(RolloutRunner):
         )
         # Records of answers that people may read, by step.
         self._samples: dict[int, list[Any]] = {}
-        # Prompts that a checkpoint had under way, which the next step reports.
-        self._prompted_again = 0
+        # Prompts that a checkpoint had under way, which the next step reports: answered anew, and gone on with.
+        self._prompted_again = self._continued = 0
 
     @property
     def last_step(self) -> int | None:
@@ -211,6 +211,7 @@ class ReasoningRunner(RolloutRunner):
             metrics["rollout/buffered"] = len(self._plan.buffered)
             metrics["rollout/in_flight"] = self._plan.in_flight
             metrics["rollout/prompted_again"], self._prompted_again = self._prompted_again, 0
+            metrics["rollout/continued"], self._continued = self._continued, 0
         return metrics
 
     def _rest(self, *, weights_follow: bool) -> None:
@@ -283,15 +284,37 @@ class ReasoningRunner(RolloutRunner):
     # Checkpoints
 
     def write_checkpoint(self, folder: Path) -> None:
-        """Write weights, optimizer, which problems were taken, and the groups that wait to be learned from."""
+        """Write weights, optimizer, which problems were taken, the groups that wait to be learned from, and what there
+        is of answers that are under way.
+        """
+        unfinished = self._save_unfinished(folder)
         wait_together(*(group.save_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         slots = self._plan.buffered
         if slots:
             self.actor.save_buffered(str(folder), slots).wait()
-        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state()))
+        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state(unfinished)))
+
+    def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
+        """Write what there is of the answers that are under way, which go on meanwhile.
+
+        Returns:
+            The positions of their problems, with the version of the oldest weights that drew a token; None where none
+            is drawn.
+        """
+        if not self.runs_ahead or not self._plan.in_flight:
+            return {}
+        self._service.keep_unfinished(self.record.step)
+        saved = self.actor.save_unfinished(str(folder))
+        ((found, *_),) = wait_for([saved], lambda: self._arrived(self._service.poll()))
+        # What the rollout workers were done with is being scored.
+        while not self._plan.under_way <= set(found):
+            self._arrived(self._service.wait())
+        return found
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Read what `write_checkpoint` wrote. Prompts that were being answered are answered again, and counted."""
+        """Read what `write_checkpoint` wrote. Answers that were under way go on; those of which nothing was kept are
+        answered from the beginning, and counted.
+        """
         versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         self.weight_version = versions[0]
         try:
@@ -307,12 +330,15 @@ class ReasoningRunner(RolloutRunner):
             ) from None
         if restored.slots:
             self.actor.load_buffered(str(folder), restored.slots).wait()
-        self._prompted_again = restored.again
-        if restored.slots or restored.again:
+        if restored.continued:
+            self.actor.load_unfinished(str(folder), restored.continued).wait()
+        self._prompted_again, self._continued = restored.again, len(restored.continued)
+        if restored.slots or restored.continued or restored.again:
             LOGGER.warning(
-                "%d groups of answers that wait to be learned from were restored; %d prompts that were being answered"
-                " are answered again",
+                "%d groups of answers that wait to be learned from were restored; of the prompts that were being"
+                " answered %d go on where they were and %d from the beginning",
                 len(restored.slots),
+                len(restored.continued),
                 restored.again,
             )
 

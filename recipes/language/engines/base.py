@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -62,7 +62,12 @@ class Engine(ABC):
 
     Every answer that `submit` asked for comes back exactly once: from `step`, or from `pause`. Not safe for use by
     several threads.
+
+    Attributes:
+        continues: whether `unfinished_answers` tells what there is of an answer, and `Request.begun` is gone on from.
     """
+
+    continues: ClassVar[bool] = False
 
     @abstractmethod
     def submit(self, request: Request) -> None:
@@ -80,6 +85,10 @@ class Engine(ABC):
     @abstractmethod
     def unfinished(self) -> int:
         """Answers that have not come back yet."""
+
+    def unfinished_answers(self) -> list[Sequence]:
+        """Return all answers that have not come back, as they are, and go on; nothing where this cannot be told."""
+        return []
 
     @abstractmethod
     def pause(self, mode: PauseMode) -> list[Sequence]:

@@ -33,6 +33,11 @@ class Answer:
         """Tokens that prompt and answer may come to."""
         return len(self.request.prompt) + self.request.params.max_new_tokens
 
+    def unbegun(self) -> Sequence:
+        """Return the answer as it came, unfinished."""
+        begun = self.request.begun
+        return self.sequence(begun.tokens, begun.logprobs, begun.versions)
+
     def sequence(
         self,
         tokens: tuple[int, ...] = (),
@@ -117,6 +122,11 @@ class RequestQueue:
                 f"request `{request.request_id}`: with {names} this engine's log-probabilities ({self._logprobs}) are"
                 " not those that training needs"
             )
+        if len(request.begun.tokens) >= params.max_new_tokens:
+            raise ValueError(
+                f"request `{request.request_id}` goes on after {len(request.begun.tokens)} tokens of an answer that has"
+                f" at most {params.max_new_tokens}"
+            )
         now = time.monotonic()
         for index in range(request.group_size):
             self.put_back(Answer(request, request.sample_offset + index, now, next(self._numbers)))
@@ -143,4 +153,8 @@ class RequestQueue:
         """Take all answers and return them, in order, without a token."""
         ordered = [answer for _, _, answer in sorted(self._heap, key=lambda each: each[:2])]
         self._heap.clear()
-        return [each.sequence() for each in ordered]
+        return [each.unbegun() for each in ordered]
+
+    def waiting(self) -> list[Sequence]:
+        """Return all answers as they came, unfinished, and keep them."""
+        return [answer.unbegun() for _, _, answer in self._heap]

@@ -104,13 +104,15 @@ class Rows:
         limits: list[int] = []
         # What the answers to one prompt share is made once.
         keys: dict[int, tuple[int, frozenset[int]]] = {}
+        first = self.count
         for answer in answers:
             request, params = answer.request, answer.request.params
             if id(request) not in keys:
                 stops = self._stops | frozenset(params.stop_token_ids)
                 keys[id(request)] = prompt_key(params.seed + seed, request.prompt), stops
             key, stops = keys[id(request)]
-            for column, value in zip(numbers, (stream_key(key, answer.sample), 0, params.top_k), strict=True):
+            own = stream_key(key, answer.sample), len(request.begun.tokens), params.top_k
+            for column, value in zip(numbers, own, strict=True):
                 column.append(value)
             shares[0].append(params.temperature)
             shares[1].append(params.top_p)
@@ -125,6 +127,12 @@ class Rows:
         self._tokens = _grown(self._tokens, self.count, width)
         self._logprobs = _grown(self._logprobs, self.count, width)
         self._versions = _grown(self._versions, self.count, width)
+        for row, answer in enumerate(answers, first):
+            begun = answer.request.begun
+            if count := len(begun.tokens):
+                self._tokens[row, :count] = torch.tensor(begun.tokens, device=self._device)
+                self._logprobs[row, :count] = torch.tensor(begun.logprobs, device=self._device)
+                self._versions[row, :count] = torch.tensor(begun.versions, device=self._device)
         self._look_at_params()
 
     def _look_at_params(self) -> None:
@@ -242,10 +250,14 @@ class Rows:
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
-        running = integers(self._alive.nonzero()[:, 0])
+        found = self.unfinished()
         self._alive[:] = False
         self._running = 0
-        return self._sequences(dict.fromkeys(running, "aborted"))
+        return found
+
+    def unfinished(self) -> list[Sequence]:
+        """Return all running answers as they are, and go on."""
+        return self._sequences(dict.fromkeys(integers(self._alive.nonzero()[:, 0]), "aborted"))
 
     def leave_out_ended(self) -> Tensor:
         """Drop ended rows and return the numbers of the others, int64 [n]."""

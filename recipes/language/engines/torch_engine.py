@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class TorchEngine(Engine):
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
         seed: added to that of every request.
     """
+
+    continues: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -88,6 +90,10 @@ class TorchEngine(Engine):
         """See `Engine`."""
         return len(self._queue) + self._rows.running
 
+    def unfinished_answers(self) -> list[Sequence]:
+        """See `Engine`."""
+        return self._rows.unfinished() + self._queue.waiting()
+
     # Steps
 
     @torch.inference_mode()
@@ -132,7 +138,7 @@ class TorchEngine(Engine):
         seen: set[tuple[int, ...]] = set()
         tokens = 0
         for each in taken:
-            prompt = each.request.prompt
+            prompt = each.request.context
             if prompt not in seen:
                 if tokens and tokens + len(prompt) > _PREFILL_TOKENS:
                     yield wave
@@ -144,7 +150,7 @@ class TorchEngine(Engine):
 
     def _prefill(self, wave: list[Answer]) -> list[Sequence]:
         device = self._model.device
-        prompts = list(dict.fromkeys(each.request.prompt for each in wave))
+        prompts = list(dict.fromkeys(each.request.context for each in wave))
         common = self._common(prompts)
         shared, is_known = len(common), bool(common) and common == self._prefix.tokens
         known = shared if is_known else 0
@@ -162,7 +168,7 @@ class TorchEngine(Engine):
         if shared and not is_known:
             self._prefix = plan.prefix(common)
         number = {prompt: index for index, prompt in enumerate(prompts)}
-        which = torch.tensor([number[each.request.prompt] for each in wave], device=device)
+        which = torch.tensor([number[each.request.context] for each in wave], device=device)
         width = max(len(prompt) for prompt in prompts)
         sources = torch.zeros(len(prompts), width, dtype=torch.int64)
         for index, (prompt, segment) in enumerate(zip(prompts, own, strict=True)):
@@ -174,14 +180,14 @@ class TorchEngine(Engine):
         rows = sources.to(device)[which], lengths.to(device)[which]
         self._cache.add(plan.keys, plan.values, *rows, self._rows.longest)
         self._prefilled += len(tokens) - known
-        self._prompted += sum(len(each.request.prompt) for each in wave)
+        self._prompted += sum(len(each.request.context) for each in wave)
         return self._draw(logits[which], first=self._rows.count - len(wave))
 
     def _common(self, prompts: list[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the tokens that these prompts share with those that wait, or with earlier ones, and go on after."""
         if not self._share:
             return ()
-        waiting = {each.request.prompt for each in self._queue}
+        waiting = {each.request.context for each in self._queue}
         longest = common_prefix([*prompts, *waiting])
         known = self._prefix
         if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, prompts)):

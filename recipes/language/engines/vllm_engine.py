@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class VllmEngine(Engine):
     Raises:
         ConfigError: vllm is not installed, or cannot load the model.
     """
+
+    continues: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -143,28 +145,33 @@ class VllmEngine(Engine):
             name = f"{answer.number}"
             self._llm.llm_engine.add_request(
                 name,
-                {"prompt_token_ids": list(request.prompt)},
+                {"prompt_token_ids": list(request.context)},
                 self._params(request, answer.sample),
                 priority=request.priority,
             )
-            self._running[name] = _Running(answer)
-            self._prompted += len(request.prompt)
+            begun = request.begun
+            self._running[name] = _Running(answer, list(begun.tokens), list(begun.logprobs), list(begun.versions))
+            self._prompted += len(request.context)
 
     def _params(self, request: Request, sample: int) -> Any:
-        params = request.params
+        params, begun = request.params, len(request.begun.tokens)
         return self._vllm.SamplingParams(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
-            max_tokens=params.max_new_tokens,
-            min_tokens=params.min_new_tokens,
+            max_tokens=params.max_new_tokens - begun,
+            min_tokens=max(0, params.min_new_tokens - begun),
             stop_token_ids=[*self._stop_token_ids, *params.stop_token_ids],
-            # Of this answer alone, so that its tokens do not depend on its neighbours.
-            seed=stream_key(prompt_key(params.seed, request.prompt), sample) >> 1,
+            # Of this answer alone, so that its tokens do not depend on its neighbours; and anew after those begun.
+            seed=stream_key(prompt_key(params.seed, request.context), sample) >> 1,
             logprobs=0,
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
+
+    def unfinished_answers(self) -> list[Sequence]:
+        """See `Engine`."""
+        return [each.sequence("aborted") for each in self._running.values()] + self._queue.waiting()
 
     # Steps
 
@@ -192,7 +199,7 @@ class VllmEngine(Engine):
                 self._llm.llm_engine.abort_request([output.request_id])
             del self._running[output.request_id]
             ended.append(running.sequence(reason or _reason(completion.finish_reason)))
-            self._prefilled += len(running.answer.request.prompt) - (output.num_cached_tokens or 0)
+            self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
 
     def _append(self, running: _Running, completion: Any) -> FinishReason | None:

@@ -120,11 +120,33 @@ def test_a_checkpoint_restores_what_was_buffered_and_asks_again_for_the_rest() -
     restored = again.restore(json.loads(json.dumps(plan.state())), step=1, version=1)
 
     # One group is there, one prompt was under way; the replacement of the dropped one was never handed out.
-    assert restored == ((first[3].slot,), 1)
+    assert restored == ((first[3].slot,), (), 1)
     due = again.due(range(2, 4), 1)
     assert [(each.position, each.step) for each in due if each.step == 2] == [(5, 2), (6, 2)]
     assert len({each.slot for each in due} | {first[3].slot, first[4].slot}) == len(due) + 2
     assert again.taken == 10
+
+
+def test_prompts_whose_answers_a_checkpoint_has_go_on_unless_they_are_too_old() -> None:
+    plan = made(max_staleness=2)
+    prompts = plan.due(range(1, 4), 0)
+    for prompt in prompts[:4]:
+        plan.arrived(answered(prompt))
+    plan.take(1)
+    # The first of these has arrived meanwhile, the last was not begun.
+    *_, last = positions = [each.position for each in prompts[3:]]
+    kept: dict[int, int | None] = {**dict.fromkeys(positions, 0), positions[1]: 1, last: None}
+    state = json.loads(json.dumps(plan.state(kept)))
+
+    again = made(max_staleness=2)
+    restored = again.restore(state, step=1, version=1)
+
+    assert restored == ((prompts[3].slot,), tuple(positions[1:-1]), 1)
+    due = again.due(range(2, 5), 1)
+    assert {each.position for each in due if each.begun} == set(positions[1:-1])
+    # Those of step 3 were drawn by weights that are two versions older than those that learn from them.
+    younger = made(max_staleness=1)
+    assert younger.restore(state, step=1, version=1).continued == tuple(positions[1:3])
 
 
 def test_restored_groups_that_are_too_old_for_a_smaller_bound_are_answered_again() -> None:
@@ -156,6 +178,7 @@ class Engines:
     offered: int = 0
     waiting: list[Prompt] = field(default_factory=list[Prompt])
     running: dict[int, tuple[Prompt, int, list[int]]] = field(default_factory=dict)
+    begun: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def ask(self, prompts: list[Prompt]) -> None:
         self.waiting += prompts
@@ -168,7 +191,8 @@ class Engines:
         self.waiting = [each for each in self.waiting if each not in begun]
         for prompt in begun:
             assert prompt.slot not in self.running
-            self.running[prompt.slot] = prompt, min(40, int(self.rng.paretovariate(1.0))), []
+            drawn = [*self.begun[prompt.position]] if prompt.begun else []
+            self.running[prompt.slot] = prompt, max(len(drawn) + 1, min(40, int(self.rng.paretovariate(1.0)))), drawn
         done: list[GroupReport] = []
         for slot, (prompt, length, versions) in list(self.running.items()):
             if self.rng.random() < 0.8:
@@ -219,9 +243,14 @@ def test_no_token_is_older_than_the_bound_and_no_prompt_is_lost_or_doubled(
         assert staleness(kept, version)[1] <= bound
         seen.update(each.problem for each in groups)
         if step == stopped:
-            state = json.loads(json.dumps(plan.state()))
+            begun = {prompt.position: drawn for prompt, _, drawn in engines.running.values()}
+            state = json.loads(
+                json.dumps(plan.state({each: min(drawn, default=None) for each, drawn in begun.items()}))
+            )
             under_way = plan.in_flight
-            plan, engines = plan_made(), Engines(rng, step, step)
-            assert plan.restore(state, step, step).again == under_way
+            plan, engines = plan_made(), Engines(rng, step, step, begun=begun)
+            restored = plan.restore(state, step, step)
+            assert restored.again + len(restored.continued) == under_way
+            assert set(restored.continued) == {each for each, drawn in begun.items() if drawn}
     # Every prompt was taken once, and every one that was set aside was learned from or dropped as its report says.
     assert seen == Counter(range(plan.taken))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,17 +13,20 @@ from torch import Tensor
 pytest.importorskip("transformers")
 
 from recipes.language.answering import AnswerGroup, Answering
+from recipes.language.buffered import UnfinishedGroup
 from recipes.language.data.problems import Problem
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import EngineAnswerError
-from recipes.language.sequences import Request, Sequence
+from recipes.language.sequences import FinishReason, Request, Sequence
 from recipes.language.weights import WeightHeader, WeightUpdate
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.prompts import NewWeights, Prompt
+from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt
 
 
 class SteppingEngine(Engine):
     """Draws the prompt's first token so often as it says, as answers of its length."""
+
+    continues = True
 
     def __init__(self) -> None:
         self.version = -1
@@ -30,7 +34,9 @@ class SteppingEngine(Engine):
         self.paused = False
 
     def submit(self, request: Request) -> None:
-        self.rows += [(request, sample, []) for sample in range(request.group_size)]
+        first = request.sample_offset
+        begun = request.begun.versions
+        self.rows += [(request, sample, [*begun]) for sample in range(first, first + request.group_size)]
 
     def step(self) -> list[Sequence]:
         assert not self.paused
@@ -41,18 +47,21 @@ class SteppingEngine(Engine):
             versions.append(self.version)
         ended = [row for row in self.rows if len(row[2]) == row[0].prompt[0]]
         self.rows = [row for row in self.rows if row not in ended]
-        return [
-            Sequence(
-                request_id=request.request_id,
-                sample=sample,
-                prompt=request.prompt,
-                tokens=tuple(5 for _ in versions),
-                logprobs=tuple(0.0 for _ in versions),
-                versions=tuple(versions),
-                finish_reason="stop",
-            )
-            for request, sample, versions in ended
-        ]
+        return [self._sequence(*row, "stop") for row in ended]
+
+    def _sequence(self, request: Request, sample: int, versions: list[int], reason: FinishReason) -> Sequence:
+        return Sequence(
+            request_id=request.request_id,
+            sample=sample,
+            prompt=request.prompt,
+            tokens=tuple(5 for _ in versions),
+            logprobs=tuple(0.0 for _ in versions),
+            versions=tuple(versions),
+            finish_reason=reason,
+        )
+
+    def unfinished_answers(self) -> list[Sequence]:
+        return [self._sequence(*row, "aborted") for row in self.rows]
 
     @property
     def unfinished(self) -> int:
@@ -140,13 +149,14 @@ def prompt(slot: int, length: int, version: int = 0, answers: int = 2, step: int
     return Prompt(slot, length, step, 0, answers, 1.0, version)
 
 
-def made(*overrides: str) -> tuple[Answering, list[AnswerGroup]]:
+def made(*overrides: str, take_up: Any = None) -> tuple[Answering, list[AnswerGroup]]:
     job = load_job("math_laptop", ("data.shuffle=false", *overrides), environ={})
     config, encoder = cast("Any", job.config), cast("Any", Encoder())
     put: list[AnswerGroup] = []
     problems: Any = [Problem(prompt=str(number), answer="") for number in range(50)]
     engine = SteppingEngine()
-    return Answering(config, engine, encoder, (), training=problems, evaluation=problems, put=put.extend), put
+    sets: Any = {"training": problems, "evaluation": problems}
+    return Answering(config, engine, encoder, (), **sets, put=put.extend, take_up=take_up), put
 
 
 def versions(group: AnswerGroup) -> tuple[int, ...]:
@@ -228,3 +238,85 @@ def test_an_engine_that_leaves_answers_out_is_told(monkeypatch: pytest.MonkeyPat
     with pytest.raises(EngineAnswerError, match="gave 1 of 2 answers"):
         answering.answer([prompt(0, 3)])
     assert put == []
+
+
+def kept_of(*orders: tuple[int, Any], take_up: Any = None) -> tuple[list[Any], list[AnswerGroup]]:
+    """Return what a worker hands over for checkpoints, and the groups that it puts out."""
+    answering, put = made("runner.max_staleness=2", take_up=take_up)
+    kept: list[Any] = []
+    answering.answer_forever(Script(*orders), Weights(), kept.append)
+    return kept, put
+
+
+def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
+    prompts = (prompt(0, 6), prompt(1, 2), prompt(2, 1, version=1), prompt(3, 0))
+    (report,), whole = kept_of((0, NewWeights(0)), (0, prompts), (3, KeepUnfinished(1)), (4, NewWeights(1)), (9, None))
+
+    # The second is answered by then, the third waits for its weights, the fourth is too long.
+    assert report.oldest == {6: 0, 1: None}
+    ((position, answers),) = report.groups
+    assert (position, [each.versions for each in answers]) == (6, [(0, 0, 0, 0)] * 2)
+    assert len(whole) == 4
+    again = prompt(7, 6)._replace(begun=True)
+    orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (again,)), (9, None)
+    _, put = kept_of(*orders, take_up={6: report.groups[0]}.get)
+
+    (group,) = put
+    assert group.prompt.slot == 7
+    assert [each.sample for each in group.answers] == [0, 1]
+    assert {each.request_id for each in group.answers} == {"train:7"}
+    assert versions(group) == (0, 0, 0, 0, 1, 1)
+
+
+def test_of_a_group_only_what_has_not_ended_goes_on() -> None:
+    def answer(sample: int, count: int, reason: FinishReason) -> Sequence:
+        ones = (1,) * count
+        return Sequence(
+            request_id="",
+            sample=sample,
+            prompt=(6,),
+            tokens=ones,
+            logprobs=(0.0,) * count,
+            versions=ones,
+            finish_reason=reason,
+        )
+
+    begun = UnfinishedGroup(6, (answer(1, 4, "stop"), answer(2, 5, "aborted")))
+    orders = (0, NewWeights(0)), (0, (prompt(0, 6, answers=3)._replace(begun=True),)), (9, None)
+
+    _, put = kept_of(*orders, take_up={6: begun}.get)
+
+    (group,) = put
+    assert [each.versions for each in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
+
+
+def test_what_waits_to_go_on_is_kept_by_the_next_checkpoint_as_well() -> None:
+    begun = UnfinishedGroup(6, (_one_token(),))
+    waits = prompt(0, 6, version=1)._replace(begun=True)
+    orders = (0, NewWeights(0)), (0, (waits,)), (1, KeepUnfinished(1)), (2, NewWeights(1)), (9, None)
+
+    (report,), put = kept_of(*orders, take_up={6: begun}.get)
+
+    assert report.groups == (begun,)
+    assert report.oldest == {6: 0}
+    assert len(put) == 1
+
+
+@pytest.mark.parametrize(("continues", "asked"), [(False, (6,)), (True, (7,))])
+def test_what_cannot_be_gone_on_with_is_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, continues: bool, asked: tuple[int, ...]
+) -> None:
+    """An engine that cannot, or a prompt that is another one by now."""
+    monkeypatch.setattr(SteppingEngine, "continues", continues)
+    begun = UnfinishedGroup(6, (replace(_one_token(), prompt=asked),))
+    orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (prompt(0, 6)._replace(begun=True),)), (9, None)
+
+    _, put = kept_of(*orders, take_up={6: begun}.get)
+
+    assert [len(each.tokens) for each in put[0].answers] == [6, 6]
+
+
+def _one_token() -> Sequence:
+    return Sequence(
+        request_id="", sample=0, prompt=(6,), tokens=(5,), logprobs=(0.0,), versions=(0,), finish_reason="aborted"
+    )

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.buffered import load_unfinished
 from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.sequences import Sequence
 from rlinf_core.runners import events
 from rlinf_core.runners.prompt_plan import PromptPlan
 from rlinf_core.runners.prompts import GroupReport
+from rlinf_core.runners.reasoning_runner import ReasoningRunner
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
 
+# Answers that are under way for a while, in a model that knows no end of them.
+LONG = (
+    "runner.max_staleness=2",
+    "rollout.sampling_params.max_new_tokens=60",
+    "runner.seq_length=96",
+    "runner.sample_interval=1",
+    "runner.max_samples=15",
+)
 # Rewards that differ by the length of answers, so that some groups are dropped and others are not.
 FILTERED = ("algorithm.filter_groups=true", "algorithm.max_refills=3", "reward.soft_overlong=3")
 
@@ -209,24 +222,75 @@ def test_generation_goes_on_while_the_actor_trains(
     assert set(problems.values()) == {1}
 
 
-def test_a_checkpoint_keeps_what_waits_and_asks_again_for_what_was_under_way(
-    train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines draw five tokens of answers for steps after the second, and wait there for a checkpoint."""
+    step, write = TorchEngine.step, ReasoningRunner.write_checkpoint
+    holding: set[int] = set()
+    both, saved = threading.Event(), threading.Event()
+
+    def drawn(engine: TorchEngine) -> list[Sequence]:
+        rows: Any = engine._rows  # pyright: ignore[reportPrivateUsage]
+        steps = [row.params.seed % 2**32 for row, alive in zip(rows._rows, rows._alive.tolist(), strict=True) if alive]
+        counts = [len(each.tokens) for each in rows.unfinished()]
+        if saved.is_set() or min(steps, default=0) < 4 or min(counts, default=0) < 5:
+            return step(engine)
+        holding.add(id(engine))
+        if len(holding) == 2:
+            both.set()
+        return []
+
+    def written(runner: ReasoningRunner, folder: Path) -> None:
+        assert both.wait(60)
+        write(runner, folder)
+        saved.set()
+
+    monkeypatch.setattr(TorchEngine, "step", drawn)
+    monkeypatch.setattr(ReasoningRunner, "write_checkpoint", written)
+
+
+def test_a_checkpoint_keeps_what_waits_and_what_is_under_way(
+    train: LocalTrain, learned: dict[int, list[GroupReport]], tmp_path: Path, held: None
 ) -> None:
-    whole = train("runner.max_staleness=2", "runner.save_interval=2", "runner.max_steps=5")
+    whole = train(*LONG, "runner.save_interval=2", "runner.max_steps=5", rollouts=2)
     prompts = {step: [each.problem for each in groups] for step, groups in learned.items()}
     override = resume_at(whole, 2, tmp_path / "copy")
-    kept = json.loads((tmp_path / "copy/checkpoints/global_step_2/data.json").read_text())
+    checkpoint = tmp_path / "copy/checkpoints/global_step_2"
+    kept = json.loads((checkpoint / "data.json").read_text())
     waiting = {each["step"]: [report["problem"] for report in each["reports"]] for each in kept["batches"]}
     before = {each.problem: each for step in (3, 4) for each in learned[step]}
+    under_way = sum(len(each["places"]) - len(each["reports"]) for each in kept["batches"])
+    begun = load_unfinished([int(each) for each in kept["unfinished"]], checkpoint)
+    drawn = [each for group in begun for each in group.answers]
+    assert {each.finish_reason for each in drawn} >= {"aborted"}
     learned.clear()
 
-    resumed = train(override, "runner.max_staleness=2", "runner.max_steps=5")
+    # Another number of workers: whoever gets the prompt goes on with its answers.
+    resumed = train(override, *LONG, "runner.max_steps=5")
 
     assert resumed.steps == [3, 4, 5]
     assert prompts == {1: prompts[1], 2: prompts[2], **{s: [g.problem for g in learned[s]] for s in learned}}
     restored = [problem for problems in waiting.values() for problem in problems]
-    under_way = sum(len(each["places"]) - len(each["reports"]) for each in kept["batches"])
-    assert resumed.metrics[-3].metrics["rollout/prompted_again"] == under_way
+    figures = resumed.metrics[-3].metrics
+    assert figures["rollout/continued"] == len(begun)
+    assert figures["rollout/continued"] + figures["rollout/prompted_again"] == under_way
     for each in (*learned[3], *learned[4]):
         if each.problem in restored:
             assert each.rewards == before[each.problem].rewards
+    # The tokens of the checkpoint are those that were learned from, by the versions that drew them.
+    found = learned_from(resumed)
+    for each in drawn:
+        assert any(
+            tokens[: len(each.tokens)] == each.tokens and versions[: len(each.tokens)] == each.versions
+            for tokens, versions in found
+        )
+
+
+def learned_from(run: LocalRun) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return tokens and versions of all answers that people may read."""
+    records = [
+        json.loads(line)
+        for file in (run.folder.path / "samples").glob("step_*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    return [(tuple(each["tokens"]), tuple(each["versions"])) for each in records]

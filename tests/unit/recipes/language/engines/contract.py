@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from recipes.language.engines.base import Engine
-from recipes.language.sequences import Request, SamplingParams, Sequence
+from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 
 END, VOCABULARY, LONGEST = 1, 64, 96
 
@@ -88,11 +89,13 @@ class EngineContract:
     Attributes:
         loads_weights: whether the engine takes new weights.
         keeps_partial: whether an aborted answer keeps its tokens, and a frozen one goes on.
+        draws_go_on: whether an answer that is begun elsewhere is drawn as if it had not been interrupted.
         tolerance: of log-probabilities.
     """
 
     loads_weights = True
     keeps_partial = True
+    draws_go_on = False
     tolerance = 1e-3
 
     def make(self, **options: Any) -> Engine:
@@ -252,6 +255,49 @@ class EngineContract:
         assert engine.unfinished == 0
         engine.resume()
         assert run(engine, [Request(request_id="b", prompt=(5, 6), params=greedy(3))])
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_answers_go_on_in_another_engine_where_they_were(self, engine: Engine, temperature: float) -> None:
+        if not engine.continues:
+            assert engine.unfinished_answers() == []
+            return
+        params = SamplingParams(temperature=temperature, max_new_tokens=24, seed=3)
+        prompts = prompts_of(5, seed=6, common=20)
+        requests = [
+            Request(request_id=str(n), prompt=each, params=params, group_size=2) for n, each in enumerate(prompts)
+        ]
+        for request in requests:
+            engine.submit(request)
+        found = [answer for _ in range(4) for answer in engine.step()]
+        kept = engine.unfinished_answers()
+        assert engine.unfinished == len(kept)
+        assert len(found) + len(kept) == 10
+        assert {each.finish_reason for each in kept} == {"aborted"}
+        # To be asked changes nothing.
+        expected = {(each.request_id, each.sample): each for each in engine.results()}
+
+        for each in kept:
+            begun = Begun(tokens=each.tokens, logprobs=each.logprobs, versions=tuple(-9 for _ in each.tokens))
+            request = requests[int(each.request_id)]
+            engine.submit(replace(request, group_size=1, sample_offset=each.sample, begun=begun))
+        assert sorted((each.request_id, each.sample, each.tokens) for each in engine.unfinished_answers()) == sorted(
+            (each.request_id, each.sample, each.tokens) for each in kept
+        )
+        again = {(each.request_id, each.sample): each for each in engine.results()}
+
+        assert set(again) == set(expected)
+        for name, answer in again.items():
+            begun = next(each for each in kept if (each.request_id, each.sample) == name)
+            count = len(begun.tokens)
+            assert answer.tokens[:count] == begun.tokens
+            assert answer.logprobs[:count] == pytest.approx(begun.logprobs, abs=self.tolerance)
+            assert answer.versions[:count] == (-9,) * count
+            assert -9 not in answer.versions[count:]
+            assert len(answer.tokens) <= 24
+            if not temperature or self.draws_go_on:
+                assert answer.tokens == expected[name].tokens
+                assert answer.logprobs == pytest.approx(expected[name].logprobs, abs=self.tolerance)
+                assert answer.finish_reason == expected[name].finish_reason
 
     def test_draining_ends_what_runs(self, engine: Engine) -> None:
         engine.submit(Request(request_id="a", prompt=(5, 6), params=greedy(8)))

@@ -14,6 +14,8 @@ from tests.unit.recipes.language.engines.contract import EngineContract, contrac
 
 
 class TestTorchEngine(EngineContract):
+    draws_go_on = True
+
     tolerance = 1e-4
 
     def make(self, **options: Any) -> Engine:
