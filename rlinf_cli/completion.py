@@ -66,6 +66,12 @@ def files(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 @_careful
+def yaml_paths(ctx: typer.Context, incomplete: str) -> list[str]:
+    """YAML files and folders."""
+    return _paths(incomplete)
+
+
+@_careful
 def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
     """Keys that the file's model knows, and values behind them."""
     job = _job(ctx)

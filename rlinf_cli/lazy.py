@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, ClassVar
 
 import typer
@@ -29,7 +30,9 @@ class LazyGroup(TyperGroup):
         # A name that nobody has is compared with all of them, to guess which was meant.
         for name in (cmd_name,) if cmd_name in self.names else self.names:
             if name not in self.commands:
-                self.add_command(get_command(import_module(f"{self.package}.{name}").app), name)
+                # A module cannot well be called by a word of the language, as in `rlinf import`.
+                module = f"{name}_" if iskeyword(name) else name
+                self.add_command(get_command(import_module(f"{self.package}.{module}").app), name)
         return super().get_command(ctx, cmd_name)
 
 

@@ -33,6 +33,7 @@ class _Commands(LazyGroup):
         "export",
         "samples",
         "validate",
+        "import",
         "inspect",
         "up",
         "doctor",

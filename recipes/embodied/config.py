@@ -50,6 +50,10 @@ class EmbodiedModelConfig(ModelConfig):
         "obs_dim": "remove it: the environment tells how many numbers an observation has",
         "state_dim": "remove it: the environment tells how many numbers a state has",
         "image_size": "remove it: the environment tells how large its images are",
+        **dict.fromkeys(("policy_setup", "unnorm_key"), "remove it: the policy's statistics are kept with its weights"),
+        "lora_path": "`model_path` names the folder of the weights, adapters merged",
+        "trust_remote_code": "remove it: no code of a model's folder is ever run",
+        "attn_implementation": "remove it: it is up to the policy",
     }
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
@@ -76,6 +80,8 @@ class EmbodiedModelConfig(ModelConfig):
 
 class EmbodiedOptimConfig(OptimConfig):
     """AdamW and the clipping of gradients."""
+
+    moved: ClassVar[Mapping[str, str]] = {"critic_warmup_steps": "algorithm.critic_warmup_steps"}
 
     lr: PositiveFloat = 1e-3
     adam_eps: PositiveFloat = 1e-5
@@ -112,8 +118,17 @@ class EmbodiedRolloutConfig(RolloutConfig):
 class EmbodiedAlgorithmConfig(ActorCriticConfig):
     """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO."""
 
+    moved: ClassVar[Mapping[str, str]] = {
+        "auto_reset": "env.train.auto_reset",
+        "eval_rollout_epoch": "env.eval.rollout_epoch",
+        "ignore_terminations": "env.train.ignore_terminations",
+        "reward_coef": "env.train.reward_coef",
+        "rollout_epoch": "env.train.rollout_epoch",
+    }
     not_available: ClassVar[Mapping[str, str]] = {
         **ActorCriticConfig.not_available,
+        "length_params": "remove it: `actor.model.num_action_chunks` says how long an answer is",
+        "sampling_params": "remove it: actions are drawn from the policy's distribution, in evaluations the likeliest",
         "num_group_envs": "`env.train.total_num_envs` counts all environments, those of every group",
         "rollout_epoch": "`env.train.rollout_epoch` says how many passes a step has",
         "eval_rollout_epoch": "`env.eval.rollout_epoch` says how many passes an evaluation has",

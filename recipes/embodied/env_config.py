@@ -62,6 +62,10 @@ class EnvironmentConfig(ConfigModel):
         "init_params": "`options` holds arguments for the environment's constructor",
         "use_rel_reward": "`options` holds arguments for the environment's constructor",
         "use_fixed_reset_state_ids": "the environments of a group share each start: `group_size`",
+        **dict.fromkeys(
+            ("use_ordered_reset_state_ids", "specific_reset_id", "max_num_envs"),
+            "`options` holds arguments for the environment's constructor; starts are drawn by `seed`",
+        ),
         "is_eval": "remove it: what stands in `env.eval` is for evaluation",
     }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (

@@ -33,6 +33,7 @@ class LanguageRunnerConfig(RunnerConfig):
         **RunnerConfig.not_available,
         "max_tokens_per_mbs": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
         "enable_dynamic_batch_size": "`actor.max_tokens_per_micro_batch` bounds what a pass holds, in tokens",
+        "critic_warmup": "remove it: actor and critic learn from the first step on",
     }
     no_effect: ClassVar[tuple[NoEffect, ...]] = (
         *RunnerConfig.no_effect,
@@ -67,6 +68,8 @@ class LanguageModelConfig(ModelConfig):
 
     not_available: ClassVar[Mapping[str, str]] = {
         **ModelConfig.not_available,
+        "external_lib": "remove it: no code beside the model's folder is loaded",
+        "override_config": "remove it: a model is what the `config.json` of its folder says",
         "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
         "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
         "enable_gradient_checkpointing": "`actor.fsdp_config.gradient_checkpointing` computes activations again",
@@ -133,9 +136,11 @@ class LanguageActorConfig(ActorConfig):
     """The workers that train."""
 
     other_names: ClassVar[Mapping[str, str]] = {**ActorConfig.other_names, **_TOKEN_BUDGETS}
+    moved: ClassVar[Mapping[str, str]] = {**ActorConfig.moved, "tis_imp_ratio_cap": "algorithm.tis_cap"}
     not_available: ClassVar[Mapping[str, str]] = {
         **ActorConfig.not_available,
         **_ALWAYS,
+        "checkpoint": "`runner.save_format` says what a checkpoint is",
         "ppo_mini_batch_size": "`global_batch_size` counts answers, `algorithm.n_minibatches` optimizer steps",
         "loss_agg_mode": "`algorithm.loss_agg_func` says how losses of tokens become one",
         "policy_loss": "`algorithm.loss_type` names the loss",
@@ -178,6 +183,10 @@ class LanguageCriticConfig(ConfigModel):
         "strategy": "training_backend",
         "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
     }
+    moved: ClassVar[Mapping[str, str]] = {
+        "cliprange_value": "algorithm.value_clip",
+        "grad_clip": "critic.optim.clip_grad",
+    }
     not_available: ClassVar[Mapping[str, str]] = {
         **_ALWAYS,
         "cliprange_value": "`algorithm.value_clip` bounds the change of a value",
@@ -207,6 +216,16 @@ class LanguageCriticConfig(ConfigModel):
 class LanguageReferenceConfig(ConfigModel):
     """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
 
+    not_available: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            "log_prob_use_dynamic_bsz",
+            "log_prob_micro_batch_size",
+            "log_prob_micro_batch_size_per_gpu",
+            "log_prob_max_token_len_per_gpu",
+        ),
+        "`max_tokens_per_micro_batch` bounds a pass, in tokens",
+    )
+
     group_name: Text = Field(
         default="ReferenceGroup", description="Name of the worker group; others address it by this."
     )
@@ -229,6 +248,9 @@ class LanguageConfig(JobConfig):
         **JobConfig.not_available,
         "actor_rollout_ref": "its parts are the sections `actor` and `rollout`",
         "trainer": "`runner` says how long a run lasts, what it keeps, and where results go",
+        "ray_init": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
+        "ray_kwargs": "remove it: `rlinf up` starts Ray on the machines of `cluster`",
+        "inference": "the actor computes log probabilities itself: remove the section, and its place",
         "reward_model": "`reward.reward_type` names the rule, or a function that may ask a model",
         "custom_reward_function": "write `reward.reward_type: package.module:function`",
     }

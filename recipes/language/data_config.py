@@ -27,6 +27,7 @@ class LanguageDataConfig(DataConfig):
     """Problems with verifiable answers."""
 
     other_names: ClassVar[Mapping[str, str]] = {**DataConfig.other_names, "val_batch_size": "val_rollout_batch_size"}
+    moved: ClassVar[Mapping[str, str]] = {"max_response_length": "rollout.sampling_params.max_new_tokens"}
     not_available: ClassVar[Mapping[str, str]] = {
         **{name: remedy for name, remedy in DataConfig.not_available.items() if name != "type"},
         **dict.fromkeys(
@@ -38,6 +39,10 @@ class LanguageDataConfig(DataConfig):
         "validation_shuffle": "remove it: an evaluation asks every problem once",
         "num_workers": "remove it: every rollout worker reads the problems itself",
         "image_key": "remove it: models of text alone are trained",
+        "video_key": "remove it: models of text alone are trained",
+        "gen_batch_size": "`algorithm.max_refills` says how often a step generates for groups that were dropped",
+        "tokenizer": "`actor.tokenizer.tokenizer_model` names the folder of the tokenizer",
+        "use_shm": "remove it: files are read where they are",
         **dict.fromkeys(
             ("return_raw_chat", "return_raw_input_ids", "custom_cls"),
             "remove it: prompts are texts or messages, and `apply_chat_template` says how they are written",
@@ -117,6 +122,9 @@ class LanguageRewardConfig(RewardConfig):
     """Scoring by rule."""
 
     not_available: ClassVar[Mapping[str, str]] = {
+        "enable": "a function may ask a model: `reward_type: package.module:function`, sync or async",
+        "model": "a function may ask a model: `reward_type: package.module:function`, sync or async",
+        "overlong_buffer": "`soft_overlong` counts the tokens before the limit over which a punishment grows",
         "reward_scale": "`correct_reward` and `incorrect_reward` are the rewards themselves",
         "reward_manager": "remove it: `reward_type` names the rule or the function",
         **dict.fromkeys(

@@ -83,9 +83,32 @@ class OptimConfig(ConfigModel):
         "grad_clip": "clip_grad",
         "max_grad_norm": "clip_grad",
         "lr_scheduler_type": "lr_scheduler",
+        "lr_decay_style": "lr_scheduler",
+        "warmup_style": "lr_scheduler",
+        "lr_warmup_iters": "lr_warmup_steps",
+        "lr_decay_iters": "total_training_steps",
+        "eps": "adam_eps",
     }
     not_available: ClassVar[Mapping[str, str]] = {
         "optimizer": "remove it: the optimizer is AdamW",
+        "lr_warmup_steps_ratio": "`lr_warmup_steps` counts the training steps of the warmup",
+        "lr_warmup_fraction": "`lr_warmup_steps` counts the training steps of the warmup",
+        "lr_warmup_init": "remove it: the warmup begins at 0",
+        "max_lr": "`lr` is the highest learning rate",
+        "num_cycles": "remove it: `lr_scheduler: cosine` falls once",
+        **dict.fromkeys(
+            (
+                "use_distributed_optimizer",
+                "overlap_grad_reduce",
+                "overlap_param_gather",
+                "use_precision_aware_optimizer",
+            ),
+            "remove it: it belongs to Megatron, and training uses FSDP2",
+        ),
+        **dict.fromkeys(
+            ("bf16", "fp16", "loss_scale_window", "loss_scale"),
+            "remove it: `actor.model.precision` is the type of the weights, and of what is computed",
+        ),
         "min_lr": "`min_lr_ratio` is the lowest learning rate by `lr`",
         "betas": "write `adam_beta1` and `adam_beta2`",
     }
@@ -152,6 +175,8 @@ class FsdpConfig(ConfigModel):
             ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params"),
             "remove it: it belongs to FSDP1, and training uses FSDP2",
         ),
+        "wrap_policy": "remove it: every layer of the model is a unit of its own",
+        "fsdp_size": "remove it: shards are spread over all ranks of the actor",
     }
 
     sharding_strategy: Literal["full_shard", "shard_grad_op", "no_shard"] = Field(
@@ -185,6 +210,18 @@ class ActorConfig(ConfigModel):
     other_names: ClassVar[Mapping[str, str]] = {
         "strategy": "training_backend",
         "ppo_micro_batch_size_per_gpu": "micro_batch_size",
+    }
+    moved: ClassVar[Mapping[str, str]] = {
+        "clip_ratio_low": "algorithm.clip_ratio_low",
+        "clip_ratio_high": "algorithm.clip_ratio_high",
+        "clip_ratio_c": "algorithm.clip_ratio_c",
+        "entropy_coeff": "algorithm.entropy_bonus",
+        "grad_clip": "actor.optim.clip_grad",
+        "kl_loss_coef": "algorithm.kl_beta",
+        "kl_loss_type": "algorithm.kl_penalty",
+        "loss_agg_mode": "algorithm.loss_agg_func",
+        "lr_sched": "actor.optim",
+        "ppo_epochs": "algorithm.update_epoch",
     }
     not_available: ClassVar[Mapping[str, str]] = {
         "ppo_mini_batch_size": "`global_batch_size` counts the samples of one optimizer step",

@@ -19,7 +19,7 @@ from rlinf_core.config.model_fields import (
     value_type,
     written_fields,
 )
-from rlinf_core.config.other_names import places_of_other_name, unavailable_keys
+from rlinf_core.config.other_names import moved_keys, places_of_other_name, unavailable_keys
 from rlinf_core.config.places import naming
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE, hardware_model, hardware_types
@@ -77,6 +77,9 @@ def _other_places(model: type[BaseModel], path: Path) -> list[str]:
 def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
     name, top = str(path[-1]), str(path[0])
+    known = moved_keys(types_at(model, path[:-1])).get(name)
+    if known is not None:
+        return known
     found = [join(place, ours) for place, ours in places_of_other_name(model, name)]
     found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
     return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))

@@ -18,11 +18,14 @@ class ConfigModel(StrictModel):
     Attributes:
         other_names: further names of fields, those of related projects, each with the field it means. A file may use
             either.
+        moved: keys of related projects that stand in another section here, each with its path. A file has to use ours;
+            findings name it, and `rlinf import` moves them.
         not_available: keys of related projects that have no counterpart here, each with what to do instead.
         no_effect: when keys of this section, or of those within it, change nothing.
     """
 
     other_names: ClassVar[Mapping[str, str]] = {}
+    moved: ClassVar[Mapping[str, str]] = {}
     not_available: ClassVar[Mapping[str, str]] = {}
     no_effect: ClassVar[tuple[NoEffect, ...]] = ()
 

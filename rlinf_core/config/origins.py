@@ -237,7 +237,7 @@ def inline(value: None | bool | int | float | str) -> str:
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return _text(escape_references(value)) if isinstance(value, str) else repr(value)
+    return yaml_text(escape_references(value)) if isinstance(value, str) else repr(value)
 
 
 def _block(value: Plain) -> list[str]:
@@ -246,10 +246,10 @@ def _block(value: Plain) -> list[str]:
         for key, item in cast("Mapping[str, Plain]", value).items():
             inner = _block(item)
             if _is_filled(item):
-                lines.append(f"{_text(key)}:")
+                lines.append(f"{yaml_text(key)}:")
                 lines += [f"  {line}" for line in inner]
             else:
-                lines.append(f"{_text(key)}: {inner[0]}")
+                lines.append(f"{yaml_text(key)}: {inner[0]}")
         return lines
     if isinstance(value, Mapping):
         return ["{}"]
@@ -266,7 +266,8 @@ def _is_filled(value: Plain) -> bool:
     return bool(value) and isinstance(value, Mapping | Sequence) and not isinstance(value, str)
 
 
-def _text(text: str) -> str:
+def yaml_text(text: str) -> str:
+    """Return a text as a scalar of YAML, in quotes where it needs them."""
     a_word = _UNQUOTED.fullmatch(text) and not (text.endswith(":") or ": " in text or _OLD_YAML.fullmatch(text))
     if a_word and isinstance(resolve_plain(text), str):
         return text

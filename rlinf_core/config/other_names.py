@@ -60,6 +60,18 @@ def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, s
     return [(place, ours[name]) for place, section in sections(model) if name in (ours := other_names_of([section]))]
 
 
+def moved_keys(annotations: Iterable[object]) -> dict[str, str]:
+    """Return the keys of related projects that stand in another section here, for the sections among `annotations`,
+    each with its path.
+    """
+    keys: dict[str, str] = {}
+    for annotation in annotations:
+        section = model_of(annotation)
+        if section is not None and issubclass(section, ConfigModel):
+            keys |= section.moved
+    return keys
+
+
 def unavailable_keys(annotations: Iterable[object]) -> dict[str, str]:
     """Return the keys of related projects that have no counterpart in the sections among `annotations`, each with what
     to do instead.

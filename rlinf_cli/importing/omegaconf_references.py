@@ -1,0 +1,293 @@
+"""References as OmegaConf writes them: absolute, relative, and resolvers such as `${oc.env:NAME}`.
+
+Ours are absolute, and know the environment alone. A reference to a value that is carried over stays one, under the
+value's new name; any other is replaced by what it stands for, where that can be known without running anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from rlinf_core.config.paths import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.reader import resolve_plain
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, child, format_path
+
+MAX_DEPTH: Final = 40
+_RESOLVER: Final = re.compile(r"\s*([A-Za-z_][\w.]*):")
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*")
+Number = int | float
+
+
+class UnresolvableError(Exception):
+    """A reference whose value cannot be known; the text says why."""
+
+
+class Rewritten(NamedTuple):
+    """A value with references in our form.
+
+    Attributes:
+        raw, plain: the new scalar.
+        note: what has changed in meaning, or None.
+    """
+
+    raw: str
+    plain: bool
+    note: str | None = None
+
+
+class _Interpolation(NamedTuple):
+    """`${...}` in a text: what stands between the braces."""
+
+    body: str
+
+
+def has_reference(node: Node) -> bool:
+    """Return whether a scalar holds a reference."""
+    return isinstance(node, ScalarNode) and "${" in node.raw
+
+
+def split(text: str) -> list[str | _Interpolation]:
+    """Return the literal pieces of a text and the references between them; those within references stay text.
+
+    Raises:
+        UnresolvableError: a `${` is never closed.
+    """
+    pieces: list[str | _Interpolation] = []
+    at = 0
+    while (start := text.find("${", at)) >= 0:
+        end = _closing(text, start + 2)
+        if start > at:
+            pieces.append(text[at:start])
+        pieces.append(_Interpolation(text[start + 2 : end]))
+        at = end + 1
+    if at < len(text):
+        pieces.append(text[at:])
+    return pieces
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 1
+    for index in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if depth == 0:
+            return index
+    raise UnresolvableError(f"`{text[start - 2 :]}` is never closed")
+
+
+@dataclass
+class References:
+    """The references of a composed tree.
+
+    Attributes:
+        tree: the composed tree, references as written.
+        environ: the environment.
+    """
+
+    tree: MappingNode
+    environ: Mapping[str, str]
+
+    def target(self, body: str, path: Path) -> Path | None:
+        """Return the path that `${body}` at `path` refers to; None where it is a resolver."""
+        if _RESOLVER.match(body):
+            return None
+        name = body.strip()
+        dots = len(name) - len(name.lstrip("."))
+        if dots > len(path):
+            raise UnresolvableError(f"`${{{body}}}` leads above the file")
+        base = path[: len(path) - dots] if dots else ()
+        try:
+            steps, _ = parse_path(name[dots:])
+        except PathSyntaxError as error:
+            raise UnresolvableError(f"`${{{body}}}` is no reference: {error.message}") from error
+        # `a.0` is an item of a list in OmegaConf; `a[0]` too.
+        return (*base, *(int(each) if isinstance(each, str) and each.isdigit() else each for each in to_path(steps)))
+
+    def node(self, path: Path, depth: int = 0) -> Node | None:
+        """Return what stands at a path, mappings that are references on the way followed."""
+        current: Node | None = self.tree
+        for index, segment in enumerate(path):
+            current = self.followed(current, path[:index], depth) if current is not None else None
+            # A name of digits may be the key of a mapping.
+            current = child(current, segment) if current is not None else None
+        return current
+
+    def followed(self, node: Node, path: Path, depth: int = 0) -> Node:
+        """Return what a value that is one reference to another refers to in the end; any other value itself."""
+        while isinstance(node, ScalarNode) and "${" in node.raw:
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise UnresolvableError(f"`{node.raw}` leads back to itself")
+            pieces = split(node.raw)
+            if len(pieces) != 1 or not isinstance(pieces[0], _Interpolation):
+                return node
+            target = self.target(pieces[0].body, path)
+            found = self.node(target, depth) if target is not None else None
+            if target is None or found is None:
+                return node
+            node, path = found, target
+        return node
+
+    def value(self, node: Node, path: Path, depth: int = 0) -> Node:
+        """Return a value without references.
+
+        Raises:
+            UnresolvableError: it cannot be known.
+        """
+        if depth > MAX_DEPTH:
+            raise UnresolvableError("this reference leads back to itself")
+        if not isinstance(node, ScalarNode) or "${" not in node.raw:
+            return node
+        pieces = split(node.raw)
+        if len(pieces) == 1 and isinstance(pieces[0], _Interpolation):
+            found = self._value_of(pieces[0].body, path, depth + 1)
+            return (
+                ScalarNode(node.span, found.raw, found.value, found.plain) if isinstance(found, ScalarNode) else found
+            )
+        text = ""
+        for piece in pieces:
+            found = self._value_of(piece.body, path, depth + 1) if isinstance(piece, _Interpolation) else None
+            if found is not None and not isinstance(found, ScalarNode):
+                raise UnresolvableError(f"`{node.raw}` has a section or a list inside a text")
+            text += found.raw if isinstance(found, ScalarNode) else str(piece)
+        return ScalarNode(node.span, text, text, plain=False)
+
+    def _value_of(self, body: str, path: Path, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise UnresolvableError(f"`${{{body}}}` leads back to itself")
+        match = _RESOLVER.match(body)
+        if match is not None:
+            return self._resolve(match[1], _arguments(body[match.end() :]), path, depth)
+        target = self.target(body, path)
+        found = self.node(target, depth) if target is not None else None
+        if found is None or target is None:
+            raise UnresolvableError(f"`${{{body}}}` refers to nothing")
+        return self.value(found, target, depth)
+
+    def _resolve(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
+        if name in ("oc.env", "env"):
+            text = self.environ.get(arguments[0]) if arguments else None
+            if text is None and len(arguments) < 2:
+                raise UnresolvableError(f"the environment has no variable `{arguments[0] if arguments else ''}`")
+            return self._argument(text if text is not None else arguments[1], path, depth)
+        if name == "oc.select" and arguments:
+            try:
+                return self._value_of(arguments[0], path, depth)
+            except UnresolvableError:
+                if len(arguments) < 2:
+                    raise
+                return self._argument(arguments[1], path, depth)
+        if name == "oc.decode" and len(arguments) == 1:
+            return self._argument(arguments[0], path, depth)
+        if name in _ARITHMETIC and len(arguments) == 2:
+            return self._computed(name, arguments, path, depth)
+        raise UnresolvableError(_UNKNOWN.get(name.partition(".")[0], f"there is no resolver `{name}` here"))
+
+    def _argument(self, text: str, path: Path, depth: int) -> Node:
+        span = self.tree.span
+        scalar = ScalarNode(span, _unquoted(text), resolve_plain(_unquoted(text)))
+        return self.value(scalar, path, depth + 1)
+
+    def _computed(self, name: str, arguments: list[str], path: Path, depth: int) -> Node:
+        numbers: list[Number] = []
+        for each in arguments:
+            found = self._argument(each, path, depth)
+            number = found.value if isinstance(found, ScalarNode) else None
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise UnresolvableError(f"`{each}` is no number to compute with")
+            numbers.append(number)
+        try:
+            result = _ARITHMETIC[name](*numbers)
+        except ZeroDivisionError:
+            raise UnresolvableError(f"`{name}` divides by 0") from None
+        return ScalarNode(self.tree.span, f"{result!r}", result)
+
+    def rewritten(self, node: ScalarNode, path: Path, names: Mapping[Path, Path]) -> Rewritten:
+        """Return a scalar with its references in our form.
+
+        Args:
+            node: a scalar that holds references.
+            path: where it stands in the composed tree.
+            names: the paths of values that are carried over as they are, each with its path in the new file.
+
+        Raises:
+            UnresolvableError: it has no counterpart, and its value cannot be known.
+        """
+        pieces = [
+            self._symbol(piece.body, path, names) if isinstance(piece, _Interpolation) else piece
+            for piece in split(node.raw)
+        ]
+        if all(piece is not None for piece in pieces):
+            return Rewritten("".join(piece or "" for piece in pieces), node.plain)
+        found = self.value(node, path)
+        if not isinstance(found, ScalarNode):
+            raise UnresolvableError(f"`{node.raw}` is a section or a list")
+        note = f"is no longer computed: `{node.raw}` was {found.raw} when this file was written"
+        return Rewritten(found.raw.replace("${", "$${"), found.plain, note)
+
+    def _symbol(self, body: str, path: Path, names: Mapping[Path, Path]) -> str | None:
+        """Return a reference in our form; None where there is no such form."""
+        match = _RESOLVER.match(body)
+        if match is None:
+            target = names.get(self.target(body, path) or ())
+            return None if target is None else f"${{{format_path(target)}}}"
+        arguments = _arguments(body[match.end() :])
+        if match[1] not in ("oc.env", "env") or not arguments or not _VARIABLE.fullmatch(arguments[0]):
+            return None
+        if len(arguments) == 1:
+            return f"${{env:{arguments[0]}}}"
+        default = _unquoted(arguments[1])
+        if "${" in default:
+            try:
+                known = self._argument(default, path, 0)
+            except UnresolvableError:
+                return None
+            default = known.raw if isinstance(known, ScalarNode) else "}"
+        default = "" if default in ("null", "None") else default
+        return None if "}" in default else f"${{env:{arguments[0]}:-{default}}}"
+
+
+def _arguments(text: str) -> list[str]:
+    """Return the arguments of a resolver: those between commas outside braces and quotes."""
+    found, depth, quote, start = [""][:0], 0, "", 0
+    for index, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "{[(":
+            depth += 1
+        elif character in "}])":
+            depth -= 1
+        elif character == "," and depth == 0:
+            found.append(text[start:index].strip())
+            start = index + 1
+    return [*found, text[start:].strip()] if text.strip() else found
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+# Resolvers that files of these projects register for their arithmetic.
+_ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
+    "add": lambda one, other: one + other,
+    "subtract": lambda one, other: one - other,
+    "multiply": lambda one, other: one * other,
+    "mul": lambda one, other: one * other,
+    "divide": lambda one, other: one / other,
+    "int_div": lambda one, other: one // other,
+    "max": max,
+    "min": min,
+}
+_UNKNOWN: Final = {
+    "hydra": "`hydra:` tells about a run of Hydra, and there is none here",
+    "now": "`now:` names folders by the time: every run has a folder of its own here",
+}
+
+
+def list_items(node: Node) -> tuple[Node, ...]:
+    """Return the items of a list; none of anything else."""
+    return node.items if isinstance(node, SequenceNode) else ()

@@ -1,0 +1,167 @@
+"""Rules for keys whose values change, or that depend on others: what no table of names can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, cast
+
+from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, Put
+from rlinf_core.config.paths import parse_path, to_path
+from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, to_data
+
+# What some keys mean here beyond their name.
+LOG_PATH: Final = "holds one folder for each run; it is relative to where `rlinf train` starts"
+SAVING: Final = "a checkpoint at the end comes besides; the newest 3 are kept (`runner.keep_checkpoints`)"
+EVALUATING: Final = "evaluations before the first step (`runner.val_before_train`) and at the end come besides"
+
+
+class Values:
+    """The values of a composed file, references followed."""
+
+    def __init__(self, references: References) -> None:
+        self.references = references
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return the value at a path as plain data; the default where there is none, or it is not known here."""
+        at = to_path(parse_path(path)[0])
+        try:
+            node = self.references.node(at)
+            node = None if node is None else self.references.value(node, at)
+        except UnresolvableError:
+            return default
+        found = None if node is None else to_data(node)
+        return default if found is None else found
+
+    def of(self, leaf: Leaf) -> Any:
+        """Return the value of a key as plain data; None where it is not known here."""
+        try:
+            return to_data(self.references.value(leaf.node, leaf.path))
+        except UnresolvableError:
+            return None
+
+
+Result: TypeAlias = "Put | LeftOut | tuple[Put, ...]"
+Rule: TypeAlias = Callable[[Leaf, Values], Result]
+
+_PRECISIONS: Final = {
+    "bf16-mixed": "bf16",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "32": "fp32",
+    "16": "fp16",
+    "32-true": "fp32",
+    "bf16-true": "bf16",
+}
+
+
+def same(path: str, leaf: Leaf, note: str | None = None) -> Put:
+    """Return the value of a key under another path."""
+    assert isinstance(leaf.node, ScalarNode | SequenceNode)
+    return Put(to_path(parse_path(path)[0]), leaf.node, note, same=True)
+
+
+def to(path: str, note: str | None = None) -> Rule:
+    """Return the rule that a value stands at another path."""
+    return lambda leaf, values: same(path, leaf, note)
+
+
+def drop(reason: str) -> Rule:
+    """Return the rule that a key is left out."""
+    return lambda leaf, values: LeftOut(reason)
+
+
+def new(path: str, value: Any, note: str | None = None) -> Put:
+    """Return another value for a path."""
+    return Put(to_path(parse_path(path)[0]), value, note)
+
+
+def precision(path: str) -> Rule:
+    """Return the rule for the name of a type of numbers."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf)).lower()
+        return new(path, _PRECISIONS[written]) if written in _PRECISIONS else same(path, leaf)
+
+    return rule
+
+
+def steps_or_never(path: str, note: str | None = None) -> Rule:
+    """Return the rule for a number of steps, of which 0 and null are never."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        value = values.of(leaf)
+        if value in (0, None) and "${" not in getattr(leaf.node, "raw", ""):
+            return new(path, -1)
+        return same(path, leaf, None if value == -1 else note)
+
+    return rule
+
+
+def loggers(path: str) -> Rule:
+    """Return the rule for the places of metrics."""
+    known = ("tensorboard", "wandb", "swanlab", "trackio")
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = values.of(leaf)
+        names = [str(each) for each in cast("list[Any]", written if isinstance(written, list) else [written])]
+        kept = [name for name in names if name in known]
+        others = [name for name in names if name not in known and name not in ("console", "None")]
+        note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
+        if kept == names and isinstance(leaf.node, SequenceNode):
+            return same(path, leaf)
+        return new(path, kept, note) if kept else LeftOut("metrics are always shown and written to `metrics.jsonl`")
+
+    return rule
+
+
+def top_k(path: str) -> Rule:
+    """Return the rule for the number of tokens among which is drawn; what means all of them is -1 here."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        value = values.of(leaf)
+        whole = isinstance(value, int) and (value <= 0 or value >= 100_000)
+        return new(path, -1) if whole and value != -1 else same(path, leaf)
+
+    return rule
+
+
+def training_backend(leaf: Leaf, values: Values) -> Result:
+    """Return FSDP for any way to spread a model over ranks."""
+    written, path = str(values.of(leaf)), leaf.path[0]
+    at = "critic.training_backend" if path == "critic" else "actor.training_backend"
+    if written in ("fsdp", "fsdp2"):
+        return new(at, "fsdp")
+    return new(
+        at, "fsdp", f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available"
+    )
+
+
+def offload(target: str) -> Rule:
+    """Return the rule for weights and optimizer states that wait in the host's memory."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if not values.of(leaf):
+            return LeftOut("false is the default of `cpu_offload`, which is what there is of it", quiet=True)
+        return new(target, True, "shards of weights and optimizer stay in the host's memory alike")
+
+    return rule
+
+
+Table: TypeAlias = Mapping[str, Rule]
+HYDRA: Final[Table] = {
+    "hydra.searchpath": lambda leaf, values: LeftOut("the files of the defaults list are in this one", quiet=True),
+}
+COMMON: Final[Table] = {
+    **HYDRA,
+    "actor.model.precision": precision("actor.model.precision"),
+    "actor.training_backend": training_backend,
+}
+
+
+def path_of(name: str) -> Path:
+    """Return a path from its words."""
+    return to_path(parse_path(name)[0])

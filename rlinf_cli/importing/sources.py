@@ -1,0 +1,81 @@
+"""Job files of other projects: reading one with its overrides, and finding those of a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rlinf_cli.importing.hydra_files import DEFAULTS, HydraFile, compose_hydra, named_files
+from rlinf_cli.importing.projects import JOB_SECTIONS
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.overrides import apply_overrides, parse_overrides
+from rlinf_core.config.reader import load_source, read
+
+ENDINGS: Final = (".yaml", ".yml")
+# What a converted file is called beside its original.
+IMPORTED: Final = ".rlinf.yaml"
+MAX_FILES: Final = 2000
+
+
+class Found(NamedTuple):
+    """A composed file, or none, and what was found on the way."""
+
+    file: HydraFile | None
+    diagnostics: Diagnostics
+
+
+def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> Found:
+    """Read and compose a job file; mistakes are in what it returns.
+
+    Args:
+        name: the file.
+        overrides: arguments of Hydra: `group=name` where the defaults list has such a group, `key=value`, `+key=value`,
+            `~key`.
+        search_path: further folders of groups.
+        environ: the environment.
+    """
+    diagnostics = Diagnostics()
+    source = load_source(name, diagnostics)
+    if source is None:
+        return Found(None, diagnostics)
+    # Whether a key is that of a group is known when the defaults lists have been read.
+    pairs = [argument.lstrip("+").partition("=") for argument in overrides if "=" in argument]
+    choices = {key: None if value in ("null", "") else value for key, _, value in pairs}
+    file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, choices=choices)
+    if file is None:
+        return Found(None, diagnostics)
+    values = [argument.lstrip("+") for argument in overrides]
+    values = [each for each in values if each.partition("=")[0] not in file.groups]
+    _, parsed = parse_overrides(values, diagnostics)
+    changed = apply_overrides(file.tree, parsed, diagnostics)
+    return Found(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
+
+
+def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files below a folder that describe a job, and those that are fragments of others or something else."""
+    found = sorted(
+        Path(where) / name
+        for where, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(ENDINGS) and not name.endswith(IMPORTED)
+    )[:MAX_FILES]
+    jobs: list[Path] = []
+    others: list[Path] = []
+    named: set[str] = set()
+    for file in found:
+        quiet = Diagnostics()
+        source = load_source(str(file), quiet)
+        tree = read(source, quiet) if source is not None else None
+        if tree is None:
+            # What cannot be read is told, not passed over.
+            jobs.append(file)
+            continue
+        # A base is named without a group, and is a job of its own.
+        named |= {os.path.realpath(file.parent / f"{name}.yaml") for name in named_files(tree) if "/" in name}
+        sections = set(tree.keys())
+        is_job = bool(sections & set(JOB_SECTIONS)) or (DEFAULTS in sections and file.parent == folder)
+        (jobs if is_job else others).append(file)
+    fragments = [file for file in jobs if os.path.realpath(file) in named]
+    return [file for file in jobs if file not in fragments], sorted([*others, *fragments])

@@ -1,0 +1,100 @@
+"""The summary of a conversion: what was carried over, renamed and left out, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rlinf_cli.importing.convert import Converted
+from rlinf_cli.importing.outcomes import Fate, Outcome
+from rlinf_core.config.diagnostics import Diagnostic
+from rlinf_core.config.tree import format_path
+
+SCHEMA: Final = "rlinf.import/1"
+
+
+def verdict(converted: Converted) -> str:
+    """Return what validation says of the new file, in a few words."""
+    errors, lacking = len(converted.errors), len(converted.lacking)
+    if errors:
+        return f"{errors} error{'s' * (errors != 1)}"
+    return f"valid; this machine lacks {lacking} thing{'s' * (lacking != 1)}" if lacking else "valid"
+
+
+def counts(converted: Converted) -> dict[Fate, int]:
+    """Return how many keys had each fate."""
+    return {fate: sum(each.fate is fate for each in converted.outcomes) for fate in Fate}
+
+
+def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
+    """Yield the summary for people; `target` is the file that was written."""
+    number = counts(converted)
+    listed = ", ".join(f"{number[fate]} {fate}" for fate in Fate)
+    yield f"{target or 'nothing written'}: recipe `{converted.recipe}` ({converted.why}), from {converted.project}"
+    yield f"  {len(converted.outcomes)} keys: {listed}"
+    yield from _block("Renamed", _pairs(converted))
+    yield from _block("Changed in meaning", _notes(converted))
+    yield from _block("Not needed", _reasons(converted, Fate.NOT_NEEDED))
+    yield from _block("Not available", _reasons(converted, Fate.LEFT_OUT))
+    yield from _block("Added", [(format_path(each.path), f"{each.value}: {each.why}") for each in converted.added])
+    yield from _block("Wrong", _findings(converted.errors))
+    yield from _block("Missing on this machine", _findings(converted.lacking))
+    yield ""
+    yield f"{target or 'the result'}: {verdict(converted)}"
+
+
+def _block(title: str, pairs: list[tuple[str, str]]) -> Iterator[str]:
+    if not pairs:
+        return
+    yield ""
+    yield f"{title} ({len(pairs)})"
+    width = min(max(len(name) for name, _ in pairs), 64)
+    for name, words in pairs:
+        yield f"  {name.ljust(width)}  {words}".rstrip()
+
+
+def _pairs(converted: Converted) -> list[tuple[str, str]]:
+    return [(each.source, f"-> {', '.join(each.targets)}") for each in converted.outcomes if each.fate is Fate.RENAMED]
+
+
+def _notes(converted: Converted) -> list[tuple[str, str]]:
+    return [(", ".join(each.targets), each.note) for each in converted.outcomes if each.note]
+
+
+def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
+    return [(each.source, each.reason or "") for each in converted.outcomes if each.fate is fate]
+
+
+def _findings(found: list[Diagnostic]) -> list[tuple[str, str]]:
+    return [(format_path(each.path), each.message + (f": {each.help}" if each.help else "")) for each in found]
+
+
+def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
+    """Return the summary for programs."""
+    from rlinf_core.config.render import to_json
+
+    return {
+        "file": source,
+        "written": target,
+        "project": str(converted.project),
+        "recipe": converted.recipe,
+        "counts": {fate.name.lower(): number for fate, number in counts(converted).items()},
+        "keys": [_key(each) for each in converted.outcomes],
+        "added": [
+            {"path": format_path(each.path), "value": each.value, "reason": each.why} for each in converted.added
+        ],
+        "valid": not converted.errors,
+        "valid_here": converted.job.ok,
+        "validation": to_json([*converted.job.diagnostics]),
+    }
+
+
+def _key(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "key": outcome.source,
+        "outcome": outcome.fate.name.lower(),
+        "paths": list(outcome.targets),
+        "reason": outcome.reason,
+        "note": outcome.note,
+        "place": outcome.place,
+    }

@@ -1,0 +1,150 @@
+"""`rlinf import`: files of RLinf and verl, what is written, what is said, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data" / "import"
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job file of RLinf without a defaults list."""
+    return Path(shutil.copy(DATA / "embodied" / "frankasim_async.yaml", tmp_path))
+
+
+def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
+    ended = cli("import", str(job))
+    assert ended.code == 0, ended.err
+    assert "rlinf validate" not in ended.err
+    written = job.with_name("frankasim_async.rlinf.yaml")
+    assert "21 carried, 1 renamed, 0 not needed, 4 not available" in ended.out
+    for line in (
+        "  algorithm.auto_reset  -> env.train.auto_reset",
+        "  actor.optim.betas             write `adam_beta1` and `adam_beta2`",
+        "`frankasim` is our own Franka arm in MuJoCo",
+    ):
+        assert line in ended.out
+    assert ended.out.splitlines()[-1] == f"{written}: valid"
+    assert "    # Not carried over: write `adam_beta1` and `adam_beta2`" in written.read_text()
+    assert cli("validate", str(written)).code == 0
+
+
+def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
+    written = job.with_name("frankasim_async.rlinf.yaml")
+    written.write_text("mine")
+    ended = cli("import", str(job))
+    assert ended.code == 2
+    assert "is there already" in ended.err
+    assert written.read_text() == "mine"
+    assert cli("import", str(job), "--replace").code == 0
+    assert written.read_text() != "mine"
+    before = job.read_text()
+    assert cli("import", str(job), "--out", str(job), "--replace").code == 2
+    assert job.read_text() == before
+
+
+def test_standard_output_holds_the_file_alone(cli: Cli, job: Path) -> None:
+    ended = cli("import", str(job), "--out", "-")
+    assert ended.code == 0
+    assert ended.out.startswith("# From `frankasim_async.yaml` of RLinf")
+    assert "4 not available" in ended.err
+    assert [each.name for each in job.parent.iterdir()] == [job.name]
+
+
+def test_overrides_choose_groups_and_values(cli: Cli) -> None:
+    file = str(DATA / "embodied" / "maniskill_ppo_mlp.yaml")
+    ended = cli("import", file, "runner.max_epochs=7", "+runner.trace=true", "~runner.save_interval", "--out", "-")
+    assert "max_epochs: 7" in ended.out
+    assert "trace: true" in ended.out
+    assert "save_interval" not in ended.out
+    # A group of the file that this one starts from.
+    file = str(DATA / "reasoning" / "reinpp_vllm.yaml")
+    assert "backend: sglang" in cli("import", file, "engines@rollout=sglang", "--out", "-").out
+
+
+def test_json_lists_every_key(cli: Cli, job: Path) -> None:
+    ended = cli("import", str(job), "--output", "json")
+    assert ended.code == 0
+    told = json.loads(ended.out)
+    assert (told["schema"], told["ok"]) == ("rlinf.import/1", True)
+    (file,) = told["files"]
+    assert file["counts"] == {"carried": 21, "renamed": 1, "not_needed": 0, "left_out": 4}
+    assert len(file["keys"]) == 26
+    moved = next(each for each in file["keys"] if each["key"] == "algorithm.auto_reset")
+    assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
+    assert moved["place"].startswith(f"{job}:")
+    assert file["validation"]["ok"] is True
+
+
+def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
+    ended = cli(
+        "import", str(DATA / "embodied"), "--out", str(tmp_path / "ours"), "--search-path", str(DATA / "shared")
+    )
+    # One of them asks for a simulator that there is none of.
+    assert ended.code == 1
+    rows = {line.split()[0]: line.split(maxsplit=6)[-1] for line in ended.out.splitlines()}
+    assert rows["behavior_unsupported.yaml"] == "2 errors"
+    assert rows["franka_real.yaml"] == "valid"
+    assert "env/libero_goal.yaml" not in rows
+    assert "fragments" in ended.err
+    assert len(list((tmp_path / "ours").iterdir())) == len(rows) - 1
+
+
+def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("runner: [")
+    ended = cli("import", str(tmp_path))
+    assert ended.code == 2
+    assert "frankasim_async.yaml" in ended.out
+    assert job.with_name("frankasim_async.rlinf.yaml").exists()
+    # What was converted is no job file of another project when the folder is converted again.
+    again = cli("import", str(tmp_path), "--replace")
+    assert ".rlinf.yaml" not in again.out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing_default.yaml", ["missing_default.yaml:2:5", "did you mean `model/openvla`?"]),
+        ("cycle_a.yaml", ["cycle_b.yaml:2:5", "`cycle_a.yaml` -> `cycle_b.yaml` -> `cycle_a.yaml`"]),
+        ("not_yaml.yaml", ["not_yaml.yaml:2:1", "tab"]),
+        ("empty.yaml", ["the file is empty"]),
+        ("strange_default.yaml", ["no item of a defaults list"]),
+        ("ours.yaml", ["a file of rlinf already"]),
+        ("nobodys.yaml", ["no job file of RLinf or verl", "`lr`, `batch`"]),
+        ("nowhere.yaml", ["there is no such file"]),
+        ("model", ["there is no job file"]),
+    ],
+)
+def test_bad_input_is_one_clear_error(cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:
+    ended = cli("import", str(DATA / "bad" / name), "--out", str(tmp_path / "out.yaml"))
+    assert ended.code == 2
+    assert ended.out == ""
+    for word in words:
+        assert word in ended.err
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("import", str(DATA / "verl" / "extra" / "sft_language.yaml"), "--out", str(tmp_path / "out.yaml"))
+    assert ended.code == 2
+    assert "no recipe trains a language model on given answers" in ended.err
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_a_folder_that_cannot_be_searched_is_warned_of(cli: Cli) -> None:
+    ended = cli("import", str(DATA / "embodied" / "maniskill_ppo_mlp.yaml"), "--out", "-")
+    assert "the environment has no variable `EMBODIED_CONFIGS`" in ended.err
+    assert ended.code == 0
+
+
+def test_it_needs_one_file(cli: Cli) -> None:
+    assert cli("import", "a.yaml", "b.yaml").code == 2
+    assert cli("import", "runner.max_steps=3").code == 2
