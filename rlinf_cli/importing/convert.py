@@ -76,13 +76,13 @@ class Converted:
 
     @property
     def errors(self) -> list[Diagnostic]:
-        """What is wrong with the new file itself."""
+        """Errors of the new file itself."""
         found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
         return [each for each in found if each.code not in OF_THIS_MACHINE]
 
     @property
     def lacking(self) -> list[Diagnostic]:
-        """What the new file needs and this machine does not have."""
+        """Errors of this machine: packages, folders and variables that the new file needs."""
         found = [each for each in self.job.diagnostics if each.severity is Severity.ERROR]
         return [each for each in found if each.code in OF_THIS_MACHINE]
 
@@ -349,11 +349,14 @@ def _written(conversion: _Conversion, added: Sequence[Added]) -> tuple[str, list
         outcomes.append(outcome)
         if lines and outcome.reason:
             remarks.setdefault((step.section, outcome.reason), []).extend(lines)
+    told: set[str] = set()
     for each in added:
         if each.path not in conversion.refused:
             listed = isinstance(each.value, list)
             text = f"[{', '.join(map(inline, each.value))}]" if listed else inline(each.value)
-            document.put(each.path, Value(text, (), Comments()))
+            above = () if each.why in told else (f"# Added: {each.why}",)
+            told.add(each.why)
+            document.put(each.path, Value(text, (), Comments(above)))
     for path, comments in conversion.sections.items():
         section = find_section(document, path)
         if section is not None:
@@ -408,10 +411,12 @@ def _one(
             value, note = _value(conversion, put, leaf, names)
         except UnresolvableError as error:
             return _lost(step, str(error))
-        value.comments = step.comments
+        news = [each for each in (put.note, note) if each]
+        changed = tuple(f"# Changed in meaning: {each}" for each in news)
+        value.comments = step.comments._replace(above=(*step.comments.above, *changed))
         document.put(put.path, value)
         targets.append(format_path(put.path))
-        notes += [each for each in (put.note, note) if each]
+        notes += news
     same = targets == [leaf.name]
     fate = Fate.CARRIED if same else Fate.RENAMED
     return Outcome(leaf.name, fate, tuple(targets), None, "; ".join(notes) or None, leaf.place), []

@@ -10,7 +10,7 @@ from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode, format_
 
 
 class Fate(StrEnum):
-    """What has become of a key."""
+    """The fate of a key, in a word or two."""
 
     CARRIED = "carried"
     RENAMED = "renamed"
@@ -59,7 +59,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a key.
+    """The outcome for one key.
 
     Attributes:
         source: its path in the composed old file.

@@ -39,7 +39,7 @@ def verl_places(values: Values) -> Iterator[Added]:
     if values.get("trainer.nnodes") is None:
         yield Added(("cluster", "num_nodes"), nodes, "verl's default")
     yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the machines of the file")
-    yield Added(("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "all nodes")
+    yield Added(("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the machines of the file")
     if values.get("trainer.n_gpus_per_node") is None:
         yield Added(("cluster", "node_groups", 0, "accelerators", "per_node"), per_node, "verl's default")
     last = f"0-{gpus - 1}" if gpus > 1 else "0"

@@ -129,6 +129,19 @@ def top_k(path: str) -> Rule:
     return rule
 
 
+def betas(section: str) -> Rule:
+    """Return the rule for the two decays of AdamW in one list."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = values.of(leaf)
+        pair = cast("list[Any]", written) if isinstance(written, list) else []
+        if len(pair) != 2:
+            return LeftOut("write `adam_beta1` and `adam_beta2`")
+        return (new(f"{section}.adam_beta1", pair[0]), new(f"{section}.adam_beta2", pair[1]))
+
+    return rule
+
+
 def training_backend(leaf: Leaf, values: Values) -> Result:
     """Return FSDP for any way to spread a model over ranks."""
     written, path = str(values.of(leaf)), leaf.path[0]
@@ -157,6 +170,7 @@ HYDRA: Final[Table] = {
 }
 COMMON: Final[Table] = {
     **HYDRA,
+    "actor.optim.betas": betas("actor.optim"),
     "actor.model.precision": precision("actor.model.precision"),
     "actor.training_backend": training_backend,
 }

@@ -13,6 +13,7 @@ from rlinf_cli.importing.rules import (
     Rule,
     Table,
     Values,
+    betas,
     drop,
     loggers,
     new,
@@ -140,7 +141,7 @@ def _lora(path: str) -> Rule:
 
 def _model_path(path: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
-        return same(path, leaf, "is a folder here: nothing is downloaded from HuggingFace or HDFS")
+        return same(path, leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
 
     return rule
 
@@ -238,7 +239,7 @@ def _total_steps(path: str) -> Rule:
 
 
 def _critic_model(leaf: Leaf, values: Values) -> Put | LeftOut:
-    return same("critic.model.model_path", leaf, "is a folder here: nothing is downloaded from HuggingFace or HDFS")
+    return same("critic.model.model_path", leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
 
 
 VERL: Final[Table] = {
@@ -255,6 +256,8 @@ VERL: Final[Table] = {
     f"{_ACTOR}.kl_loss_coef": _kl("algorithm.kl_beta", in_loss=True),
     f"{_ACTOR}.kl_loss_type": _kl("algorithm.kl_penalty", in_loss=True),
     f"{_ACTOR}.policy_loss.loss_mode": to("algorithm.loss_type"),
+    f"{_ACTOR}.optim.betas": betas("actor.optim"),
+    "critic.optim.betas": betas("critic.optim"),
     f"{_ACTOR}.optim.lr_warmup_steps": _warmup_steps("actor.optim.lr_warmup_steps"),
     f"{_ACTOR}.optim.total_training_steps": _total_steps("actor.optim.total_training_steps"),
     "critic.optim.lr_warmup_steps": _warmup_steps("critic.optim.lr_warmup_steps"),

@@ -25,15 +25,16 @@ def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
     assert ended.code == 0, ended.err
     assert "rlinf validate" not in ended.err
     written = job.with_name("frankasim_async.rlinf.yaml")
-    assert "21 carried, 1 renamed, 0 not needed, 4 not available" in ended.out
+    assert "21 carried, 2 renamed, 0 not needed, 3 not available" in ended.out
     for line in (
         "  algorithm.auto_reset  -> env.train.auto_reset",
-        "  actor.optim.betas             write `adam_beta1` and `adam_beta2`",
+        "  actor.optim.betas     -> actor.optim.adam_beta1, actor.optim.adam_beta2",
+        "  actor.optim.optimizer         the optimizer is AdamW",
         "`frankasim` is our own Franka arm in MuJoCo",
     ):
         assert line in ended.out
     assert ended.out.splitlines()[-1] == f"{written}: valid"
-    assert "    # Not carried over: write `adam_beta1` and `adam_beta2`" in written.read_text()
+    assert "    # Not carried over: the optimizer is AdamW" in written.read_text()
     assert cli("validate", str(written)).code == 0
 
 
@@ -55,7 +56,7 @@ def test_standard_output_holds_the_file_alone(cli: Cli, job: Path) -> None:
     ended = cli("import", str(job), "--out", "-")
     assert ended.code == 0
     assert ended.out.startswith("# From `frankasim_async.yaml` of RLinf")
-    assert "4 not available" in ended.err
+    assert "3 not available" in ended.err
     assert [each.name for each in job.parent.iterdir()] == [job.name]
 
 
@@ -76,7 +77,7 @@ def test_json_lists_every_key(cli: Cli, job: Path) -> None:
     told = json.loads(ended.out)
     assert (told["schema"], told["ok"]) == ("rlinf.import/1", True)
     (file,) = told["files"]
-    assert file["counts"] == {"carried": 21, "renamed": 1, "not_needed": 0, "left_out": 4}
+    assert file["counts"] == {"carried": 21, "renamed": 2, "not_needed": 0, "left_out": 3}
     assert len(file["keys"]) == 26
     moved = next(each for each in file["keys"] if each["key"] == "algorithm.auto_reset")
     assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
