@@ -69,7 +69,7 @@ class LanguageModelConfig(ModelConfig):
     not_available: ClassVar[Mapping[str, str]] = {
         **ModelConfig.not_available,
         "external_lib": "remove it: no code beside the model's folder is loaded",
-        "override_config": "remove it: a model is what the `config.json` of its folder says",
+        "override_config": "remove it: the folder of a model says what it is",
         "lora_alpha": "write `lora: {rank: 16, alpha: 32}`",
         "target_modules": "write `lora: {rank: 16, target_modules: [q_proj, v_proj]}`",
         "enable_gradient_checkpointing": "`actor.fsdp_config.gradient_checkpointing` computes activations again",

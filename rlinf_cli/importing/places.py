@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from rlinf_cli.importing.outcomes import Added, Leaf
-from rlinf_cli.importing.rules import Result, Table, Values, new
+from rlinf_cli.importing.rules import Result, Table, Values, same
 from rlinf_cli.importing.rules_verl import engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.names import name_pieces
 from rlinf_core.config.tree import MappingNode
@@ -24,22 +24,24 @@ def verl_rules() -> Table:
     """Return the rules of verl's keys about machines."""
 
     def nodes(leaf: Leaf, values: Values) -> Result:
-        return new("cluster.num_nodes", int(values.get("trainer.nnodes", 1)))
+        return same("cluster.num_nodes", leaf)
 
     def accelerators(leaf: Leaf, values: Values) -> Result:
-        return new("cluster.node_groups[0].accelerators.per_node", int(values.get("trainer.n_gpus_per_node", 8)))
+        return same("cluster.node_groups[0].accelerators.per_node", leaf)
 
     return {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": accelerators}
 
 
 def verl_places(values: Values) -> Iterator[Added]:
     """Yield the places of a file of verl, where all components take turns on all GPUs."""
-    nodes, per_node = int(values.get("trainer.nnodes", 1)), int(values.get("trainer.n_gpus_per_node", 8))
+    nodes, per_node = values.count("trainer.nnodes", 1), values.count("trainer.n_gpus_per_node", 8)
     gpus = nodes * per_node
     if values.get("trainer.nnodes") is None:
         yield Added(("cluster", "num_nodes"), nodes, "verl's default")
     yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the machines of the file")
-    yield Added(("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the machines of the file")
+    yield Added(
+        ("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the machines of the file"
+    )
     if values.get("trainer.n_gpus_per_node") is None:
         yield Added(("cluster", "node_groups", 0, "accelerators", "per_node"), per_node, "verl's default")
     last = f"0-{gpus - 1}" if gpus > 1 else "0"
@@ -49,7 +51,7 @@ def verl_places(values: Values) -> Iterator[Added]:
     for name in shared:
         yield Added((*_PLACES, name, "node_group"), "gpus", "as in verl, all components share the GPUs")
         yield Added((*_PLACES, name, "placement"), last, "as in verl, all components share the GPUs")
-    tensor = int(values.get("actor_rollout_ref.rollout.tensor_model_parallel_size", 1))
+    tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
     engines = gpus // tensor if engine(values) in ("vllm", "sglang") and tensor > 1 and gpus % tensor == 0 else gpus
     place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
     yield Added((*_PLACES, "rollout", "node_group"), "gpus", "as in verl, all components share the GPUs")

@@ -33,6 +33,11 @@ class Values:
         found = None if node is None else to_data(node)
         return default if found is None else found
 
+    def count(self, path: str, default: int) -> int:
+        """Return the number at a path; the default where there is none, or something else stands there."""
+        found = self.get(path)
+        return int(found) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else default
+
     def of(self, leaf: Leaf) -> Any:
         """Return the value of a key as plain data; None where it is not known here."""
         try:

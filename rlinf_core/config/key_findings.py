@@ -43,6 +43,8 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     hint: str | None = None
     if colon and before_colon in here:
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
+    elif known := moved_keys(types_at(model, path[:-1])).get(name):
+        hint = f"`{name}` is `{known}` here"
     elif meant:
         hint = f"did you mean `{meant}`?"
     elif torn := _torn_value(tree, path):
@@ -77,9 +79,6 @@ def _other_places(model: type[BaseModel], path: Path) -> list[str]:
 def _moved_to(model: type[BaseModel], path: Path) -> str | None:
     """Return the full path of ours for a key of a related project, where another section is the one that knows it."""
     name, top = str(path[-1]), str(path[0])
-    known = moved_keys(types_at(model, path[:-1])).get(name)
-    if known is not None:
-        return known
     found = [join(place, ours) for place, ours in places_of_other_name(model, name)]
     found = [each for each in found if "_" in name or each.partition(".")[0] == top or len(path) == 1]
     return next((each for each in found if each.partition(".")[0] == top), next(iter(found), None))

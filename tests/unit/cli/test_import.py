@@ -149,3 +149,24 @@ def test_a_folder_that_cannot_be_searched_is_warned_of(cli: Cli) -> None:
 def test_it_needs_one_file(cli: Cli) -> None:
     assert cli("import", "a.yaml", "b.yaml").code == 2
     assert cli("import", "runner.max_steps=3").code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "actor_rollout_ref: {actor: {ppo_mini_batch_size: lots}, rollout: {n: [1], name: 3}}\nalgorithm: null\n"
+        "trainer: {nnodes: two, n_gpus_per_node: -1, logger: {a: 1}, save_freq: x}\ndata: 3\n",
+        "runner: 3\ncluster: [1]\nactor: {model: [a], lr_sched: 4}\nenv: {train: 3}\nalgorithm: {a: {b: [[1, 2]]}}\n",
+        "runner: {a: '${runner}', b: '${.b}', c: '${'}\ncluster: {num_nodes: '${nothing}'}\nenv: {}\n",
+    ],
+)
+def test_values_of_the_wrong_kind_are_told_and_nothing_breaks(cli: Cli, tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    ended = cli("import", str(tmp_path / "odd.yaml"), "--output", "json")
+    assert ended.code == 1, ended.err
+    (file,) = json.loads(ended.out)["files"]
+    assert not file["valid"]
+    written = (tmp_path / "odd.rlinf.yaml").read_text()
+    for each in file["keys"]:
+        if each["outcome"] in ("left_out", "not_needed"):
+            assert f"#     {each['key']}: " in written

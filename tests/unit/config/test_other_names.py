@@ -210,6 +210,24 @@ def test_names_of_others_name_fields_and_nothing_known_is_unavailable(name: str)
         assert not set(section.not_available) & (fields | set(others)), section
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_keys_that_moved_lead_to_keys(name: str) -> None:
+    model = find_recipe(name).config_model()
+    places = dict(sections(model))
+    paths = {f"{place}.{field}".strip(".") for place, section in places.items() for field in written_fields(section)}
+    for place, section in places.items():
+        if issubclass(section, ConfigModel):
+            known = {*section.model_fields, *section.other_names}
+            assert not set(section.moved) & known, place
+            assert set(section.moved.values()) <= paths, place
+
+
+def test_a_key_that_moved_is_answered_with_its_path() -> None:
+    text = "recipe: math\ncluster: {num_nodes: 1}\nalgorithm: {sampling_params: {top_k: 3}}\n"
+    found = {each.path: each.help for each in load_job("-", stdin=text.encode(), environ={}).diagnostics}
+    assert found["algorithm", "sampling_params"] == "`sampling_params` is `rollout.sampling_params` here"
+
+
 @pytest.mark.parametrize(
     ("text", "path"),
     [

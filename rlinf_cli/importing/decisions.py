@@ -1,0 +1,189 @@
+"""Decisions: what becomes of each key of a composed file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import BaseModel
+
+from rlinf_cli.importing.comments import CommentFinder, Comments
+from rlinf_cli.importing.hydra_files import HydraFile
+from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, Put
+from rlinf_cli.importing.places import without_inner
+from rlinf_cli.importing.projects import ENGINE_OPTIONS, VERL_SECTIONS, Project
+from rlinf_cli.importing.rules import Table, Values
+from rlinf_cli.importing.rules_rlinf import moved_section
+from rlinf_cli.importing.rules_verl import engine, needs_values
+from rlinf_core.config.model_fields import fields_at, model_of, types_at
+from rlinf_core.config.other_names import moved_keys, other_names_of, unavailable_keys
+from rlinf_core.config.paths import parse_path, to_path
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
+
+_NO_CRITIC: Final = "without `adv_estimator: gae` nobody asks for values"
+
+
+@dataclass
+class Step:
+    """A key, what becomes of it, and where a remark on it goes."""
+
+    leaf: Leaf
+    result: Put | LeftOut | tuple[Put, ...]
+    section: Path
+    comments: Comments
+
+
+@dataclass
+class Conversion:
+    """The state of one conversion."""
+
+    file: HydraFile
+    project: Project
+    recipe: str
+    model: type[BaseModel]
+    rules: Table
+    references: References
+    header: tuple[str, ...]
+    comments: CommentFinder = field(default_factory=CommentFinder)
+    steps: list[Step] = field(default_factory=list[Step])
+    sections: dict[Path, Comments] = field(default_factory=dict[Path, Comments])
+    pending: list[str] = field(default_factory=list[str])
+    refused: dict[Path, str] = field(default_factory=dict[Path, str])
+
+    def walk(
+        self, node: MappingNode, source: Path, target: Path | None, reason: str | None = None, near: Path = ()
+    ) -> None:
+        """Decide what becomes of every key below a section.
+
+        `target` is its path in the new file; None where the section is left out, for `reason`, which then stands in
+        the section at `near`.
+        """
+        renamed = self._components(node, source)
+        for entry in node.entries:
+            below = (*source, entry.key.raw)
+            comments = self.comments.of_entry(entry)
+            if not source and comments.above == self.header:
+                comments = comments._replace(above=())
+            if entry.key.raw in renamed and not renamed[entry.key.raw]:
+                self._all_left_out(
+                    entry, below, target or near, "the actor computes log probabilities itself", comments
+                )
+                continue
+            at, why = self._target(entry, below, target, reason)
+            if at is not None and entry.key.raw in renamed:
+                at = (*at[:-1], renamed[entry.key.raw])
+            self._entry(entry.value, below, at, why, near if target is None else target, comments)
+
+    def _entry(
+        self, node: Node, source: Path, target: Path | None, reason: str | None, section: Path, comments: Comments
+    ) -> None:
+        node = self._section_behind(node, source)
+        if isinstance(node, MappingNode) and node.entries:
+            if target is not None and target not in self.sections and types_at(self.model, target):
+                self.sections[target] = self._with_pending(comments)
+            else:
+                self.pending += [*comments.above, *([comments.behind] if comments.behind else [])]
+            self.walk(node, source, target, reason, section)
+            return
+        if isinstance(node, SequenceNode) and any(not isinstance(item, ScalarNode) for item in node.items):
+            if target is not None:
+                self.sections.setdefault(target, comments)
+            for index, item in enumerate(node.items):
+                below = None if target is None else (*target, index)
+                self._entry(item, (*source, index), below, reason, section, self.comments.of_item(item))
+            return
+        leaf = Leaf(source, node, str(node.span) if node.span.source.text else "")
+        comments = self._with_pending(comments)
+        self.steps.append(Step(leaf, self._result(leaf, target, reason), section, comments))
+
+    def _with_pending(self, comments: Comments) -> Comments:
+        """Return comments with those of sections that have no counterpart above them."""
+        above, self.pending = (*self.pending, *comments.above), []
+        return comments._replace(above=above)
+
+    def _section_behind(self, node: Node, source: Path) -> Node:
+        """Return the section that a value refers to as a whole; any other value itself."""
+        if not isinstance(node, ScalarNode) or "${" not in node.raw or len(source) > 12:
+            return node
+        try:
+            found = self.references.followed(node, source)
+        except UnresolvableError:
+            return node
+        return found if isinstance(found, MappingNode) else node
+
+    def _result(self, leaf: Leaf, target: Path | None, reason: str | None) -> Put | LeftOut | tuple[Put, ...]:
+        node = leaf.node
+        if isinstance(node, ScalarNode) and node.raw == "???":
+            return LeftOut("it has no value: the original asks for one on its command line")
+        if reason == _NO_CRITIC:
+            return LeftOut(reason, quiet=True)
+        rule = self.rules.get(format_path(leaf.path))
+        if rule is not None:
+            return rule(leaf, Values(self.references))
+        if target is None or reason is not None:
+            return LeftOut(reason or "there is no such key here")
+        if target[:2] == ("rollout", "engine_options") and isinstance(node, ScalarNode) and node.value is None:
+            return LeftOut("null leaves it to the engine", quiet=True)
+        if isinstance(node, ScalarNode | SequenceNode):
+            return Put(target, node, same=True)
+        return LeftOut("it is empty", quiet=True)
+
+    def _target(
+        self, entry: Entry, source: Path, target: Path | None, reason: str | None
+    ) -> tuple[Path | None, str | None]:
+        """Return where a key is in the new file; None with a reason where it is nowhere."""
+        name = entry.key.raw
+        layout = VERL_SECTIONS if self.project is Project.VERL else {}
+        if source in layout:
+            return layout[source], None
+        options = (*ENGINE_OPTIONS, engine(Values(self.references)))
+        if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
+            return ("rollout", "engine_options"), None
+        if self.project is Project.VERL and source[:-1] == ENGINE_OPTIONS:
+            return None, f"they are arguments of another engine than `{options[-1]}`"
+        if self.project is Project.VERL and source == ENGINE_OPTIONS:
+            return source, None
+        if any(known[: len(source)] == source for known in layout):
+            return source, None
+        if self.project is Project.VERL and source == ("critic",) and not needs_values(Values(self.references)):
+            return None, _NO_CRITIC
+        if moved_section(source) is not None and self.project is Project.RLINF and reason is None:
+            return moved_section(source), None
+        if target is None or reason is not None:
+            return None, reason
+        if target[:1] == ("cluster",) and len(target) > 1:
+            return (*target, name), None
+        return self._by_tables(name, target)
+
+    def _by_tables(self, name: str, target: Path) -> tuple[Path | None, str | None]:
+        annotations = types_at(self.model, target)
+        if not annotations:
+            return None, "it has no counterpart"
+        fields = fields_at(self.model, target)
+        if name in fields or not any(model_of(each) for each in annotations):
+            return (*target, name), None
+        ours = other_names_of(annotations).get(name)
+        if ours is not None:
+            return (*target, ours), None
+        moved = moved_keys(annotations).get(name)
+        if moved is not None:
+            return to_path(parse_path(moved)[0]), None
+        reason = unavailable_keys(annotations).get(name)
+        if reason is not None:
+            return None, reason.removeprefix("remove it: ")
+        return None, f"there is no such key in {f'`{format_path(target)}`' if target else 'a file of this recipe'}"
+
+    def _components(self, node: MappingNode, source: Path) -> Mapping[str, str]:
+        """Return the keys of `component_placement` that change, each with its new name."""
+        return without_inner(node)[0] if source == ("cluster", "component_placement") else {}
+
+    def _all_left_out(self, entry: Entry, source: Path, section: Path, reason: str, comments: Comments) -> None:
+        leaf = Leaf(source, entry.value, str(entry.key.span))
+        self.steps.append(Step(leaf, LeftOut(reason), section, comments))
+
+
+def puts(result: Put | LeftOut | tuple[Put, ...]) -> tuple[Put, ...]:
+    """Return the values of the new file that a key gives."""
+    return result if isinstance(result, tuple) else (result,) if isinstance(result, Put) else ()
