@@ -15,7 +15,7 @@ from rlinf_cli.importing.comments import header_of
 from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References
-from rlinf_cli.importing.outcomes import Added, LeftOut, Outcome
+from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
 from rlinf_cli.importing.places import placed, reward_place, verl_places, verl_rules
 from rlinf_cli.importing.projects import Project, project_of, recipe_of
 from rlinf_cli.importing.rules import Values
@@ -63,7 +63,7 @@ class Converted:
     project: Project
     recipe: str
     why: str
-    outcomes: list[Outcome]
+    outcomes: list[KeyOutcome]
     added: list[Added]
     job: Job
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlinf_cli.importing.comments import CommentFinder, Comments
 from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, Put
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
 from rlinf_cli.importing.places import without_inner
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, VERL_SECTIONS, Project
 from rlinf_cli.importing.rules import Table, Values
@@ -26,11 +26,11 @@ _NO_CRITIC: Final = "without `adv_estimator: gae` nobody asks for values"
 
 
 @dataclass
-class Step:
+class KeyDecision:
     """A key, what becomes of it, and where a remark on it goes."""
 
     leaf: Leaf
-    result: Put | LeftOut | tuple[Put, ...]
+    result: NewValue | LeftOut | tuple[NewValue, ...]
     section: Path
     comments: Comments
 
@@ -47,7 +47,7 @@ class Conversion:
     references: References
     header: tuple[str, ...]
     comments: CommentFinder = field(default_factory=CommentFinder)
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[KeyDecision] = field(default_factory=list[KeyDecision])
     sections: dict[Path, Comments] = field(default_factory=dict[Path, Comments])
     pending: list[str] = field(default_factory=list[str])
     refused: dict[Path, str] = field(default_factory=dict[Path, str])
@@ -96,7 +96,7 @@ class Conversion:
             return
         leaf = Leaf(source, node, str(node.span) if node.span.source.text else "")
         comments = self._with_pending(comments)
-        self.steps.append(Step(leaf, self._result(leaf, target, reason), section, comments))
+        self.steps.append(KeyDecision(leaf, self._result(leaf, target, reason), section, comments))
 
     def _with_pending(self, comments: Comments) -> Comments:
         """Return comments with those of sections that have no counterpart above them."""
@@ -113,7 +113,7 @@ class Conversion:
             return node
         return found if isinstance(found, MappingNode) else node
 
-    def _result(self, leaf: Leaf, target: Path | None, reason: str | None) -> Put | LeftOut | tuple[Put, ...]:
+    def _result(self, leaf: Leaf, target: Path | None, reason: str | None) -> NewValue | LeftOut | tuple[NewValue, ...]:
         node = leaf.node
         if isinstance(node, ScalarNode) and node.raw == "???":
             return LeftOut("it has no value: the original asks for one on its command line")
@@ -127,7 +127,7 @@ class Conversion:
         if target[:2] == ("rollout", "engine_options") and isinstance(node, ScalarNode) and node.value is None:
             return LeftOut("null leaves it to the engine", quiet=True)
         if isinstance(node, ScalarNode | SequenceNode):
-            return Put(target, node, same=True)
+            return NewValue(target, node, same=True)
         return LeftOut("it is empty", quiet=True)
 
     def _target(
@@ -181,9 +181,9 @@ class Conversion:
 
     def _all_left_out(self, entry: Entry, source: Path, section: Path, reason: str, comments: Comments) -> None:
         leaf = Leaf(source, entry.value, str(entry.key.span))
-        self.steps.append(Step(leaf, LeftOut(reason), section, comments))
+        self.steps.append(KeyDecision(leaf, LeftOut(reason), section, comments))
 
 
-def puts(result: Put | LeftOut | tuple[Put, ...]) -> tuple[Put, ...]:
+def puts(result: NewValue | LeftOut | tuple[NewValue, ...]) -> tuple[NewValue, ...]:
     """Return the values of the new file that a key gives."""
-    return result if isinstance(result, tuple) else (result,) if isinstance(result, Put) else ()
+    return result if isinstance(result, tuple) else (result,) if isinstance(result, NewValue) else ()

@@ -13,8 +13,6 @@ from rlinf_core.config.origins import yaml_text
 from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode
 
 WIDTH: Final = 120
-_OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
 # What needs no quotes in a list within brackets.
 _IN_BRACKETS: Final = re.compile(r"[\w./+-]+|\"[^\"]*\"")
 
@@ -29,7 +27,7 @@ class Value:
 
 
 @dataclass
-class Section:
+class FileSection:
     """A mapping, or a list where keys are numbers.
 
     Attributes:
@@ -37,7 +35,7 @@ class Section:
         order: its keys, and remarks (lines of comments) between them.
     """
 
-    children: dict[str | int, Section | Value] = field(default_factory=dict[str | int, "Section | Value"])
+    children: dict[str | int, FileSection | Value] = field(default_factory=dict[str | int, "FileSection | Value"])
     order: list[str | int | tuple[str, ...]] = field(default_factory=list[str | int | tuple[str, ...]])
     comments: Comments = NO_COMMENTS
 
@@ -48,13 +46,13 @@ class Section:
             holder.order.append(path[-1])
         holder.children[path[-1]] = value
 
-    def section(self, path: Path) -> Section:
+    def section(self, path: Path) -> FileSection:
         """Return the section at a path, made where it is missing."""
         here = self
         for segment in path:
             below = here.children.get(segment)
-            if not isinstance(below, Section):
-                below = Section()
+            if not isinstance(below, FileSection):
+                below = FileSection()
                 if segment not in here.children:
                     here.order.append(segment)
                 here.children[segment] = below
@@ -66,7 +64,7 @@ class Section:
         here = self
         for segment in path:
             below = here.children.get(segment)
-            if not isinstance(below, Section):
+            if not isinstance(below, FileSection):
                 break
             here = below
         here.order.append(tuple(lines))
@@ -80,7 +78,7 @@ class Section:
         return "\n".join(_lines(self, 0)) + "\n"
 
 
-def _lines(section: Section, indent: int) -> Iterator[str]:
+def _lines(section: FileSection, indent: int) -> Iterator[str]:
     blank = " " * indent
     first = True
     for key in section.order:
@@ -92,7 +90,7 @@ def _lines(section: Section, indent: int) -> Iterator[str]:
             yield ""
         first = False
         yield from (f"{blank}{line}" for line in child.comments.above)
-        if isinstance(child, Section) and not child.has_values():
+        if isinstance(child, FileSection) and not child.has_values():
             yield from (f"{blank}{line}" for line in (child.comments.behind,) if line)
             yield from _lines(child, indent)
         elif isinstance(key, int):
@@ -101,9 +99,9 @@ def _lines(section: Section, indent: int) -> Iterator[str]:
             yield from _entry(yaml_text(key), child, indent)
 
 
-def _entry(key: str, child: Section | Value, indent: int) -> Iterator[str]:
+def _entry(key: str, child: FileSection | Value, indent: int) -> Iterator[str]:
     blank, behind = " " * indent, f"  {child.comments.behind}" if child.comments.behind else ""
-    if isinstance(child, Section):
+    if isinstance(child, FileSection):
         yield f"{blank}{key}:{behind}"
         yield from _lines(child, indent + 2)
     elif child.items:
@@ -115,14 +113,16 @@ def _entry(key: str, child: Section | Value, indent: int) -> Iterator[str]:
         yield f"{blank}{key}: {child.text}{behind}"
 
 
-def _item(child: Section | Value, indent: int) -> Iterator[str]:
+def _item(child: FileSection | Value, indent: int) -> Iterator[str]:
     blank = " " * indent
     if isinstance(child, Value):
         yield f"{blank}- {child.text}" + (f"  {child.comments.behind}" if child.comments.behind else "")
         return
     begun = False
     for line in _lines(child, indent + 2):
-        if not begun and not line.lstrip().startswith("#"):
+        if not begun and line.lstrip().startswith("#"):
+            line = line[2:]
+        elif not begun:
             line = f"{blank}- {line[indent + 2 :]}"
             begun = True
         yield line
@@ -135,13 +135,9 @@ def left_out(reason: str, lines: Sequence[str]) -> list[str]:
 
 
 def scalar_text(raw: str, *, plain: bool) -> str:
-    """Return a scalar as YAML 1.2 writes it; files of OmegaConf follow YAML 1.1."""
+    """Return a scalar as YAML."""
     if not plain or "\n" in raw:
         return yaml_text(raw)
-    if raw.lower() in _OLD_BOOLEANS:
-        return _OLD_BOOLEANS[raw.lower()]
-    if _OLD_INTEGER.fullmatch(raw):
-        return raw.replace("_", "")
     return raw or "null"
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.merge import merge
-from rlinf_core.config.reader import load_source, read
+from rlinf_core.config.reader import load_source, read, resolve_plain
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find
 
@@ -26,6 +26,8 @@ MAX_DEPTH: Final = 32
 _HEADER: Final = re.compile(r"^\s*#\s*@package\s+(\S+)\s*$")
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
 _CHOICE: Final = re.compile(r"\$\{([\w/@.]+)\}")
+_OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
 _NOWHERE: Final = Span(SourceText("", ""), 0, 0)
 
 
@@ -106,8 +108,22 @@ def compose_hydra(
     assert isinstance(composed, MappingNode)
     hydra = tree.entry(HYDRA)
     entries = [entry for entry in composed.entries if entry.key.raw != HYDRA]
-    whole = MappingNode(tree.span, tuple([*entries, hydra] if hydra else entries))
+    whole = _as_yaml_1_1(MappingNode(tree.span, tuple([*entries, hydra] if hydra else entries)))
+    assert isinstance(whole, MappingNode)
     return HydraFile(whole, tuple(composer.sources), frozenset(composer.met))
+
+
+def _as_yaml_1_1(node: Node) -> Node:
+    """Return a tree whose words and numbers are what OmegaConf makes of them, which follows YAML 1.1."""
+    if isinstance(node, MappingNode):
+        return MappingNode(node.span, tuple(Entry(each.key, _as_yaml_1_1(each.value)) for each in node.entries))
+    if isinstance(node, SequenceNode):
+        return SequenceNode(node.span, tuple(map(_as_yaml_1_1, node.items)))
+    if not node.plain:
+        return node
+    raw = _OLD_BOOLEANS.get(node.raw.lower(), node.raw)
+    raw = raw.replace("_", "") if _OLD_INTEGER.fullmatch(raw) else raw
+    return node if raw == node.raw else ScalarNode(node.span, raw, resolve_plain(raw))
 
 
 def named_files(tree: MappingNode) -> Iterator[str]:

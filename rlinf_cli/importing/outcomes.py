@@ -19,7 +19,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Put:
+class NewValue:
     """A value of the new file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KeyOutcome:
     """The outcome for one key.
 
     Attributes:

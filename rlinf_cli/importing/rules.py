@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, Put
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
 from rlinf_core.config.paths import parse_path, to_path
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, to_data
 
@@ -46,7 +46,7 @@ class Values:
             return None
 
 
-Result: TypeAlias = "Put | LeftOut | tuple[Put, ...]"
+Result: TypeAlias = "NewValue | LeftOut | tuple[NewValue, ...]"
 Rule: TypeAlias = Callable[[Leaf, Values], Result]
 
 _PRECISIONS: Final = {
@@ -63,10 +63,10 @@ _PRECISIONS: Final = {
 }
 
 
-def same(path: str, leaf: Leaf, note: str | None = None) -> Put:
+def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
     """Return the value of a key under another path."""
     assert isinstance(leaf.node, ScalarNode | SequenceNode)
-    return Put(to_path(parse_path(path)[0]), leaf.node, note, same=True)
+    return NewValue(to_path(parse_path(path)[0]), leaf.node, note, same=True)
 
 
 def to(path: str, note: str | None = None) -> Rule:
@@ -79,9 +79,9 @@ def drop(reason: str) -> Rule:
     return lambda leaf, values: LeftOut(reason)
 
 
-def new(path: str, value: Any, note: str | None = None) -> Put:
+def new(path: str, value: Any, note: str | None = None) -> NewValue:
     """Return another value for a path."""
-    return Put(to_path(parse_path(path)[0]), value, note)
+    return NewValue(to_path(parse_path(path)[0]), value, note)
 
 
 def precision(path: str) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rlinf_cli.importing.outcomes import Leaf, LeftOut, Put
+from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
 from rlinf_cli.importing.rules import (
     EVALUATING,
     HYDRA,
@@ -238,7 +238,7 @@ def _total_steps(path: str) -> Rule:
     return rule
 
 
-def _critic_model(leaf: Leaf, values: Values) -> Put | LeftOut:
+def _critic_model(leaf: Leaf, values: Values) -> NewValue | LeftOut:
     return same("critic.model.model_path", leaf, "a folder here: nothing is downloaded from HuggingFace or HDFS")
 
 

@@ -19,14 +19,14 @@ IMPORTED: Final = ".rlinf.yaml"
 MAX_FILES: Final = 2000
 
 
-class Found(NamedTuple):
+class ReadJob(NamedTuple):
     """A composed file, or none, and what was found on the way."""
 
     file: HydraFile | None
     diagnostics: Diagnostics
 
 
-def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> Found:
+def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> ReadJob:
     """Read and compose a job file; mistakes are in what it returns.
 
     Args:
@@ -39,18 +39,18 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     diagnostics = Diagnostics()
     source = load_source(name, diagnostics)
     if source is None:
-        return Found(None, diagnostics)
+        return ReadJob(None, diagnostics)
     # Whether a key is that of a group is known when the defaults lists have been read.
     pairs = [argument.lstrip("+").partition("=") for argument in overrides if "=" in argument]
     choices = {key: None if value in ("null", "") else value for key, _, value in pairs}
     file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, choices=choices)
     if file is None:
-        return Found(None, diagnostics)
+        return ReadJob(None, diagnostics)
     values = [argument.lstrip("+") for argument in overrides]
     values = [each for each in values if each.partition("=")[0] not in file.groups]
     _, parsed = parse_overrides(values, diagnostics)
     changed = apply_overrides(file.tree, parsed, diagnostics)
-    return Found(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
+    return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
 
 
 def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -77,5 +77,5 @@ def job_files(folder: Path) -> tuple[list[Path], list[Path]]:
         sections = set(tree.keys())
         is_job = bool(sections & set(JOB_SECTIONS)) or (DEFAULTS in sections and file.parent == folder)
         (jobs if is_job else others).append(file)
-    fragments = [file for file in jobs if os.path.realpath(file) in named]
-    return [file for file in jobs if file not in fragments], sorted([*others, *fragments])
+    named_by_others = [file for file in jobs if os.path.realpath(file) in named]
+    return [file for file in jobs if file not in named_by_others], sorted([*others, *named_by_others])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from rlinf_cli.importing.convert import Converted
-from rlinf_cli.importing.outcomes import Fate, Outcome
+from rlinf_cli.importing.outcomes import Fate, KeyOutcome
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.config.tree import format_path
 
@@ -89,7 +89,7 @@ def record(converted: Converted, source: str, target: str | None) -> dict[str, A
     }
 
 
-def _key(outcome: Outcome) -> dict[str, Any]:
+def _key(outcome: KeyOutcome) -> dict[str, Any]:
     return {
         "key": outcome.source,
         "outcome": outcome.fate.name.lower(),

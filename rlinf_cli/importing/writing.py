@@ -6,17 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 
 from rlinf_cli.importing.comments import Comments
-from rlinf_cli.importing.decisions import Conversion, Step, puts
-from rlinf_cli.importing.document import Section, Value, left_out, list_value, scalar_text, short
+from rlinf_cli.importing.decisions import Conversion, KeyDecision, puts
+from rlinf_cli.importing.document import FileSection, Value, left_out, list_value, scalar_text, short
 from rlinf_cli.importing.omegaconf_references import UnresolvableError
-from rlinf_cli.importing.outcomes import Added, Fate, Leaf, LeftOut, Outcome, Put
+from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue
 from rlinf_core.config.origins import inline
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
 
-def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[Outcome]]:
+def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[KeyOutcome]]:
     """Return the text of the new file, and what has become of each key."""
-    document = Section()
+    document = FileSection()
     document.put(("recipe",), Value(conversion.recipe, (), Comments(_opening(conversion))))
     names = {
         step.leaf.path: put.path
@@ -26,7 +26,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[O
     }
     for path in _section_order(conversion):
         document.section(path)
-    outcomes: list[Outcome] = []
+    outcomes: list[KeyOutcome] = []
     remarks: dict[tuple[Path, str], list[str]] = {}
     for step in conversion.steps:
         outcome, lines = _one(conversion, step, names, document)
@@ -61,15 +61,15 @@ def _opening(conversion: Conversion) -> tuple[str, ...]:
     return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.header)
 
 
-def find_section(document: Section, path: Path) -> Section | None:
+def find_section(document: FileSection, path: Path) -> FileSection | None:
     """Return the section at a path, where there is one."""
-    here: Section | Value = document
+    here: FileSection | Value = document
     for segment in path:
-        below = here.children.get(segment) if isinstance(here, Section) else None
+        below = here.children.get(segment) if isinstance(here, FileSection) else None
         if below is None:
             return None
         here = below
-    return here if isinstance(here, Section) else None
+    return here if isinstance(here, FileSection) else None
 
 
 def _section_order(conversion: Conversion) -> list[Path]:
@@ -79,8 +79,8 @@ def _section_order(conversion: Conversion) -> list[Path]:
 
 
 def _one(
-    conversion: Conversion, step: Step, names: Mapping[Path, Path], document: Section
-) -> tuple[Outcome, list[str]]:
+    conversion: Conversion, step: KeyDecision, names: Mapping[Path, Path], document: FileSection
+) -> tuple[KeyOutcome, list[str]]:
     """Write one key; return what has become of it, and its lines in the remark where it was left out."""
     leaf, result = step.leaf, step.result
     if isinstance(result, LeftOut):
@@ -103,18 +103,18 @@ def _one(
         notes += news
     same = targets == [leaf.name]
     fate = Fate.CARRIED if same else Fate.RENAMED
-    return Outcome(leaf.name, fate, tuple(targets), None, "; ".join(notes) or None, leaf.place), []
+    return KeyOutcome(leaf.name, fate, tuple(targets), None, "; ".join(notes) or None, leaf.place), []
 
 
-def _lost(step: Step, reason: str, fate: Fate = Fate.LEFT_OUT) -> tuple[Outcome, list[str]]:
+def _lost(step: KeyDecision, reason: str, fate: Fate = Fate.LEFT_OUT) -> tuple[KeyOutcome, list[str]]:
     leaf = step.leaf
     kept = [*step.comments.above, f"{leaf.name}: {short(leaf.node)}"]
     if step.comments.behind:
         kept[-1] += f"  {step.comments.behind}"
-    return Outcome(leaf.name, fate, (), reason, None, leaf.place), kept
+    return KeyOutcome(leaf.name, fate, (), reason, None, leaf.place), kept
 
 
-def _value(conversion: Conversion, put: Put, leaf: Leaf, names: Mapping[Path, Path]) -> tuple[Value, str | None]:
+def _value(conversion: Conversion, put: NewValue, leaf: Leaf, names: Mapping[Path, Path]) -> tuple[Value, str | None]:
     """Return a value as YAML, its references in our form, and what that changes."""
     value = put.value
     if isinstance(value, ScalarNode):
