@@ -51,5 +51,39 @@ class FlowOptions(_Options):
     noise: Annotated[float, Field(gt=0)] = 0.5
 
 
+class FlowVlaOptions(_Options):
+    """Options of the vision-language-action models by flow matching.
+
+    Attributes:
+        steps: K, from noise to actions; None: as many as the model's own configuration says.
+        noise: scale of what is drawn at each step while the policy acts; evaluations draw nothing.
+        prompt: the instruction as the model reads it; `{instruction}` stands for what the environment says.
+        max_prompt_tokens: room for it, in tokens; shorter ones are padded.
+        change_chunk: take another `num_action_chunks` than the model learned, in order to fine-tune it.
+    """
+
+    steps: _Count | None = None
+    noise: Annotated[float, Field(gt=0)] = 0.5
+    prompt: str = "{instruction}"
+    max_prompt_tokens: _Count = 48
+    change_chunk: bool = False
+
+
+class Pi0Options(FlowVlaOptions):
+    """Options of `pi0`.
+
+    Attributes:
+        num_layers: of the model that is built without `model_path`, in language, expert and vision.
+        patch_size: pixels by which that model divides images.
+    """
+
+    num_layers: _Count = 2
+    patch_size: _Count = 8
+
+
 # By `model_type`; the others of the recipe have none.
-MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {"flow_policy": FlowOptions, "vlm_policy": VlmOptions}
+MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "flow_policy": FlowOptions,
+    "vlm_policy": VlmOptions,
+    "pi0": Pi0Options,
+}

@@ -77,7 +77,7 @@ def load_pretrained(
         trust_remote_code: run code that lies in the folder, where the model's class is defined there.
 
     Raises:
-        ConfigError: there is none, or its weights are missing.
+        ConfigError: there is none, or its weights are missing, some or all of them.
     """
     require_transformers()
     from safetensors import SafetensorError
@@ -90,11 +90,24 @@ def load_pretrained(
             help="copy the weights there; files that have to be unpickled (*.bin) are not read",
         )
     try:
-        model = loader.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=trust_remote_code
+        model, found = loader.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"the model in `{folder}` cannot be loaded", why=first_line(error)) from None
+    # transformers draws what is missing, and only warns: such a model acts at random.
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"the weights in `{folder}` are not those of a `{type(model).__name__}`",
+            why=f"they lack `{missing[0]}`" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""),
+            help="copy the folder again, whole, or name the folder of such a model",
+        )
     return cast("PreTrainedModel", model)
 
 

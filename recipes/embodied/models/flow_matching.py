@@ -83,10 +83,20 @@ class FlowSde:
         return self.noise * math.sqrt((1 - index / self.steps) / self.steps)
 
 
-def flow_matching_losses(velocity: Velocity, samples: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Return the squared errors of the velocity toward samples [n, ...], in their shape, at random times."""
+def flow_matching_losses(
+    velocity: Velocity, samples: Tensor, generator: torch.Generator | None = None, time: Tensor | None = None
+) -> Tensor:
+    """Return the squared errors of the velocity toward samples [n, ...], in their shape.
+
+    Args:
+        velocity: what learns.
+        samples: as they are wanted.
+        generator: source of randomness; None: torch's own.
+        time: of each sample, [n]; None: drawn evenly from 0 to 1.
+    """
     noise = torch.empty_like(samples).normal_(generator=generator)
-    time = torch.empty(len(samples), dtype=samples.dtype, device=samples.device).uniform_(generator=generator)
+    if time is None:
+        time = torch.empty(len(samples), dtype=samples.dtype, device=samples.device).uniform_(generator=generator)
     at = time.view(-1, *[1] * (samples.dim() - 1))
     return (velocity((1 - at) * noise + at * samples, time) - (samples - noise)).square()
 

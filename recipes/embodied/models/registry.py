@@ -22,6 +22,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "cnn_policy": "recipes.embodied.models.cnn_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
         "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
+        "pi0": "recipes.embodied.models.pi0_policy:Pi0Policy",
     },
 )
 register_model = _MODELS.register

@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -72,23 +74,15 @@ class VisionLanguageModel(nn.Module):
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Return embeddings [n, T, W] of images uint8 [n, H, W, 3]."""
-        size = self.base.config.vision_config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        pixels = images.permute(0, 3, 1, 2).float() / 255
-        if pixels.shape[-2:] != (height, width):
-            pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
-        mean, deviation = (pixels.new_tensor(each)[:, None, None] for each in (self._mean, self._deviation))
+        pixels = scaled_images(images, image_size(self.base.config), self._mean, self._deviation)
         weight = next(self.base.model.vision_tower.parameters())
-        found = self.base.get_image_features(pixel_values=((pixels - mean) / deviation).to(weight.dtype))
+        found = self.base.get_image_features(pixel_values=pixels.to(weight.dtype))
         rows = found if isinstance(found, Tensor) else getattr(found, "pooler_output", found)
         return rows if isinstance(rows, Tensor) else torch.stack([row.flatten(end_dim=-2) for row in rows])
 
     def describe_images(self) -> dict[str, Any]:
         """Return what `embed_images` does to images before the vision tower sees them."""
-        size = self.base.config.vision_config.image_size
-        resized = [size, size] if isinstance(size, int) else list(size)
-        mean, deviation = list(self._mean), list(self._deviation)
-        return {"resized": resized, "resampling": "bicubic", "mean": mean, "std": deviation, "scale": 1 / 255}
+        return description_of_images(image_size(self.base.config), self._mean, self._deviation)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Return embeddings [n, T, W] of tokens int64 [n, T]."""
@@ -120,8 +114,7 @@ class VisionLanguageModel(nn.Module):
 
     def save_image_settings(self, folder: Path) -> None:
         """Write how colours are scaled, as image processors of transformers do."""
-        settings = {"image_mean": self._mean, "image_std": self._deviation}
-        (folder / _IMAGE_SETTINGS).write_text(json.dumps(settings) + "\n")
+        save_color_scale(folder, self._mean, self._deviation)
 
 
 def shaped_backbone(folder: str) -> PreTrainedModel:
@@ -206,11 +199,11 @@ def built_backbone(vocabulary: int, *, width: int, layers: int, image_size: int,
         vision_feature_select_strategy="full",
     )
     model = LlavaForConditionalGeneration(config)
-    _initialize(model)
+    initialize_narrow(model)
     return model
 
 
-def _initialize(model: nn.Module) -> None:
+def initialize_narrow(model: nn.Module) -> None:
     """Draw weights whose outputs are of the size of their inputs.
 
     transformers draws them for wide models, a deviation of 0.02; in a narrow one little would pass from layer to layer,
@@ -248,6 +241,81 @@ def built_tokenizer() -> PreTrainedTokenizerBase:
 def tokenizer_of(folder: str | None) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder, or one that is built."""
     return built_tokenizer() if folder is None else load_tokenizer(folder)
+
+
+def encoded_prompts(tokenizer: Any, prompts: list[str], longest: int, side: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return tokens int64 [n, longest] of texts, and which are no padding, bool [n, longest].
+
+    Args:
+        tokenizer: of transformers.
+        prompts: n texts, with whatever marks their beginning.
+        longest: `max_prompt_tokens`.
+        side: of the padding, `left` or `right`.
+
+    Raises:
+        ConfigError: a text is longer.
+    """
+    tokenizer.padding_side = side
+    found = tokenizer(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
+    length = max(map(len, found["input_ids"]))
+    if length > longest:
+        raise ConfigError(
+            f"a prompt of {length} tokens does not fit into `max_prompt_tokens: {longest}`",
+            help=f"write `actor.model.options.max_prompt_tokens: {length}`",
+        )
+    return np.array(found["input_ids"]), np.array(found["attention_mask"], np.bool_)
+
+
+def image_size(config: Any) -> tuple[int, int]:
+    """Return height and width that a model's vision takes, in pixels."""
+    size = config.vision_config.image_size
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def scaled_images(
+    images: Tensor,
+    size: tuple[int, int],
+    mean: tuple[float, ...],
+    deviation: tuple[float, ...],
+    *,
+    pads: bool = False,
+) -> Tensor:
+    """Return float32 images [n, 3, H, W] of images uint8 [n, h, w, 3], resized, with the mean and deviation of colours.
+
+    Args:
+        images: as cameras give them.
+        size: H and W.
+        mean: of the colours, [3], in parts of 255.
+        deviation: of the colours, by which they are divided.
+        pads: keep the ratio of the sides, and pad below and at the right with 0; by default images are stretched.
+    """
+    pixels = images.permute(0, 3, 1, 2).float() / 255
+    height, width = size
+    if pads:
+        scale = min(height / pixels.shape[2], width / pixels.shape[3])
+        height, width = int(pixels.shape[2] * scale), int(pixels.shape[3] * scale)
+    if pixels.shape[-2:] != (height, width):
+        pixels = functional.interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 1)
+    shift, scale_of = (pixels.new_tensor(each)[:, None, None] for each in (mean, deviation))
+    return functional.pad((pixels - shift) / scale_of, (0, size[1] - width, 0, size[0] - height))
+
+
+def description_of_images(
+    size: tuple[int, int], mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> dict[str, Any]:
+    """Return what `scaled_images` does, as plain data."""
+    return {
+        "resized": list(size),
+        "resampling": "bicubic",
+        "mean": list(mean),
+        "std": list(deviation),
+        "scale": 1 / 255,
+    }
+
+
+def save_color_scale(folder: Path, mean: tuple[float, ...], deviation: tuple[float, ...]) -> None:
+    """Write what `color_scale` reads, as image processors of transformers do."""
+    (folder / _IMAGE_SETTINGS).write_text(json.dumps({"image_mean": mean, "image_std": deviation}) + "\n")
 
 
 def color_scale(folder: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

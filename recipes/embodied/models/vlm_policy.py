@@ -27,6 +27,7 @@ from recipes.embodied.models.vision_language import (
     VisionLanguageModel,
     built_backbone,
     color_scale,
+    encoded_prompts,
     load_backbone,
     shaped_backbone,
     tokenizer_of,
@@ -74,19 +75,10 @@ class VlmPolicy(BasePolicy):
         first = observations[self._cameras[0]]
         texts = observations[INSTRUCTIONS].tolist() if self._has_instructions else [""] * len(first)
         prompts = [self._options.prompt.replace("{instruction}", text) for text in texts]
-        longest = self._options.max_prompt_tokens
-        encode = cast("Any", self.tokenizer)
-        encode.padding_side = "left"
-        found = encode(prompts, padding="max_length", max_length=longest, truncation=False, add_special_tokens=False)
-        length = max(map(len, found["input_ids"]))
-        if length > longest:
-            raise ConfigError(
-                f"a prompt of {length} tokens does not fit into `max_prompt_tokens: {longest}`",
-                help=f"write `actor.model.options.max_prompt_tokens: {length}`",
-            )
+        tokens, mask = encoded_prompts(self.tokenizer, prompts, self._options.max_prompt_tokens, "left")
         named: dict[str, NDArray[Any]] = {
-            _TOKENS: np.array(found["input_ids"]),
-            _MASK: np.array(found["attention_mask"], np.bool_),
+            _TOKENS: tokens,
+            _MASK: mask,
             **{key: observations[key] for key in self._cameras},
         }
         if self.project is not None:

@@ -75,9 +75,12 @@ def test_shards_are_parts_of_weights() -> None:
             "env.train.options={image_size: 64}",
             "actor.model.model_type=cnn_policy",
         ),
-        pytest.param(
-            ("env.train.env_type=franka_vision", "env.train.task=touch", "actor.model.model_type=vlm_policy"),
-            marks=pytest.mark.nightly,
+        *(
+            pytest.param(
+                ("env.train.env_type=franka_vision", "env.train.task=touch", f"actor.model.model_type={model}"),
+                marks=pytest.mark.nightly,
+            )
+            for model in ("vlm_policy", "pi0")
         ),
     ],
 )
