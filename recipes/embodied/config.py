@@ -32,7 +32,7 @@ from rlinf_core.config.sections.values import (
 from rlinf_core.scalars import Bool, Data, Text
 
 COMPONENTS = ("actor", "rollout", "env")
-MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0")
+MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "pi0", "smolvla")
 
 
 class EmbodiedRunnerConfig(RunnerConfig):
@@ -58,8 +58,8 @@ class EmbodiedModelConfig(ModelConfig):
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
-        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), vlm_policy and"
-        " pi0 (images and an instruction), or `package.module:Class`, a subclass of BasePolicy.",
+        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), vlm_policy, pi0"
+        " and smolvla (images and an instruction), or `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],

@@ -81,9 +81,25 @@ class Pi0Options(FlowVlaOptions):
     patch_size: _Count = 8
 
 
+class SmolVlaOptions(FlowVlaOptions):
+    """Options of `smolvla`.
+
+    Attributes:
+        vlm_path: folder of HuggingFace with configuration and tokenizer of the vision-language model that a folder of
+            lerobot names; None: that of the model which is built.
+        num_layers: of the model that is built without `model_path`, in language, expert and vision.
+        patch_size: pixels by which that model divides images.
+    """
+
+    vlm_path: str | None = None
+    num_layers: _Count = 2
+    patch_size: _Count = 8
+
+
 # By `model_type`; the others of the recipe have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
     "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
+    "smolvla": SmolVlaOptions,
 }

@@ -48,7 +48,7 @@ class ModelSizes:
     actions: int
 
 
-class Seen(NamedTuple):
+class ReadObservation(NamedTuple):
     """An observation, as the vision-language model read it.
 
     Attributes:
@@ -109,11 +109,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         """Dtype of the expert's weights."""
 
     @abstractmethod
-    def read(self, inputs: Inputs, states: Tensor) -> Seen:
+    def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """Let the vision-language model read an observation with padded states, [n, S']."""
 
     @abstractmethod
-    def denoise(self, seen: Seen, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """Return the velocity [n, C, M] at a chunk and the times [n], from noise at 0 to actions at 1."""
 
     def prepare(self, observations: Observation) -> Inputs:
@@ -129,11 +129,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
             named[STATES] = self.normalization.normalized_states(observations[STATES]).astype(np.float32)
         return super().prepare(named)
 
-    def see(self, inputs: Inputs) -> Seen:
+    def see(self, inputs: Inputs) -> ReadObservation:
         """See `FlowMatchingPolicy`."""
         return self._computed(self.read, inputs, self._states(inputs))
 
-    def velocity_of(self, seen: Seen, inputs: Inputs) -> Velocity:
+    def velocity_of(self, seen: ReadObservation, inputs: Inputs) -> Velocity:
         """See `FlowMatchingPolicy`: in float32, whatever the weights are."""
         states, dtype = self._states(inputs), self.expert_type
 
@@ -142,7 +142,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
 
         return velocity
 
-    def values_of(self, seen: Seen, inputs: Inputs) -> Tensor | None:
+    def values_of(self, seen: ReadObservation, inputs: Inputs) -> Tensor | None:
         """See `FlowMatchingPolicy`: of what was read, and of the states, which the model itself does not see."""
         if self.critic is None:
             return None

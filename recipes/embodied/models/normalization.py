@@ -67,6 +67,19 @@ class Statistics:
         low, high = np.quantile(rows, _QUANTILES, axis=0)
         return cls(*(tuple(map(float, each)) for each in (rows.mean(axis=0), rows.std(axis=0), low, high)))
 
+    @classmethod
+    def of_moments(cls, mean: Sequence[float], std: Sequence[float]) -> Statistics:
+        """Return statistics of which only mean and standard deviation are known, for `mean_std`.
+
+        Raises:
+            ValueError: one of the two has more numbers.
+        """
+        if len(mean) != len(std):
+            raise ValueError(f"there are {len(mean)} means and {len(std)} standard deviations")
+        low = tuple(float(center) - float(spread) for center, spread in zip(mean, std, strict=True))
+        high = tuple(float(center) + float(spread) for center, spread in zip(mean, std, strict=True))
+        return cls(tuple(map(float, mean)), tuple(map(float, std)), low, high)
+
     def __len__(self) -> int:
         return len(self.mean)
 

@@ -163,10 +163,4 @@ def _statistics(about: dict[str, Any], name: str) -> Statistics | None:
     mean, deviation = about.get(f"{name}_mean"), about.get(f"{name}_std")
     if mean is None or deviation is None:
         return None
-    center, spread = tuple(map(float, mean)), tuple(map(float, deviation))
-    if len(center) != len(spread):
-        raise ValueError(f"{name}_mean has {len(center)} numbers, and {name}_std {len(spread)}")
-    # Quantiles are not kept there, and `mean_std` needs none.
-    low = tuple(mid - by for mid, by in zip(center, spread, strict=True))
-    high = tuple(mid + by for mid, by in zip(center, spread, strict=True))
-    return Statistics(center, spread, low, high)
+    return Statistics.of_moments(mean, deviation)

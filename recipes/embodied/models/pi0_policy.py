@@ -22,7 +22,7 @@ from recipes.embodied.models.flow_vla import (
     TOKENS,
     FlowVlaPolicy,
     ModelSizes,
-    Seen,
+    ReadObservation,
     check_chunk,
     check_observations,
 )
@@ -98,7 +98,7 @@ class Pi0Policy(FlowVlaPolicy):
         """See `FlowVlaPolicy`."""
         return self.base.action_out_proj.weight.dtype
 
-    def read(self, inputs: Inputs, states: Tensor) -> Seen:
+    def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""
         model, prompt = self.base.model, inputs[TOKENS]
         shape = model.config.vlm_config
@@ -118,9 +118,9 @@ class Pi0Policy(FlowVlaPolicy):
         )
         weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(found.last_hidden_state.dtype)
         memory = tuple((layer.keys, layer.values) for layer in found.past_key_values.layers)
-        return Seen((found.last_hidden_state * weights).sum(dim=1), memory, mask)
+        return ReadObservation((found.last_hidden_state * weights).sum(dim=1), memory, mask)
 
-    def denoise(self, seen: Seen, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """See `FlowVlaPolicy`."""
         from transformers import DynamicCache
 

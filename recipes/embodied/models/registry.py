@@ -23,6 +23,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
         "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
         "pi0": "recipes.embodied.models.pi0_policy:Pi0Policy",
+        "smolvla": "recipes.embodied.models.smolvla_policy:SmolVlaPolicy",
     },
 )
 register_model = _MODELS.register

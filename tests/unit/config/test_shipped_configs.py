@@ -18,6 +18,7 @@ BRING_YOUR_OWN = (
     "math_ppo_vllm",
     "sft_laptop",
     "libero_sft",
+    "smolvla_sft_rl",
     "metaworld_press_sft",
     "franka_vision_sft",
 )
