@@ -83,14 +83,17 @@ _OF_BOTH: Final = (
     ),
     NoEffect(
         ("env.enable_offload",),
-        lambda config, sizes: True,
-        lambda config: (
-            "a simulator cannot give back the accelerator on which it renders without being made anew"
-            if is_simulator(config.env.train.env_type)
-            else "these environments use no accelerator"
-        ),
-        "remove it; to render elsewhere place `env` on an accelerator of its own, or write `MUJOCO_GL: osmesa` in its"
-        " `env_vars`",
+        lambda config, sizes: is_simulator(config.env.train.env_type),
+        "a simulator cannot give back the accelerator on which it renders without being made anew",
+        "place `env` on an accelerator of its own, or render on the CPU by `MUJOCO_GL: osmesa` in its `env_vars`",
+        because=("env.train.env_type",),
+        severity=Severity.ERROR,
+    ),
+    NoEffect(
+        ("env.enable_offload",),
+        lambda config, sizes: not is_simulator(config.env.train.env_type),
+        "these environments use no accelerator",
+        because=("env.train.env_type",),
         severity=Severity.ERROR,
     ),
     NoEffect(
