@@ -16,8 +16,9 @@ from recipes.language.fingerprint import Fingerprint
 from recipes.training.weights import FlatWeights
 from rlinf_core import RLinfError, Work
 
-# Tensors travel together until they are so many bytes; a larger one travels alone.
-_PIECE_BYTES = 4 << 20
+# Tensors travel together until they are so many bytes; a larger one travels alone. A message costs as much processor
+# time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
+_PIECE_BYTES = 16 << 20
 
 
 class Place(NamedTuple):
