@@ -71,10 +71,10 @@ def test_overrides_choose_groups_and_values(cli: Cli) -> None:
     assert "backend: sglang" in cli("import", file, "engines@rollout=sglang", "--out", "-").out
 
 
-def test_json_lists_every_key(cli: Cli, job: Path) -> None:
+def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job: Path) -> None:
     ended = cli("import", str(job), "--output", "json")
     assert ended.code == 0
-    told = json.loads(ended.out)
+    told = contract("import", ended.out)
     assert (told["schema"], told["ok"]) == ("rlinf.import/1", True)
     (file,) = told["files"]
     assert file["counts"] == {"carried": 21, "renamed": 2, "not_needed": 0, "left_out": 3}
@@ -83,6 +83,14 @@ def test_json_lists_every_key(cli: Cli, job: Path) -> None:
     assert (moved["outcome"], moved["paths"]) == ("renamed", ["env.train.auto_reset"])
     assert moved["place"].startswith(f"{job}:")
     assert file["validation"]["ok"] is True
+
+
+def test_json_tells_of_a_file_that_is_none(cli: Cli, contract: Callable[[str, str], Any]) -> None:
+    for name, message in (("ours.yaml", "a file of rlinf already"), ("empty.yaml", "the file is empty")):
+        ended = cli("import", str(DATA / "bad" / name), "--output", "json")
+        assert ended.code == 2
+        assert not contract("import", ended.out)["ok"]
+        assert message in ended.out
 
 
 def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
