@@ -51,7 +51,7 @@ def learn(name: str, seed: int) -> list[Result]:
         job.raise_if_bad()
         config = cast("EmbodiedConfig", job.config)
         last, interval = config.runner.max_steps, config.runner.val_check_interval
-        meter = Meter(range(interval, last + 1, interval))
+        meter = Meter([*range(interval, last, interval), last])
         program(job, RunFolder.create(config.runner, "embodied"), meter)
     found = {step: each["eval/success_at_end"] for step, each in meter.evaluations.items() if step}
     first = next((step for step in sorted(found) if found[step] >= SUCCESS), None)
