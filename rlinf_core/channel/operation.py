@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import threading
 import time
 from asyncio import QueueEmpty, QueueFull
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.mailbox import AnswerSlots
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.collective.received_message import ReceivedMessage
+from rlinf_core.collective.received_message import DecodedWork, ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
@@ -60,7 +59,7 @@ class Pipeline(Protocol):
         """Record that these puts have ended."""
 
 
-class ChannelOperation(Work[T], Generic[T]):
+class ChannelOperation(DecodedWork[T], Generic[T]):
     """A put, a get or a question that was issued. Items are unpickled by the first who asks for the result.
 
     Attributes:
@@ -76,8 +75,6 @@ class ChannelOperation(Work[T], Generic[T]):
         "_claimed",
         "_given_up",
         "_late",
-        "_opened",
-        "_opening",
         "_shape",
         "_withdraw",
         "missing",
@@ -103,7 +100,8 @@ class ChannelOperation(Work[T], Generic[T]):
         slots: AnswerSlots | None = None,
     ) -> None:
         """`withdraw` ends it on the other side, and tells whether that will say what became of it."""
-        super().__init__(kind, channel, seconds, waits, key=key, detached=detached)
+        encoded = shape is not ResultKind.NOTHING
+        super().__init__(kind, channel, seconds, waits, key=key, detached=detached, encoded=encoded)
         self.op_id = op_id
         self.pieces: list[Piece] = []
         self.missing = -1
@@ -115,8 +113,6 @@ class ChannelOperation(Work[T], Generic[T]):
         self._late: CommunicationTimeoutError | None = None
         self._shape = shape
         self._withdraw = withdraw
-        self._opened = shape is ResultKind.NOTHING
-        self._opening: threading.Lock | None = None if shape is ResultKind.NOTHING else threading.Lock()
 
     @property
     def packed_key(self) -> bytes:
@@ -205,12 +201,12 @@ class ChannelOperation(Work[T], Generic[T]):
                 self.sending.fail(error)
             if self._opening is not None:
                 with self._opening:
-                    self._drop_pieces()
+                    self._drop_encoded()
             # Only now: whoever takes the box next asks after this one was withdrawn.
             self._end_in_slot()
         return failed
 
-    def _drop_pieces(self) -> None:
+    def _drop_encoded(self) -> None:
         """Let go of what came of a result that will not be. The caller holds `_opening`: who fails it and who asks for
         the result meet here, and each must find either all or nothing."""
         pieces, self.pieces = self.pieces, []
@@ -282,42 +278,14 @@ class ChannelOperation(Work[T], Generic[T]):
             # Its result arrives at this very moment.
             self.wait_until(time.monotonic() + _GRACE)
 
-    def done(self) -> bool:
-        if self._done:
-            self._open_once()
-        return self._done
-
-    def result(self) -> T:
-        self._open_once()
-        return super().result()
-
-    def exception(self) -> BaseException | None:
-        if self._done:
-            self._open_once()
-        return self._error
-
-    def _open_once(self) -> None:
-        if self._opened or self._opening is None:
-            return
-        with self._opening:
-            if self._opened:
-                return
-            if self._error is None:
-                try:
-                    self._value = self._open(cast("Sequence[Piece]", self._value))
-                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
-                    self._value, self._error = None, error
-                self.pieces = []
-            else:
-                self._drop_pieces()
-            self._opened = True
-
-    def _open(self, pieces: Sequence[Piece]) -> object:
+    def _decode(self, value: Sequence[Piece]) -> object:
+        # They are all in `value`.
+        self.pieces = []
         if self._shape is ResultKind.ANSWER:
-            return pickle.loads(cast("bytes", pieces[0]))  # noqa: S301 - the peer is authenticated
+            return pickle.loads(cast("bytes", value[0]))  # noqa: S301 - the peer is authenticated
         if self._shape is ResultKind.ONE:
-            return _object(pieces[0])
-        return [_object(piece) for piece in pieces]
+            return _object(value[0])
+        return [_object(piece) for piece in value]
 
 
 def let_go(pieces: Sequence[Piece]) -> None:

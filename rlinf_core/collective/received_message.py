@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.frame import Flag, Frame, layout
@@ -152,17 +153,77 @@ def adopted(kinds: Sequence[int], buffers: Sequence[memoryview], adopt: Adopt | 
 T = TypeVar("T")
 
 
-class PostedReceive(Work[T], Generic[T]):
-    """A receive that was issued. Its message is decoded once, by the first thread that asks for the result.
+class DecodedWork(Work[T], Generic[T]):
+    """An operation whose result is decoded once, by the first thread that asks for it.
 
-    So a large copy or a slow unpickling never holds up the thread that receives for everybody.
+    So a large copy or a slow unpickling never holds up the thread that receives for everybody. A subclass says how, by
+    `_decode`, and whether there is anything to decode: by default there is.
+    """
+
+    __slots__ = ("_opened", "_opening")
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        target: str,
+        seconds: float,
+        waits: WaitTable | None = None,
+        *,
+        key: str | None = None,
+        detached: bool = False,
+        encoded: bool = True,
+    ) -> None:
+        super().__init__(kind, target, seconds, waits, key=key, detached=detached)
+        self._opened = not encoded
+        self._opening = threading.Lock() if encoded else None
+
+    def done(self) -> bool:
+        """Return whether it has finished; a result that has arrived is decoded for that."""
+        if self._done:
+            self._open_once()
+        return self._done
+
+    def result(self) -> T:
+        self._open_once()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        if self._done:
+            self._open_once()
+        return self._error
+
+    def _open_once(self) -> None:
+        if self._opened or self._opening is None:
+            return
+        with self._opening:
+            if self._opened:
+                return
+            if self._error is None:
+                try:
+                    self._value = self._decode(self._value)
+                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                    self._value, self._error = None, error
+            else:
+                self._drop_encoded()
+            self._opened = True
+
+    @abstractmethod
+    def _decode(self, value: Any) -> object:
+        """Return the result, from what arrived."""
+
+    def _drop_encoded(self) -> None:
+        """Drop what had arrived of a result, since the operation has failed."""
+
+
+class PostedReceive(DecodedWork[T], Generic[T]):
+    """A receive that was issued.
 
     Attributes:
         buffer: the buffer that `recv_tensor` fills, or None for `recv`.
         filled: whether the connection wrote the body straight into that buffer.
     """
 
-    __slots__ = ("_open", "_opened", "_opening", "buffer", "filled")
+    __slots__ = ("_opener", "buffer", "filled")
 
     def __init__(
         self,
@@ -182,9 +243,7 @@ class PostedReceive(Work[T], Generic[T]):
         super().__init__(kind, source, seconds, waits, detached=detached)
         self.buffer = target
         self.filled = False
-        self._open = opener
-        self._opened = False
-        self._opening = threading.Lock()
+        self._opener = opener
 
     def arrive(self, received: ReceivedMessage) -> bool:
         """Take a message that is here or still being written; return whether this receive still wanted it."""
@@ -202,33 +261,8 @@ class PostedReceive(Work[T], Generic[T]):
         if growth.error is not None or not settled:
             received.release()
 
-    def done(self) -> bool:
-        """Return whether it has finished; a message that has arrived is opened for that."""
-        if self._done:
-            self._open_once()
-        return self._done
-
-    def result(self) -> T:
-        self._open_once()
-        return super().result()
-
-    def exception(self) -> BaseException | None:
-        if self._done:
-            self._open_once()
-        return self._error
-
-    def _open_once(self) -> None:
-        if self._opened:
-            return
-        with self._opening:
-            if self._opened:
-                return
-            if self._error is None:
-                try:
-                    self._value = self._open(cast("ReceivedMessage", self._value), self.filled)
-                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
-                    self._value, self._error = None, error
-            self._opened = True
+    def _decode(self, value: ReceivedMessage) -> T:
+        return self._opener(value, self.filled)
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:

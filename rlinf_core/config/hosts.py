@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from rlinf_core.config.source import NotationError
 from rlinf_core.scalars import impossible_address
 
 MAX_HOSTS = 100_000
@@ -19,15 +20,8 @@ _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
-class HostSyntaxError(ValueError):
-    """A list of hosts that cannot be read; `start` and `end` are offsets of the offending piece."""
-
-    def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.start = start
-        self.end = end
-        self.help = help
+class HostSyntaxError(NotationError):
+    """A list of hosts that cannot be read."""
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

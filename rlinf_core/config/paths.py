@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
 
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
@@ -18,21 +19,8 @@ _NOT_BARE: Final = frozenset(".[]{}=\"'")
 _MAX_DIGITS: Final = 9
 
 
-class PathSyntaxError(ValueError):
-    """A path that cannot be read.
-
-    Attributes:
-        message: what is wrong.
-        start, end: the offending piece, as offsets into the text that was given.
-        help: what to write, or None.
-    """
-
-    def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.start = start
-        self.end = end
-        self.help = help
+class PathSyntaxError(NotationError):
+    """A path that cannot be read."""
 
 
 class Step(NamedTuple):

@@ -14,26 +14,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from rlinf_core.config.source import NotationError
+
 _RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 # Far above any real cluster, far below where a range would no longer be a machine integer.
 MAX_RANK = 10**9
 
 
-class RankSyntaxError(ValueError):
-    """A rank expression that cannot be read.
-
-    Attributes:
-        message: what is wrong.
-        start, end: the offending piece, as offsets into the expression.
-        help: the nearest form that would be right, or None.
-    """
-
-    def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.start = start
-        self.end = end
-        self.help = help
+class RankSyntaxError(NotationError):
+    """A rank expression that cannot be read."""
 
 
 class RankMapPart(NamedTuple):

@@ -9,6 +9,7 @@ import re
 from typing import Final, NamedTuple
 
 from rlinf_core.config.paths import PathSyntaxError, Step, parse_path
+from rlinf_core.config.source import NotationError
 
 _NAME: Final = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
 # By what stands before the name of the variable: the whole reference.
@@ -30,15 +31,11 @@ class Reference(NamedTuple):
     default: str | None = None
 
 
-class ReferenceSyntaxError(ValueError):
-    """A `${` that begins no reference; `start` and `end` are the offsets of the piece."""
+class ReferenceSyntaxError(NotationError):
+    """A `${` that begins no reference."""
 
     def __init__(self, message: str, start: int, end: int, help: str | None = _FORMS) -> None:
-        super().__init__(message)
-        self.message = message
-        self.start = start
-        self.end = end
-        self.help = help
+        super().__init__(message, start, end, help)
 
 
 def has_references(text: str) -> bool:

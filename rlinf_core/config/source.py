@@ -62,6 +62,23 @@ class SourceText:
         return self.text[start:end].rstrip("\r\n")
 
 
+class NotationError(ValueError):
+    """A text that cannot be read: hosts, ranks, a path, a reference.
+
+    Attributes:
+        message: what is wrong.
+        start, end: the offending piece, as offsets into the text that was given.
+        help: what to write, or None.
+    """
+
+    def __init__(self, message: str, start: int, end: int, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.start = start
+        self.end = end
+        self.help = help
+
+
 class Span(NamedTuple):
     """The code points `start` up to but not including `end` of a source."""
 
