@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from rlinf_cli import story
 from rlinf_cli.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View
 from rlinf_core.errors import RLinfError
-from rlinf_core.runners import durable, story
+from rlinf_core.runners import durable
 from rlinf_core.runners.events import ClusterReady, Event, RunRestarted, RunStarted
 
 if TYPE_CHECKING:

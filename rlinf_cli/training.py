@@ -259,8 +259,8 @@ class Training:
         return [*views, PlainView(self._progress)]
 
     def _finished(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli import story
         from rlinf_cli.live.run_summary import summary_text
-        from rlinf_core.runners import story
 
         log.info("finished after step %d", self._progress.step)
         self._documents.tell(story.FINISHED, self._progress.step, f"finished after step {self._progress.step}")
@@ -270,8 +270,8 @@ class Training:
         return self._told(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
+        from rlinf_cli import story
         from rlinf_cli.live.run_summary import shown
-        from rlinf_core.runners import story
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
@@ -286,9 +286,9 @@ class Training:
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
         import traceback
 
+        from rlinf_cli import story
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.render.failure import failure_block, reason_of
-        from rlinf_core.runners import story
 
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)

@@ -20,7 +20,7 @@ from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCritic
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
 from rlinf_core import RunnerConfig
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     KnownOrOwn,

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, OptionalPath, PositiveFloat, Seed
 from rlinf_core.scalars import Bool, Data, Text
 

@@ -11,7 +11,7 @@ from recipes.embodied.env_types import is_simulator
 from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES
 from recipes.sections.no_effect import NOT_TRAINED, checkpoints_of, of_one_rank
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.no_effect import NoEffect, WorldSizes
+from rlinf_core.config.model import NoEffect, WorldSizes
 
 # Policies without a model of transformers in them.
 SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy")

@@ -14,7 +14,7 @@ from recipes.sections.algorithm import (
     OTHER_LOSSES,
     AlgorithmConfig,
 )
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     Fraction,

@@ -14,7 +14,7 @@ from recipes.language.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, JobConfig, RunnerConfig
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     NonNegativeInt,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from recipes.sections.data import DataConfig
 from recipes.sections.reward import RewardConfig
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, KnownOrOwn, NonNegativeInt, Seed
 from rlinf_core.scalars import Bool, Data, Int, Text
 

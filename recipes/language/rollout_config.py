@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from recipes.sections.rollout import RolloutConfig, SamplingConfig
 from rlinf_core import ConfigModel
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Data, Text, problem
 

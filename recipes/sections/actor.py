@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from rlinf_core import ConfigModel
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import (
     Count,
     Fraction,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 
 NOT_TRAINED: Final = NoEffect(
     ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),

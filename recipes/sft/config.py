@@ -23,7 +23,7 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, StepsOrNever
 
 # Both or none of them have a place: they evaluate.

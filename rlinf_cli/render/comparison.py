@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
+from rlinf_cli.comparison import Difference, ResultGap, RunResult
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run_comparison import Comparison
-from rlinf_core.runners.comparison import Difference, ResultGap, RunResult
 
 SCHEMA = "rlinf.compare/1"
 # More packages than these say together that the environments are different.

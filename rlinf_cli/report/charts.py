@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from rlinf_core.runners.series import Band, EvaluatedPoint
-from rlinf_core.runners.trace_steps import TraceBar
+from rlinf_cli.report.series import Band, EvaluatedPoint
+from rlinf_cli.report.trace_steps import TraceBar
 
 Spec: TypeAlias = dict[str, Any]
 

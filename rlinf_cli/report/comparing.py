@@ -8,8 +8,8 @@ import time
 from rlinf_cli.render.comparison import compared, difference_rows, first_difference, run_rows, verdict_lines
 from rlinf_cli.report import charts
 from rlinf_cli.report.page import comparison_page
+from rlinf_cli.report.series import Band, banded
 from rlinf_cli.run_comparison import Comparison
-from rlinf_core.runners.series import Band, banded
 
 
 def compared_page(found: Comparison) -> str:

@@ -42,8 +42,7 @@ from rlinf_core.config.cluster_values import (
     VariableName,
     split_names,
 )
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.rank_values import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
 from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.hardware.robots.unit import RobotUnit

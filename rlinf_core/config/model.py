@@ -1,15 +1,48 @@
-"""The base class of sections, and errors that hold several findings."""
+"""The base class of sections, its rules about keys without effect, and errors that hold several findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import GetJsonSchemaHandler
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
 
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.scalars import StrictModel
+
+WorldSizes: TypeAlias = Mapping[str, int | None]
+"""Number of processes of each placed component; None where it cannot be known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """A condition under which keys of a section change nothing.
+
+    All keys are relative to the section that has the rule: `optim.min_lr_ratio` in a rule of `actor`. A key that holds
+    a section stands for everything in it.
+
+    Attributes:
+        keys: the keys that change nothing.
+        when: `when(section, world_sizes)`: whether that is so.
+        why: the reason, a clause that follows "has no effect:"; or a function of the section that returns it.
+        help: what to do.
+        because: the keys whose values make it so. The first that the file gives is told with its line.
+        severity: of a value that differs from the default; a default that is written down is a note at most. What is an
+            error asks for something that is not there (`not-available`).
+    """
+
+    keys: tuple[str, ...]
+    when: Callable[[Any, WorldSizes], bool]
+    why: str | Callable[[Any], str]
+    help: str = "remove it"
+    because: tuple[str, ...] = ()
+    severity: Severity = Severity.WARNING
+
+    def reason(self, section: Any) -> str:
+        """Return why the keys change nothing in this section."""
+        return self.why if isinstance(self.why, str) else self.why(section)
 
 
 class ConfigModel(StrictModel):

@@ -9,8 +9,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.no_effect import NoEffect, WorldSizes
+from rlinf_core.config.model import ConfigModel, NoEffect, WorldSizes
 from rlinf_core.config.pruning import Validated
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span

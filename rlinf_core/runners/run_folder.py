@@ -9,7 +9,7 @@
       memory.json     the most memory that each process held, by phase
       trace.json      with `runner.trace: true`
       curve.png, curve.svg
-      events.jsonl    see `rlinf_core.runners.story`
+      events.jsonl    its start, checkpoints, restarts and end, one JSON object a line
       origins.json, placement.json, placement.svg, report.html
 
 Imports nothing heavy: commands look into run folders too.

@@ -8,8 +8,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field
 
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.no_effect import NoEffect
+from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.sections.values import Count, FilePath, NonNegativeInt, OptionalPath, StepsOrNever
 from rlinf_core.scalars import Bool, Text
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
-from rlinf_core.hardware.accelerators.host import Host
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host
 from rlinf_core.hardware.accelerators.vendors import Amd, Ascend, Intel, Musa, NoAccelerator, Nvidia
 
 NONE = NoAccelerator()

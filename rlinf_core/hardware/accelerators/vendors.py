@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
-from rlinf_core.hardware.accelerators.host import Host
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 

@@ -7,8 +7,16 @@ from typing import ClassVar
 from pydantic import Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
-from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.hardware.robots.values import CameraType, Connection, GripperType, IpAddress, NodeRank, Port, Serials
+from rlinf_core.hardware.robots.unit import (
+    CameraType,
+    Connection,
+    GripperType,
+    IpAddress,
+    NodeRank,
+    Port,
+    RobotUnit,
+    Serials,
+)
 from rlinf_core.scalars import Bool
 
 # Where an arm's controller listens when nothing else is said: below the ports that systems give out by themselves.

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
-from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.hardware.robots.values import CameraType, Connection, Serials
+from rlinf_core.hardware.robots.unit import CameraType, Connection, RobotUnit, Serials
 from rlinf_core.scalars import Bool, Data
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from rlinf_cli import report_writing
+from rlinf_cli.story import read_story
 from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import outcome
-from rlinf_core.runners.story import read_story
 
 Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")

@@ -25,9 +25,7 @@ def test_each_name_is_what_its_module_defines(name: str) -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     stub = ast.parse(Path(rlinf_core.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    seen = {
-        alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
+    seen = {alias.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen.pop("__version__") == "rlinf_core.version"
     assert seen == {name: getattr(rlinf_core, name).__module__ for name in _NAMES}
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device
-from rlinf_core.hardware.accelerators.host import Host, run_tool
+from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host, run_tool
 from rlinf_core.hardware.accelerators.registry import (
     accelerator_names,
     accelerator_of_model,

@@ -16,9 +16,8 @@ import rlinf_core
 from recipes.embodied.env_types import ENV_TYPES
 from recipes.embodied.envs.simulated_env import SimulatedEnv
 from rlinf_core.config.diagnostics import Diagnostic, Severity
-from rlinf_core.config.model import ConfigModel
+from rlinf_core.config.model import ConfigModel, NoEffect
 from rlinf_core.config.model_fields import sections, types_at, value_type, written_fields
-from rlinf_core.config.no_effect import NoEffect
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath

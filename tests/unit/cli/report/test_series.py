@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from rlinf_cli.report.series import Band, banded, evaluated, series_of, telling_steps
 from rlinf_core.runners.metrics import MetricsWriter, stream_metrics
-from rlinf_core.runners.series import Band, banded, evaluated, series_of, telling_steps
 
 
 def test_a_short_series_is_kept_and_a_long_one_keeps_its_peaks() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf_core.runners import story
+from rlinf_cli import story
 
 
 def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
