@@ -205,12 +205,12 @@ def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Ca
 
 
 def test_a_tool_that_fails_hangs_or_is_missing_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_core.hardware.accelerators import host
+    from rlinf_core.hardware.accelerators import accelerator
 
     assert run_tool([sys.executable, "-c", "print('here')"]) == "here\n"
     assert run_tool([sys.executable, "-c", "raise SystemExit(3)"]) is None
     assert run_tool(["rlinf-test-no-such-tool"]) is None
-    monkeypatch.setattr(host, "TOOL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(accelerator, "TOOL_TIMEOUT_S", 0.05)
     assert run_tool([sys.executable, "-c", "import time; time.sleep(30)"]) is None
 
 
