@@ -15,8 +15,8 @@ from rlinf_core import RLinfError
 
 # Advice for every tensor of the training that is not finite.
 REMEDY = (
-    "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`; checkpoints from before are good:"
-    " `runner.resume_dir=auto` goes on from the newest, and `runner.on_nonfinite=skip` leaves such updates out"
+    "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`; a checkpoint saved before this step is"
+    " good: `runner.resume_dir=auto` goes on from the newest; `runner.on_nonfinite=skip` leaves such updates out"
 )
 
 # Values of `runner.on_nonfinite`: end the run with an error, or leave the affected data out and go on.

@@ -123,6 +123,8 @@ class EnvConfig(ConfigModel):
 class DeclaredAccelerators(ConfigModel):
     """The accelerators that every node of a group has, declared so that placements are checked without touching one."""
 
+    other_names: ClassVar[Mapping[str, str]] = {"type": "model"}
+
     model: Line | None = Field(
         default=None, description="Model name, as in `A800`; compared with what is found. Default: any."
     )

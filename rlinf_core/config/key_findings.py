@@ -93,8 +93,10 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
     entries = parent.entries if isinstance(parent, MappingNode) else ()
     source = naming(tree, path).source
     given = {e.key.raw for e in entries if e.key.span.source is source and source.kind != "overrides"}
-    guesses = near(str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given])
-    return guesses[0] if guesses else None
+    name, known = str(path[-1]), [key for key in _fields(model, tree, path[:-1]) if key not in given]
+    # A name of several words that lacks the first, as `robot_ip` of `left_robot_ip`, is far from it by its letters.
+    longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]
+    return next(iter(longer or near(name, known)), None)
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:

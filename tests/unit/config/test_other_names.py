@@ -183,6 +183,13 @@ def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
     assert job.ok
 
 
+def test_accelerators_have_a_model_by_either_name() -> None:
+    text = b"cluster:\n  num_nodes: 1\n  node_groups: [{label: a, node_ranks: 0, accelerators: {per_node: 8, type: A800}}]\n"
+    job = load_job("-", stdin=text, environ={})
+    accelerators = job.config.cluster.node_groups[0].accelerators if job.config else None
+    assert accelerators is not None and accelerators.model == "A800", job.diagnostics
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -192,6 +199,7 @@ def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
         ("runner: {num_nodes: 1}\n", "`num_nodes` belongs in `cluster`"),
         ("actor: {seeed: 1}\n", "did you mean `seed`?"),
         ("actor: {num_action_chunks: 1}\n", "`num_action_chunks` belongs in `actor.model`"),
+        ("actor: {batch_size: 1}\n", "did you mean `global_batch_size`?"),
     ],
 )
 def test_a_key_is_guessed_only_where_it_means_the_same(text: str, hint: str | None) -> None:
