@@ -184,10 +184,13 @@ def test_a_file_of_hydra_without_a_recipe_is_told_of_extends() -> None:
 
 
 def test_accelerators_have_a_model_by_either_name() -> None:
-    text = b"cluster:\n  num_nodes: 1\n  node_groups: [{label: a, node_ranks: 0, accelerators: {per_node: 8, type: A800}}]\n"
-    job = load_job("-", stdin=text, environ={})
-    accelerators = job.config.cluster.node_groups[0].accelerators if job.config else None
-    assert accelerators is not None and accelerators.model == "A800", job.diagnostics
+    group = b"{label: a, node_ranks: 0, accelerators: {per_node: 8, type: A800}}"
+    job = load_job("-", stdin=b"cluster: {num_nodes: 1, node_groups: [" + group + b"]}\n", environ={})
+    assert job.ok
+    assert job.cluster is not None
+    accelerators = job.cluster.node_groups[0].accelerators
+    assert accelerators is not None
+    assert accelerators.model == "A800"
 
 
 @pytest.mark.parametrize(
