@@ -77,3 +77,5 @@ from rlinf_core.worker.worker import Worker as Worker
 from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
 
 __all__: list[str]
+from rlinf_core.worker.worker_group import launch_together as launch_together
+from rlinf_core.worker.worker_reference import WorkerReference as WorkerReference

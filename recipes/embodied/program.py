@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_worker import EnvWorker
-from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from recipes.embodied.runner import FilmingRunner
+from recipes.embodied.runner import FilmedEnv, FilmingRunner
 from rlinf_core import (
     Cluster,
     EmbodiedRunner,
@@ -14,9 +11,19 @@ from rlinf_core import (
     Job,
     RunFolder,
     RunRecord,
+    WorkerReference,
+    launch_together,
     run_job,
 )
+from rlinf_core.runners.embodied_protocols import EmbodiedActor, EmbodiedRollout
 from rlinf_core.runners.events import Listener
+
+# Named and not imported: torch is for the workers.
+ACTOR = WorkerReference[EmbodiedActor]("recipes.embodied.actor_worker:EmbodiedFSDPActor", EmbodiedActor, "actor")
+ROLLOUT = WorkerReference[EmbodiedRollout](
+    "recipes.embodied.rollout_worker:MultiStepRolloutWorker", EmbodiedRollout, "rollout"
+)
+ENV = WorkerReference[FilmedEnv]("recipes.embodied.env_worker:EnvWorker", FilmedEnv, "env")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
@@ -27,10 +34,14 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> EmbodiedRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    actor = EmbodiedFSDPActor.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("actor"))
-    rollout = MultiStepRolloutWorker.create_group(config).launch(
-        cluster, placement_strategy=placement.get_strategy("rollout")
+    actor, rollout, env = ACTOR.create_group(config), ROLLOUT.create_group(config), ENV.create_group(config)
+    launch_together(
+        cluster,
+        {
+            actor: placement.get_strategy("actor"),
+            rollout: placement.get_strategy("rollout"),
+            env: placement.get_strategy("env"),
+        },
     )
-    env = EnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env"))
     loop = FilmingRunner if config.env.eval.video_cfg.save_video else EmbodiedRunner
     return loop(config, actor=actor, rollout=rollout, env=env, record=record)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from recipes.demonstrations.errors import DatasetError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.filming import Footage
 from recipes.embodied.videos import nothing_to_see, write_videos
 from rlinf_core import EmbodiedRunner, RunRecord, WorkerGroup
+from rlinf_core.runners.embodied_protocols import EmbodiedEnv
 
 LOGGER = logging.getLogger("rlinf")
+
+
+class FilmedEnv(EmbodiedEnv, Protocol):
+    """The methods of a worker that steps environments, and films them."""
+
+    def footage(self) -> list[Footage] | None: ...
 
 
 class EvaluationVideos:

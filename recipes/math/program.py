@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.language.actor_worker import LanguageActor
-from recipes.language.critic_worker import LanguageCritic
 from recipes.language.layout import LanguageLayout
 from recipes.language.model_rules import require_model
-from recipes.language.reference_worker import LanguageReference
-from recipes.language.reward_worker import RewardWorker
-from recipes.language.rollout_worker import LanguageRolloutWorker
 from recipes.math.config import OPTIONAL_COMPONENTS, MathConfig
 from rlinf_core import (
     Cluster,
@@ -19,9 +14,29 @@ from rlinf_core import (
     ReasoningRunner,
     RunFolder,
     RunRecord,
+    WorkerReference,
+    launch_together,
     run_job,
 )
 from rlinf_core.runners.events import Listener
+from rlinf_core.runners.reasoning_protocols import (
+    ReasoningActor,
+    ReasoningCritic,
+    ReasoningReference,
+    ReasoningReward,
+    ReasoningRollout,
+)
+
+# Named and not imported: torch is for the workers.
+ACTOR = WorkerReference[ReasoningActor]("recipes.language.actor_worker:LanguageActor", ReasoningActor, "actor")
+ROLLOUT = WorkerReference[ReasoningRollout](
+    "recipes.language.rollout_worker:LanguageRolloutWorker", ReasoningRollout, "rollout"
+)
+REWARD = WorkerReference[ReasoningReward]("recipes.language.reward_worker:RewardWorker", ReasoningReward, "reward")
+CRITIC = WorkerReference[ReasoningCritic]("recipes.language.critic_worker:LanguageCritic", ReasoningCritic, "critic")
+REFERENCE = WorkerReference[ReasoningReference](
+    "recipes.language.reference_worker:LanguageReference", ReasoningReference, "reference"
+)
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
@@ -37,21 +52,14 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> ReasoningRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    actor = LanguageActor.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("actor"))
-    rollout = LanguageRolloutWorker.create_group(config).launch(
-        cluster, placement_strategy=placement.get_strategy("rollout")
-    )
-    reward = RewardWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("reward"))
-    critic = reference = None
     placed = optional_components(config)
-    if "critic" in placed:
-        critic = LanguageCritic.create_group(config).launch(
-            cluster, placement_strategy=placement.get_strategy("critic")
-        )
-    if "reference" in placed:
-        reference = LanguageReference.create_group(config).launch(
-            cluster, placement_strategy=placement.get_strategy("reference")
-        )
+    actor, rollout, reward = ACTOR.create_group(config), ROLLOUT.create_group(config), REWARD.create_group(config)
+    critic = CRITIC.create_group(config) if "critic" in placed else None
+    reference = REFERENCE.create_group(config) if "reference" in placed else None
+    groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
+    launch_together(
+        cluster, {group: placement.get_strategy(name) for name, group in groups.items() if group is not None}
+    )
     return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, critic=critic, reference=reference)
 
 

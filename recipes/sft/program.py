@@ -9,7 +9,16 @@ from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.actor_worker import SftActor
 from recipes.sft.config import SftConfig, evaluates
 from recipes.sft.runner import SftRunner
-from rlinf_core import Cluster, HybridComponentPlacement, Job, RunFolder, RunRecord, WorkerGroup, run_job
+from rlinf_core import (
+    Cluster,
+    HybridComponentPlacement,
+    Job,
+    RunFolder,
+    RunRecord,
+    WorkerGroup,
+    launch_together,
+    run_job,
+)
 from rlinf_core.runners.events import Listener
 
 
@@ -21,15 +30,10 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: SftConfig, cluster: Cluster, record: RunRecord) -> SftRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    groups: dict[str, WorkerGroup[Any]] = {
-        "actor": SftActor.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("actor"))
-    }
+    groups: dict[str, WorkerGroup[Any]] = {"actor": SftActor.create_group(config)}
     if evaluates(config) and config.runner.val_check_interval != -1:
-        groups["rollout"] = MultiStepRolloutWorker.create_group(config).launch(
-            cluster, placement_strategy=placement.get_strategy("rollout")
-        )
+        groups["rollout"] = MultiStepRolloutWorker.create_group(config)
         # It makes the environments of `env.eval` alone.
-        groups["env"] = CollectingEnvWorker.create_group(config).launch(
-            cluster, placement_strategy=placement.get_strategy("env")
-        )
+        groups["env"] = CollectingEnvWorker.create_group(config)
+    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
     return SftRunner(config, groups, record)

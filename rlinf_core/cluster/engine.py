@@ -25,7 +25,7 @@ from rlinf_core.bootstrap import attach, node_facts
 from rlinf_core.bootstrap.node_processes import MARK, guard
 from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
-from rlinf_core.cluster.ray_api import LOOPBACK, job_config, loopback_only, ray_api, set_absence
+from rlinf_core.cluster.ray_api import LOOPBACK, few_processes, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
 
@@ -206,7 +206,7 @@ def _start(namespace: str) -> RayEngine:
     ray = ray_api()
 
     try:
-        with exit_status.own_signals(), loopback_only():
+        with exit_status.own_signals(), loopback_only(), few_processes():
             ray.init(
                 address="local",
                 namespace=namespace,

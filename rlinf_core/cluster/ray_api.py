@@ -67,6 +67,26 @@ def loopback_only() -> Generator[None, None, None]:
         constants.ENABLE_RAY_CLUSTER = several
 
 
+@contextmanager
+def few_processes() -> Generator[None, None, None]:
+    """Have a Ray that is started in here run neither its autoscaler nor its dashboard.
+
+    Nobody adds nodes to it, and its dashboard is off: what Ray starts in its place only reports usage, which is off,
+    too. Ray waits for that process before it starts the next, which is a second of every run.
+    """
+    node: Any = ray_module("ray._private.node").Node
+    monitor, server = node.start_monitor, node.start_api_server
+    node.start_monitor = node.start_api_server = _start_nothing
+    try:
+        yield
+    finally:
+        node.start_monitor, node.start_api_server = monitor, server
+
+
+def _start_nothing(*args: object, **kwargs: object) -> None:
+    pass
+
+
 class _OwnOrder(list[str]):
     """A list of folders that nobody adds to."""
 

@@ -60,6 +60,11 @@ PARTS: Final = (
         "Ray puts the machine's own address in the place of a loopback one unless this is off, and listens everywhere",
     ),
     PrivatePart(
+        "ray._private.node",
+        ("Node.start_monitor", "Node.start_api_server"),
+        "an embedded Ray needs neither autoscaler nor dashboard, and waits for both without an option against it",
+    ),
+    PrivatePart(
         "ray._private.utils", ("set_sigterm_handler",), "Ray would end the driver with a crash report at SIGTERM"
     ),
     PrivatePart(

@@ -231,7 +231,8 @@ class ManagerClient(Resolver):
         if notice.help:
             _log.warning("%s: %s; waiting up to %.3g s", notice.message, notice.help, work.seconds)
         else:
-            _log.info("%s; waiting up to %.3g s", notice.message, work.seconds)
+            # As it should be: groups and channels start at the same time.
+            _log.debug("%s; waiting up to %.3g s", notice.message, work.seconds)
 
     # Waiting
 

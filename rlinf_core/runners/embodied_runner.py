@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -72,11 +73,14 @@ class EmbodiedRunner(RolloutRunner):
     def start_workers(self) -> None:
         """Create environments and models."""
         name = f"{self.groups['actor'].worker_group_name}-trajectories-{next(_numbers)}"
-        self._channel = Channel.create(name)
         sizes = self.world_sizes
         layout = Layout(sizes["actor"], sizes["rollout"], sizes["env"], name, self.record.step)
-        spec = self.env.init_worker(layout).wait()[0]
-        wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+        # The channel's process starts while the workers make what they need.
+        with ThreadPoolExecutor(1, "rlinf-channel") as pool:
+            channel = pool.submit(Channel.create, name)
+            spec = self.env.init_worker(layout).wait()[0]
+            wait_together(self.actor.init_worker(layout, spec), self.rollout.init_worker(layout, spec))
+            self._channel = channel.result()
 
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""

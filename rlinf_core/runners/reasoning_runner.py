@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
@@ -119,12 +120,15 @@ class ReasoningRunner(RolloutRunner):
         number = next(_numbers)
         name = self.groups["actor"].worker_group_name
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
-        self._channels = [Channel.create(answers), Channel.create(scored)]
         sizes = self.world_sizes
         further = (sizes.get("critic", 0), sizes.get("reference", 0))
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
         groups = (self.actor, self.rollout, self.reward, *self._critics, *self._references)
-        wait_together(*(group.init_worker(layout) for group in groups))
+        # The channels' processes start while the workers load models and data.
+        with ThreadPoolExecutor(2, "rlinf-channel") as pool:
+            channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
+            wait_together(*(group.init_worker(layout) for group in groups))
+            self._channels = [channel.result() for channel in channels]
         self._problems, self._val_problems = self.rollout.problem_counts().wait()[0]
         self._service: PromptService = Turns(self.rollout, self.reward)
         if self.config.max_staleness and not self.config.only_eval:

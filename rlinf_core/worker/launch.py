@@ -21,14 +21,8 @@ from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
 
 
-def launch_members(
-    cluster: Cluster,
-    base: WorkerAddress,
-    placements: list[Placement],
-    pickled: bytes,
-    max_concurrency: int | None = None,
-) -> tuple[GroupMember, ...]:
-    """Start all workers of a group at once, and return when every one of them is constructed.
+class Launch:
+    """The workers of a group whose processes start, in steps: several groups take each step together.
 
     Args:
         cluster: where.
@@ -38,26 +32,53 @@ def launch_members(
         max_concurrency: how many methods of one worker may run at a time; by default one.
 
     Raises:
-        WorkerGroupError: a constructor raised; it holds what, by rank. No process is left.
         RuntimeFailure: a group of the name is running already.
     """
-    actors = _allocate(cluster, base, placements, max_concurrency)
-    incarnation: int | None = None
-    try:
-        incarnation = cluster.client.open_group(str(base), len(actors), env_vars.CONNECT_TIMEOUT.get())
-        births = _construct(cluster, base, incarnation, placements, actors, pickled)
-    except BaseException:
-        if incarnation is not None:
-            # Not before it was opened: there may be another group of the name.
-            close_group(str(base), incarnation)
-        kill(actors)
-        raise
-    return tuple(
-        GroupMember(
-            base.get_child_address(rank), actor, f"node {birth.node_rank} ({birth.node_ip})", incarnation, birth.pid
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        base: WorkerAddress,
+        placements: list[Placement],
+        pickled: bytes,
+        max_concurrency: int | None = None,
+    ) -> None:
+        self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
+        self._incarnation: int | None = None
+        self._actors = _allocate(cluster, base, placements, max_concurrency)
+
+    def construct(self) -> WorkerGroupHandle[Birth]:
+        """Have every process make its worker; return the handle of that.
+
+        Raises:
+            RuntimeFailure: a group of the name is running already.
+        """
+        seconds = env_vars.CONNECT_TIMEOUT.get()
+        self._incarnation = self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
+        return _construct(self._cluster, self._base, self._incarnation, self._placements, self._actors, self._pickled)
+
+    def members(self, births: Sequence[Birth]) -> tuple[GroupMember, ...]:
+        """Return the workers, by rank, from what `construct` has given."""
+        incarnation = self._incarnation
+        if incarnation is None:
+            raise RuntimeError("asked before construct()")
+        return tuple(
+            GroupMember(
+                self._base.get_child_address(rank),
+                actor,
+                f"node {birth.node_rank} ({birth.node_ip})",
+                incarnation,
+                birth.pid,
+            )
+            for rank, (actor, birth) in enumerate(zip(self._actors, births, strict=True))
         )
-        for rank, (actor, birth) in enumerate(zip(actors, births, strict=True))
-    )
+
+    def abandon(self) -> None:
+        """End the processes, and release the name."""
+        if self._incarnation is not None:
+            # Not before it was opened: there may be another group of the name.
+            close_group(str(self._base), self._incarnation)
+        kill(self._actors)
 
 
 def close_group(name: str, incarnation: int) -> None:
@@ -112,7 +133,7 @@ def _construct(
     placements: Sequence[Placement],
     actors: Sequence[Any],
     pickled: bytes,
-) -> list[Birth]:
+) -> WorkerGroupHandle[Birth]:
     client = cluster.client
     client.in_flight = unanswered.in_flight
     # Taken now and not at the start: scripts and test runners extend their path as they go.
@@ -144,5 +165,4 @@ def _construct(
         members.append(
             GroupMember(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
         )
-    handle = WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)
-    return handle.wait()
+    return WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)

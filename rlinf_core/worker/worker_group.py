@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -27,8 +27,8 @@ from rlinf_core.suggest import did_you_mean
 from rlinf_core.tracing import Taken
 from rlinf_core.worker.calls import unanswered
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable
-from rlinf_core.worker.launch import close_group, kill, launch_members
+from rlinf_core.worker.handle import GroupMember, WorkerGroupHandle, unpicklable, wait_together
+from rlinf_core.worker.launch import Launch, close_group, kill
 
 # Covariant, so that a loop can say by a protocol which methods it calls.
 W = TypeVar("W", covariant=True)
@@ -167,6 +167,18 @@ class WorkerGroup(Generic[W]):
             ValueError: `max_concurrency` is no whole number from 1.
             PayloadError: the class or an argument does not pickle.
         """
+        _launch_all([(self, self._prepare(cluster, placement_strategy, name, isolate_accelerator, max_concurrency))])
+        return self
+
+    def _prepare(
+        self,
+        cluster: Cluster,
+        placement_strategy: PlacementStrategy | None = None,
+        name: str | None = None,
+        isolate_accelerator: bool = True,
+        max_concurrency: int | None = None,
+    ) -> Callable[[], Launch]:
+        """Check what `launch` was asked for; return the function that begins it."""
         if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected a whole number from 1")
         if self._members:
@@ -181,12 +193,20 @@ class WorkerGroup(Generic[W]):
         except _NO_PICKLE as error:
             name_of_class = self.worker_class.__name__
             raise unpicklable(f"`{name_of_class}` or an argument of its constructor", error) from None
-        cluster.announce_launch(str(base), len(placements))
-        self._members = launch_members(cluster, base, placements, pickled, max_concurrency)
-        self._name = str(base)
+
+        def begin() -> Launch:
+            cluster.announce_launch(str(base), len(placements))
+            launch = Launch(cluster, base, placements, pickled, max_concurrency)
+            self._name = str(base)
+            return launch
+
+        return begin
+
+    def _take(self, members: tuple[GroupMember, ...]) -> None:
+        """From now on the group is running."""
+        self._members = members
         _running.add(self)
         on_disconnect(_end_all)
-        return self
 
     def _base_address(self, name: str | None) -> WorkerAddress:
         """Return what the workers' addresses begin with: the name; without one that of the configuration, or the
@@ -364,6 +384,35 @@ class WorkerGroup(Generic[W]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         raise_unseen(self._end(_SHUTDOWN_SECONDS), instead_of=error)
+
+
+def launch_together(cluster: Cluster, groups: Mapping[WorkerGroup[Any], PlacementStrategy | None]) -> None:
+    """Start the workers of several groups at once, and return when every one of them is constructed.
+
+    It takes as long as the slowest group, where `WorkerGroup.launch` of one after the other takes the sum.
+
+    Args:
+        cluster: where.
+        groups: which process of which group runs where; None as in `WorkerGroup.launch`.
+
+    Raises:
+        Exception: what `WorkerGroup.launch` raises. None of the groups is running then.
+    """
+    _launch_all([(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()])  # pyright: ignore[reportPrivateUsage] - this module's own
+
+
+def _launch_all(prepared: Sequence[tuple[WorkerGroup[Any], Callable[[], Launch]]]) -> None:
+    launches: list[Launch] = []
+    try:
+        for _, begin in prepared:
+            launches.append(begin())
+        births = wait_together(*[launch.construct() for launch in launches])
+    except BaseException:
+        for launch in launches:
+            launch.abandon()
+        raise
+    for (group, _), launch, born in zip(prepared, launches, births, strict=True):
+        group._take(launch.members(born))  # pyright: ignore[reportPrivateUsage] - this module's own
 
 
 def _end_all() -> list[WorkerGroupError]:

@@ -1,0 +1,53 @@
+"""A worker class by its name, where only its workers need what its module imports."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from rlinf_core.worker.worker_group import WorkerGroup
+
+P = TypeVar("P", covariant=True)
+
+
+class WorkerReference(Generic[P]):
+    """The name of a worker class, of which this process makes groups without importing it.
+
+    A driver that computes nothing so starts without torch, which each worker imports for itself.
+
+    Args:
+        path: as in `package.module:Class`.
+        methods: the protocol of the methods that are called on the group; the class has them all.
+        config_section: as of the class, `Worker.config_section`.
+    """
+
+    def __init__(self, path: str, methods: Any, config_section: str | None = None) -> None:
+        self._path = path
+        self.config_section = config_section
+        self.__name__ = path.rpartition(":")[2]
+        self._public = frozenset(
+            name for each in methods.__mro__ for name, value in vars(each).items() if _is_public(name, value)
+        )
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """Be the class itself in the process that unpickles it."""
+        return _class_at, (self._path,)
+
+    def create_group(self, *args: Any, **kwargs: Any) -> WorkerGroup[P]:
+        """Return a group of the class, not yet launched; the arguments are those of its constructor."""
+        from rlinf_core.worker.worker_group import WorkerGroup
+
+        return WorkerGroup[P](self, args, kwargs)
+
+    def _rlinf_methods(self) -> frozenset[str]:
+        return self._public
+
+
+def _is_public(name: str, value: object) -> bool:
+    return callable(value) and not name.startswith("_")
+
+
+def _class_at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

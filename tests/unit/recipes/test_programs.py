@@ -1,0 +1,35 @@
+"""The worker classes that programs name without importing them."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from rlinf_core import WorkerReference
+
+PROGRAMS = ("recipes.embodied.program", "recipes.math.program")
+
+
+def references() -> Iterator[WorkerReference[Any]]:
+    for program in PROGRAMS:
+        yield from (each for each in vars(import_module(program)).values() if isinstance(each, WorkerReference))
+
+
+@pytest.mark.parametrize("reference", list(references()), ids=lambda each: each.__name__)
+def test_a_reference_says_of_its_class_what_is_so(reference: WorkerReference[Any]) -> None:
+    found = pickle.loads(pickle.dumps(reference))
+    assert found.__name__ == reference.__name__
+    assert found.config_section == reference.config_section
+    assert set(reference._rlinf_methods()) <= set(found._rlinf_methods())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_driver_imports_no_torch(program: str) -> None:
+    code = f"import sys, {program}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
