@@ -75,7 +75,7 @@ from rlinf_core.version import __version__ as __version__
 from rlinf_core.worker.handle import WorkerGroupHandle as WorkerGroupHandle
 from rlinf_core.worker.worker import Worker as Worker
 from rlinf_core.worker.worker_group import WorkerGroup as WorkerGroup
-
-__all__: list[str]
 from rlinf_core.worker.worker_group import launch_together as launch_together
 from rlinf_core.worker.worker_reference import WorkerReference as WorkerReference
+
+__all__: list[str]

@@ -17,7 +17,7 @@ from rlinf_core.errors import InvalidNameError, RemoteError, RuntimeFailure, Unk
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker.worker import Worker
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.worker_group import WorkerGroup, launch_together
 
 
 class OurError(Exception):
@@ -371,3 +371,18 @@ class Child(Worker):
 def test_workers_launch_groups_of_their_own(cluster: Cluster) -> None:
     with Parent.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="parent") as parents:
         assert parents.spawn().wait() == [["parent:0:0", "parent:0:1"], ["parent:1:0", "parent:1:1"]]
+
+
+class OtherProbe(Probe):
+    pass
+
+
+def test_groups_that_are_launched_together_run_all_or_not_at_all(cluster: Cluster) -> None:
+    one, two, broken = Probe.create_group(1), OtherProbe.create_group(2), OtherProbe.create_group(fail_on=0)
+    with pytest.raises(WorkerGroupError, match="no camera"):
+        launch_together(cluster, {one: NodePlacementStrategy([0]), broken: None})
+    assert (one.world_size, broken.world_size) == (0, 0)
+    # The names are free again.
+    launch_together(cluster, {one: NodePlacementStrategy([0]), two: NodePlacementStrategy([0])})
+    with one, two:
+        assert (one.rank().wait(), two.rank().wait()) == ([1], [2])
