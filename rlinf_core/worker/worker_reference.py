@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from rlinf_core.worker.worker_group import WorkerGroup
@@ -26,8 +26,9 @@ class WorkerReference(Generic[P]):
         self._path = path
         self.config_section = config_section
         self.__name__ = path.rpartition(":")[2]
-        self._public = frozenset(
-            name for each in methods.__mro__ for name, value in vars(each).items() if _is_public(name, value)
+        bases = cast("tuple[type, ...]", methods.__mro__)
+        self._public: frozenset[str] = frozenset(
+            name for each in bases for name, value in vars(each).items() if _is_public(name, value)
         )
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -38,7 +39,7 @@ class WorkerReference(Generic[P]):
         """Return a group of the class, not yet launched; the arguments are those of its constructor."""
         from rlinf_core.worker.worker_group import WorkerGroup
 
-        return WorkerGroup[P](self, args, kwargs)
+        return WorkerGroup[P](cast("type[P]", self), args, kwargs)
 
     def _rlinf_methods(self) -> frozenset[str]:
         return self._public
