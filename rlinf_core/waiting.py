@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from numbers import Real
 
 from rlinf_core import env_vars
 
@@ -58,6 +59,21 @@ def checked_seconds(timeout: float) -> float:
     if not is_amount(timeout):
         raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
     return timeout
+
+
+def plain_seconds(timeout: float) -> float:
+    """Return a timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
+
+    Raises:
+        ValueError: it is negative, infinite, a tensor or no number at all.
+    """
+    kind = type(timeout)
+    if kind is not float and kind is not int and not isinstance(timeout, Real):
+        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
+    try:
+        return float(checked_seconds(timeout))
+    except OverflowError:
+        raise ValueError("a timeout is a number of seconds from 0, and this one is beyond all floats") from None
 
 
 def is_amount(value: float) -> bool:

@@ -9,8 +9,8 @@ from typing import Final, TypeAlias, cast
 
 from rlinf_core.address import check_name
 from rlinf_core.arguments import short_repr
-from rlinf_core.collective.work import plain_seconds
 from rlinf_core.errors import InvalidNameError
+from rlinf_core.waiting import plain_seconds
 
 Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"
 """What names a queue within a channel: any hashable plain value."""

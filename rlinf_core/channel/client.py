@@ -17,10 +17,10 @@ from rlinf_core.channel.pending import AnyOperation, Pending
 from rlinf_core.channel.put_pipeline import PutPipeline, QueuedPut
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import Query, RequestKind
+from rlinf_core.collective.codec import Encoded
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.message import Message
-from rlinf_core.collective.payload import Encoded
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.manager.worker_registry import CLOSED

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_core.channel.operation import ChannelOperation
-from rlinf_core.collective.payload import Encoded
+from rlinf_core.collective.codec import Encoded
 
 # One frame holds at most so many puts, and about so many bytes of them.
 _FRAME_PUTS = 256

@@ -6,15 +6,33 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-from rlinf_core.collective.payload import DeviceExport, Encoded, HostPart, Part
+from rlinf_core.collective.payload import DeviceExport, HostPart, Part
 from rlinf_core.errors import PayloadError
 
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 _FEW = 16
 # (object, buffer callback) -> stream; for what plain pickle cannot name, such as classes of the main script.
 FallbackDumps = Callable[[object, Callable[[pickle.PickleBuffer], object]], bytes]
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A pickled object.
+
+    Attributes:
+        head: the pickle stream.
+        parts: the out-of-band parts, in the order in which the stream names them.
+    """
+
+    head: bytes
+    parts: list[Part]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + sum(part.nbytes for part in self.parts)
 
 
 def encode(obj: object, fallback: FallbackDumps | None = None, export: DeviceExport | None = None) -> Encoded:

@@ -15,7 +15,7 @@ from typing import cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.arena import Arena, ArenaUse
-from rlinf_core.collective.codec import FallbackDumps, encode
+from rlinf_core.collective.codec import Encoded, FallbackDumps, encode
 from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.connection_pool import ConnectionPool
 from rlinf_core.collective.cuda_ipc import CudaIpcTransport
@@ -28,7 +28,7 @@ from rlinf_core.collective.handshake import ClusterSecret
 from rlinf_core.collective.listener import Listener, UnixDirectory, listen_tcp, listen_unix
 from rlinf_core.collective.message import Message
 from rlinf_core.collective.nccl import NcclTransport
-from rlinf_core.collective.payload import DeviceExport, Encoded
+from rlinf_core.collective.payload import DeviceExport
 from rlinf_core.collective.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
 from rlinf_core.collective.reactor import Reactor
 from rlinf_core.collective.received_message import ReceivedMessage

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rlinf_core.collective.codec import Encoded
 from rlinf_core.collective.frame import ALIGNMENT, Flag, Frame, SharedPlace, layout
-from rlinf_core.collective.payload import Encoded, HostPart, Part, private_memory
+from rlinf_core.collective.payload import HostPart, Part, private_memory
 
 Bytes = bytes | bytearray | memoryview
 _PADDING = bytes(ALIGNMENT)

@@ -1,11 +1,10 @@
-"""Payloads: the pickle stream of an object, and the parts beside it."""
+"""Parts: the bytes of an object that travel beside its pickle stream."""
 
 from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -55,23 +54,6 @@ class HostPart(Part):
 
     def copy_into(self, target: memoryview) -> None:
         copy_bytes(target, self._data)
-
-
-@dataclass(slots=True)
-class Encoded:
-    """A pickled object.
-
-    Attributes:
-        head: the pickle stream.
-        parts: the out-of-band parts, in the order in which the stream names them.
-    """
-
-    head: bytes
-    parts: list[Part]
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + sum(part.nbytes for part in self.parts)
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

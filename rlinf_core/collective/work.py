@@ -6,15 +6,15 @@ import asyncio
 import os
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext, suppress
-from numbers import Real
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from rlinf_core import env_vars, tracing
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.inflight_ops import InflightOps, current_task_key
-from rlinf_core.waiting import Operation, OperationKind, checked_seconds
+from rlinf_core.waiting import Operation, OperationKind, plain_seconds
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -121,21 +121,6 @@ class WaitTable:
 
 def _go_on() -> None:
     """Allow every wait."""
-
-
-def plain_seconds(timeout: float) -> float:
-    """Return a timeout as a number of Python's own: clocks and locks take no other, not even numpy's.
-
-    Raises:
-        ValueError: it is negative, infinite, a tensor or no number at all.
-    """
-    kind = type(timeout)
-    if kind is not float and kind is not int and not isinstance(timeout, Real):
-        raise ValueError(f"a timeout is a number of seconds from 0, not {timeout!r}")
-    try:
-        return float(checked_seconds(timeout))
-    except OverflowError:
-        raise ValueError("a timeout is a number of seconds from 0, and this one is beyond all floats") from None
 
 
 class Work(Generic[T]):
@@ -348,6 +333,68 @@ class Work(Generic[T]):
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error is not None else "done"
         return f"<Work {self.title}: {state}>"
+
+
+class DecodedWork(Work[T], Generic[T]):
+    """An operation whose result is decoded once, by the first thread that asks for it.
+
+    So a large copy or a slow unpickling never holds up the thread that receives for everybody. A subclass says how, by
+    `_decode`, and whether there is anything to decode: by default there is.
+    """
+
+    __slots__ = ("_opened", "_opening")
+
+    def __init__(
+        self,
+        kind: OperationKind,
+        target: str,
+        seconds: float,
+        waits: WaitTable | None = None,
+        *,
+        key: str | None = None,
+        detached: bool = False,
+        encoded: bool = True,
+    ) -> None:
+        super().__init__(kind, target, seconds, waits, key=key, detached=detached)
+        self._opened = not encoded
+        self._opening = threading.Lock() if encoded else None
+
+    def done(self) -> bool:
+        """Return whether it has finished; a result that has arrived is decoded for that."""
+        if self._done:
+            self._open_once()
+        return self._done
+
+    def result(self) -> T:
+        self._open_once()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        if self._done:
+            self._open_once()
+        return self._error
+
+    def _open_once(self) -> None:
+        if self._opened or self._opening is None:
+            return
+        with self._opening:
+            if self._opened:
+                return
+            if self._error is None:
+                try:
+                    self._value = self._decode(self._value)
+                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                    self._value, self._error = None, error
+            else:
+                self._drop_encoded()
+            self._opened = True
+
+    @abstractmethod
+    def _decode(self, value: Any) -> object:
+        """Return the result, from what arrived."""
+
+    def _drop_encoded(self) -> None:
+        """Drop what had arrived of a result, since the operation has failed."""
 
 
 class ChainedWork(Work[U]):

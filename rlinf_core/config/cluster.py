@@ -43,7 +43,7 @@ from rlinf_core.config.cluster_values import (
     split_names,
 )
 from rlinf_core.config.model import ConfigModel, NoEffect
-from rlinf_core.config.rank_values import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
+from rlinf_core.config.ranks import RANK_MAP_SCHEMA, NodeRanksField, RankMap, RankMapField
 from rlinf_core.hardware.robots.registry import hardware_model
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Bool, Float, Int, Text, expected

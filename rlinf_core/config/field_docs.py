@@ -27,8 +27,7 @@ from rlinf_core.config.model_fields import (
 )
 from rlinf_core.config.other_names import other_names_of, unavailable_keys
 from rlinf_core.config.paths import PathSyntaxError, parse_path
-from rlinf_core.config.rank_values import NodeRanks, RankMap
-from rlinf_core.config.ranks import format_range
+from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.registry import hardware_models
 from rlinf_core.hardware.robots.unit import RobotUnit

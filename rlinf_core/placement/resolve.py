@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.rank_values import RankMap
-from rlinf_core.config.ranks import RankMapPart, format_range
+from rlinf_core.config.ranks import RankMap, RankMapPart, format_range
 from rlinf_core.placement.selection import PlacementProblem, Selection, select
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, UnitKind

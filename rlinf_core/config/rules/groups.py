@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlinf_core.config.cluster import CLUSTER_LABEL, MAX_NODES, RESERVED_LABELS
-from rlinf_core.config.rank_values import NodeRanks
-from rlinf_core.config.ranks import format_range, merge_ranges
+from rlinf_core.config.ranks import NodeRanks, format_range, merge_ranges
 from rlinf_core.config.rules.site import CLUSTER, Claim, Site, common, contradictions
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path

@@ -10,7 +10,7 @@ from rlinf_core.config.cluster import ClusterConfig, NodeGroup
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.places import naming, part, place
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.rank_values import NodeRanks
+from rlinf_core.config.ranks import NodeRanks
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, child, find
 

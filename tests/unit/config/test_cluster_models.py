@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rlinf_core.config.cluster import ClusterConfig, SshConfig
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
-from rlinf_core.config.rank_values import NodeRanks, RankMap
+from rlinf_core.config.ranks import NodeRanks, RankMap
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import to_data
 

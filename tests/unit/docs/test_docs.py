@@ -63,3 +63,43 @@ def test_the_files_of_the_glossary_are_there() -> None:
     assert len(rows) >= 40
     assert len({term for term, _ in rows}) == len(rows)
     assert not missing
+
+
+ARCHITECTURE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def files_named(text: str) -> list[str]:
+    """Return the Python files that a text names, from the repository's root.
+
+    A bare name is beside the file before it, or anywhere in a package.
+    """
+    found: list[str] = []
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        tried = [name, f"rlinf_core/{name}", *(f"{Path(each).parent}/{name}" for each in found[-1:])]
+        tried += [str(each.relative_to(REPOSITORY)) for each in (REPOSITORY / "rlinf_core").rglob(name)]
+        found.append(next((each for each in tried if (REPOSITORY / each).exists()), f"missing: {name}"))
+    return found
+
+
+def test_the_files_of_the_architecture_are_there() -> None:
+    # A row of a table and a paragraph at a time: a bare file name belongs to the path before it there.
+    named = [file for part in re.split(r"\n\n|\n(?=[|\d*])", ARCHITECTURE) for file in files_named(part)]
+    assert len(named) > 130
+    assert [each for each in named if each.startswith("missing")] == []
+
+
+@pytest.mark.parametrize(
+    ("walk", "files"), [("a placement string", 13), ("an environment variable", 8), ("a training step", 17)]
+)
+def test_a_walk_has_few_stops(walk: str, files: int) -> None:
+    section = ARCHITECTURE.partition(f"## Walk of {walk}\n")[2].partition("\n## ")[0]
+    assert 0 < len(set(files_named(section))) <= files
+
+
+def test_the_walk_of_a_small_payload_counts_its_files() -> None:
+    section = ARCHITECTURE.partition("## Walk of a small payload\n")[2].partition("\n## ")[0]
+    putting, _, channel = section.partition("Then the channel's process:")
+    putting_files = set(files_named(putting))
+    more = set(files_named(channel)) - putting_files
+    assert f"{len(putting_files | more)} files: {len(putting_files)} in" in section
+    assert len(putting_files) <= 15

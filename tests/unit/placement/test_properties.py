@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.rank_values import RankMap
+from rlinf_core.config.ranks import RankMap
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo
