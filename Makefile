@@ -41,8 +41,11 @@ format: setup ## rewrite the code as lint wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup ## rewrite the pages of docs/ that are made from the code
+docs: setup ## rewrite the pages that are made from the code, and build the site into site/
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks

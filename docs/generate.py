@@ -1,7 +1,8 @@
 """Writes the pages of this folder that are made from the code: `make docs`.
 
-docs/diagnostics.md holds every diagnostic code, docs/reference.md every key of a file, docs/placement.svg the picture
-of the 18-node example. A test compares them with what this would write, so they cannot fall behind.
+docs/commands.md holds the help of every command, docs/diagnostics.md every diagnostic code, docs/reference.md every key
+of a file, docs/placement.svg the picture of the 18-node example. A test compares them with what this would write, so
+they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import contextlib
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
 from rlinf_core.config.codes import Code, Example, codes_by_stage
 from rlinf_core.config.field_docs import FieldDoc, describe
@@ -18,12 +23,14 @@ from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import find_recipe, recipe_names
 
 DOCS = Path(__file__).parent
+_HELP_WIDTH = 100
 _MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 
 def pages() -> dict[Path, str]:
     """Return each page that is made, with its text."""
     return {
+        DOCS / "commands.md": _commands(),
         DOCS / "diagnostics.md": _diagnostics(),
         DOCS / "reference.md": _reference(),
         DOCS / "placement.svg": _picture(),
@@ -35,6 +42,24 @@ def _picture() -> str:
     with contextlib.redirect_stdout(printed):
         run_rlinf(["inspect", "placement", "hetero18", "--svg", "-"])
     return printed.getvalue()
+
+
+def _commands() -> str:
+    parts = [
+        _MADE.format(source="`rlinf_cli/commands/`"),
+        "# Every command\n",
+        "`rlinf COMMAND --help` prints the same.\n",
+    ]
+
+    def add(command: Any, name: str, parent: Any) -> None:
+        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+        context.terminal_width = context.max_content_width = _HELP_WIDTH
+        parts.append(f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n")
+        for each in getattr(command, "list_commands", lambda _: [])(context):
+            add(command.get_command(context, each), each, context)
+
+    add(get_command(app), "rlinf", None)
+    return "\n".join(parts)
 
 
 def _diagnostics() -> str:

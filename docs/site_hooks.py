@@ -1,0 +1,58 @@
+"""Pages of the site that are no files of this folder: the start, the changes, and the Python API. See mkdocs.yml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+REPOSITORY = Path(__file__).parents[1]
+# Links to files of the repository, which are no pages of the site: their text remains.
+_TO_CODE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
+
+# A block that is to be saved as a file: its name becomes the title.
+_NAMED = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made here."""
+    for name, text in {"index.md": _start(), "changes.md": _changes(), "api.md": _api()}.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Return a page without links to what the site does not have, and with the names of files above their blocks."""
+    return _NAMED.sub(r'```\1 title="\2"', _TO_CODE.sub(r"\1", markdown))
+
+
+def _start() -> str:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return text.replace("[CONTRIBUTING.md](CONTRIBUTING.md)", "`CONTRIBUTING.md`")
+
+
+def _changes() -> str:
+    return (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def _api() -> str:
+    """Return a page of every public name of `rlinf_core`, by its kind; each is documented by its docstring."""
+    import inspect
+
+    import rlinf_core
+
+    kinds: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": []}
+    for name in sorted(rlinf_core.__all__):
+        found = getattr(rlinf_core, name)
+        if inspect.isclass(found):
+            kinds["Errors" if issubclass(found, BaseException) else "Classes"].append(_entry(found))
+        elif inspect.isfunction(found):
+            kinds["Functions"].append(_entry(found))
+    head = "# Python API\n\nEvery public name of `rlinf_core`, imported as in `from rlinf_core import Cluster`.\n"
+    return head + "\n".join(f"\n## {kind}\n\n{''.join(found)}" for kind, found in kinds.items())
+
+
+def _entry(found: Any) -> str:
+    return f"::: {found.__module__}.{found.__qualname__}\n\n"

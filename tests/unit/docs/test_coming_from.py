@@ -1,0 +1,54 @@
+"""The pages for people who come from elsewhere: the files shown are sound, and every key that is named exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlinf_core.config.field_docs import describe
+from rlinf_core.errors import RLinfError
+from rlinf_core.job.load import load_job
+from rlinf_core.job.recipe import find_recipe
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = {"coming-from-rllib.md": "embodied", "coming-from-lerobot.md": "sft"}
+SECTIONS = ("cluster", "runner", "env", "actor", "rollout", "algorithm", "data")
+KEY = re.compile(rf"`((?:{'|'.join(SECTIONS)})(?:\.\w+)+)")
+
+
+def keys() -> list[tuple[str, str]]:
+    """Return the page's recipe, and each key that a row of a table names in its second column."""
+    rows = [
+        (recipe, line.split("|")[2])
+        for page, recipe in PAGES.items()
+        for line in (DOCS / page).read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+    return [(recipe, key) for recipe, cell in rows for key in KEY.findall(cell)]
+
+
+@pytest.mark.parametrize(("recipe", "key"), keys())
+def test_a_key_of_a_table_exists(recipe: str, key: str) -> None:
+    # What a component is called is the user's.
+    path = re.sub(r"^cluster\.component_placement\.\w+$", "cluster.component_placement", key)
+    for name in dict.fromkeys((recipe, "embodied")):
+        try:
+            describe(find_recipe(name).config_model(), path)
+        except (RLinfError, KeyError, LookupError):
+            continue
+        return
+    pytest.fail(f"no recipe has `{path}`")
+
+
+def test_there_are_keys() -> None:
+    assert len(keys()) > 30
+
+
+def test_the_file_of_the_page_is_sound() -> None:
+    page = (DOCS / "coming-from-rllib.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```yaml file=cartpole\.yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    job = load_job("-", stdin=text.encode())
+    assert job.ok
+    assert [each.code for each in job.diagnostics if each.severity != "note"] == []
