@@ -11,6 +11,7 @@ goal is 0.9 of the bare simulator.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +24,8 @@ TASKS = {
     "robosuite": "Lift",
     "libero": "libero_spatial/0",
 }
-NUM_ENVS, ROUNDS, CPU_SECONDS, GOAL = 4, 4, 2.0, 0.9
+# Environments of a batch: few, and as many as the shipped configurations of Meta-World have.
+SIZES, ROUNDS, CPU_SECONDS, GOAL = (4, 16), 12, 0.5, 0.9
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -38,7 +40,7 @@ def bare_step(simulation: Any) -> Callable[[Any], Any]:
     return plain.env.unwrapped.step if plain is not None else simulation._env.step
 
 
-def measure(env_type: str) -> None:
+def measure(env_type: str, num_envs: int) -> None:
     """Print the figures of one simulator, in whose interpreter this is."""
     import numpy as np
 
@@ -49,7 +51,7 @@ def measure(env_type: str) -> None:
         return make_env(
             env_type,
             EnvSettings(
-                num_envs=NUM_ENVS,
+                num_envs=num_envs,
                 task=TASKS[env_type],
                 max_episode_steps=10**6,
                 ignore_terminations=True,
@@ -61,7 +63,7 @@ def measure(env_type: str) -> None:
     here, apart = made(0), made(1)
     pids = [child._process.pid for child in apart._simulators._children]
     steps = [bare_step(simulation) for simulation in here._simulators.simulations]
-    actions = np.random.default_rng(0).uniform(-1, 1, (NUM_ENVS, 1, here.spec.action_size)).astype(np.float32)
+    actions = np.random.default_rng(0).uniform(-1, 1, (num_envs, 1, here.spec.action_size)).astype(np.float32)
 
     def bare() -> None:
         for step, action in zip(steps, here._simulators.simulations[0].native(actions[:, 0]), strict=True):
@@ -76,7 +78,7 @@ def measure(env_type: str) -> None:
     apart.reset()
     for step in ways.values():
         step()
-    totals = {name: [0, 0.0] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, step in ways.items():
             # From the same starts, so that none has more contacts than another.
@@ -85,33 +87,38 @@ def measure(env_type: str) -> None:
             count, begun, now = 0, cpu_seconds(pids), 0.0
             while now < CPU_SECONDS:
                 step()
-                count, now = count + NUM_ENVS, cpu_seconds(pids) - begun
-            totals[name][0] += count
-            totals[name][1] += now
+                count, now = count + num_envs, cpu_seconds(pids) - begun
+            rates[name].append(count / now)
     apart.close()
     here.close()
-    rates = {name: count / seconds for name, (count, seconds) in totals.items()}
-    line = f"{env_type:<20} {TASKS[env_type]:<20}"
-    for name, rate in rates.items():
-        line += f" {rate:10,.0f}" + ("" if name == "bare" else f" {rate / rates['bare']:5.2f}")
+    # The median of the rounds' ratios: what else the machine does disturbs some rounds, and all ways of a round alike.
+    ratios = {
+        name: statistics.median(each / bare for each, bare in zip(found, rates["bare"], strict=True))
+        for name, found in rates.items()
+    }
+    line = f"{env_type:<20} {TASKS[env_type]:<20} {num_envs:4} {statistics.median(rates['bare']):9,.0f}"
+    for name in ("in the worker", "in its process"):
+        line += f" {statistics.median(rates[name]):10,.0f} {ratios[name]:5.2f}"
     print(line, flush=True)
-    sys.exit(0 if min(rates.values()) >= GOAL * rates["bare"] else 1)
+    sys.exit(0 if min(ratios.values()) >= GOAL else 1)
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
-        measure(sys.argv[2])
-    print(f"{'env_type':<20} {'task':<20} {'bare':>10} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)")
+        measure(sys.argv[2], int(sys.argv[3]))
+    print(f"{'env_type':<20} {'task':<20} envs {'bare':>9} {'in the worker':>16} {'in its process':>16}  (steps/cpu-s)")
     missed = 0
     for env_type in sys.argv[1:] or TASKS:
         python = os.environ.get(f"RLINF_{env_type.upper()}_PYTHON")
         if not python:
             print(f"{env_type:<20} {TASKS[env_type]:<20} no interpreter is named")
             continue
-        ended = subprocess.run([python, __file__, "--inside", env_type], stdout=subprocess.PIPE, text=True)
-        lines = [line for line in ended.stdout.splitlines() if line.startswith(env_type)]
-        print(*lines or [f"{env_type}: failed"], sep="\n", flush=True)
-        missed += ended.returncode != 0
+        for num_envs in SIZES:
+            command = [python, __file__, "--inside", env_type, str(num_envs)]
+            ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            lines = [line for line in ended.stdout.splitlines() if line.startswith(env_type)]
+            print(*lines or [f"{env_type}: failed"], sep="\n", flush=True)
+            missed += ended.returncode != 0
     return 1 if missed else 0
 
 

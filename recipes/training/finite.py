@@ -47,9 +47,11 @@ def nonfinite_rows(values: NDArray[Any]) -> NDArray[np.bool_]:
     Returns:
         bool [B].
     """
-    if values.dtype.kind != "f":
+    if all_finite(values):
         return np.zeros(len(values), np.bool_)
-    finite: NDArray[np.bool_] = np.isfinite(values)
-    if finite.all():
-        return np.zeros(len(values), np.bool_)
-    return ~np.all(finite.reshape(len(values), -1), axis=1)
+    return ~np.all(np.isfinite(values).reshape(len(values), -1), axis=1)
+
+
+def all_finite(values: NDArray[Any]) -> bool:
+    """Return whether an array holds no NaN and no infinity; integers, booleans and texts hold none."""
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())

@@ -226,22 +226,26 @@ class VectorEnv(ABC):
         rewards = np.zeros(shape, np.float32)
         terminations, truncations, valid = (np.zeros(shape, np.bool_) for _ in range(3))
         resting = self._episodes.resting.copy()
+        # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
+        some_rest = bool(resting.any())
         for index in range(chunk):
             active = ~resting
-            rows = np.flatnonzero(active) if resting.any() else None
+            rows = np.flatnonzero(active) if some_rest else None
             if rows is not None and not len(rows):
                 break
-            # Steps that are carried out and not learned from.
-            masked = self.settings.mask_after_success & self._episodes.success_once
-            valid[:, index] = active & ~masked
+            valid[:, index] = active
+            if self.settings.mask_after_success:  # steps that are carried out and not learned from
+                valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1
             moved = self._guard.finite_rewards(self._advance(actions[:, index], rows), valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             if self.watcher is not None:
                 self.watcher(active, terminations[:, index], truncations[:, index])
-            resting |= terminations[:, index] | truncations[:, index]
+            resting |= terminations[:, index]
+            resting |= truncations[:, index]
+            some_rest = bool(resting.any())
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
-        ended = np.flatnonzero(resting & ~self._episodes.resting)
+        ended = np.flatnonzero(resting & ~self._episodes.resting) if resting.any() else ()
         if not len(ended):
             return StepResult(observations, rewards, terminations, truncations, valid, None, None)
         final = observations
@@ -295,12 +299,13 @@ class VectorEnv(ABC):
         if self.settings.success_reward:
             solved = np.zeros(self.num_envs, np.bool_) if moved.successes is None else moved.successes
             given = (solved & ~self._episodes.success_once).astype(np.float32)
-        rewards[:] = np.where(active, self.settings.reward_coef * given, 0)
+        np.multiply(given, self.settings.reward_coef, out=rewards, where=active)
         self._episodes.add(moved, rewards, active)
         limit = self.max_episode_steps
-        cut = np.zeros(self.num_envs, np.bool_) if limit is None else self._episodes.steps >= limit
+        if limit is not None:
+            np.greater_equal(self._episodes.steps, limit, out=truncations)
         if moved.truncations is not None:
-            cut |= moved.truncations
-        truncations[:] = cut & active
+            truncations |= moved.truncations
+        truncations &= active
         if not self.settings.ignore_terminations:
-            terminations[:] = moved.terminations & active
+            np.logical_and(moved.terminations, active, out=terminations)

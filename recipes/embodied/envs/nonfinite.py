@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.running import RunningEpisodes
 from recipes.embodied.envs.types import BoolArray, IntArray, Observation, Transition
-from recipes.training.finite import NonFiniteError, OnNonFinite, nonfinite_rows
+from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
 
 _LOGGER: Final = logging.getLogger("rlinf")
 _LOOK_AT_ENV: Final = "look for a division by zero, a root of a negative number or an overflow in the environment"
@@ -34,22 +34,22 @@ class NonFiniteGuard:
 
     def check_actions(self, actions: NDArray[Any]) -> None:
         """Raise a NonFiniteError where an action, of [B, ...], is not finite."""
-        rows = nonfinite_rows(actions)
-        if rows.any():
-            raise self._error("action", actions, rows, _LOOK_AT_POLICY)
+        if not all_finite(actions):
+            raise self._error("action", actions, nonfinite_rows(actions), _LOOK_AT_POLICY)
 
     def check_observations(self, observations: Observation) -> None:
         """Raise a NonFiniteError where an observation is not finite, whatever `on_nonfinite` says."""
         for name, array in observations.items():
-            rows = nonfinite_rows(array)
-            if rows.any():
-                raise self._error(f"observation {name}", array, rows)
+            if not all_finite(array):
+                raise self._error(f"observation {name}", array, nonfinite_rows(array))
 
     def finite_rewards(self, moved: Transition, valid: BoolArray) -> Transition:
         """Return a transition without NaN and infinities among the rewards of `valid` environments.
 
         With `on_nonfinite: skip` such a step is made invalid, and its episode is truncated.
         """
+        if all_finite(moved.rewards):
+            return moved
         rows = nonfinite_rows(moved.rewards) & valid
         if not rows.any():
             return moved
@@ -73,9 +73,9 @@ class NonFiniteGuard:
             valid: bool [B, C] of the chunk, likewise.
         """
         for name, array in observations.items():
-            rows = nonfinite_rows(array)
-            if not rows.any():
+            if all_finite(array):
                 continue
+            rows = nonfinite_rows(array)
             fresh = rows & ~self._episodes.resting
             if fresh.any():
                 self._skip_or_raise(f"observation {name}", array, fresh)

@@ -17,13 +17,16 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from recipes.embodied.envs.keys import INSTRUCTIONS
 from recipes.embodied.envs.simulation import BatchRequest, SimulationBatch, Start
 from recipes.embodied.envs.simulator_lines import Lines
 from recipes.embodied.envs.simulator_memory import HEAD_BYTES, Pulse, SharedArrays
 from rlinf_core import ConfigError
+
+# The answer to most steps: one object, which is encoded once.
+_NOTHING_NEW: Final[Mapping[str, Any]] = {"done": {}}
 
 
 def end_with(lifeline: int) -> None:
@@ -61,7 +64,7 @@ class SimulatorProcess:
         """Carry out a command and return the answer to it."""
         found = getattr(self, f"_{command}")(**arguments)
         self._pulse.beat(0, "waiting")
-        return {"done": found}
+        return _NOTHING_NEW if found == {} else {"done": found}
 
     def _make(self, request: list[Any], first: int) -> dict[str, Any]:
         """Make the simulations; `first` is the first one's row in the arrays."""

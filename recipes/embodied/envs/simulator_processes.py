@@ -43,6 +43,10 @@ _START_SECONDS: Final = 60.0
 _Command: TypeAlias = tuple[str, Mapping[str, Any]]
 _OBSERVE: Final[_Command] = ("observe", {})
 _EXPERT: Final[_Command] = ("expert", {})
+# A step of all environments, by whether observations follow.
+_STEP: Final[Mapping[bool, _Command]] = {
+    observed: ("step", {"rows": None, "observed": observed}) for observed in (False, True)
+}
 
 
 class SimulatorDiedError(WorkerDiedError):
@@ -85,7 +89,7 @@ class SimulatorProcesses:
             for number, (first, stop) in enumerate(pairwise(bounds)):
                 child = _Child(number, processes, range(first, stop), self._memory, seconds, owner, request.task)
                 self._children.append(child)
-                child.send("make", request=[*request[:3], list(request.groups[first:stop])], first=first)
+                child.send(("make", {"request": [*request[:3], list(request.groups[first:stop])], "first": first}))
             self._map([child.done() for child in self._children], count)
         except BaseException:
             self.close()
@@ -119,7 +123,7 @@ class SimulatorProcesses:
         """Carry out actions; see `Simulators`."""
         self._arrays.actions[:] = actions
         if rows is None:
-            commands: list[_Command | None] = [("step", {"rows": None, "observed": observed})] * len(self._children)
+            commands: list[_Command | None] = [_STEP[observed]] * len(self._children)
         else:
             self._arrays.clear_outcomes()
             commands = [("step", {"rows": mine, "observed": observed}) if mine else None for mine in self._dealt(rows)]
@@ -163,9 +167,11 @@ class SimulatorProcesses:
 
     def _look(self, commands: Sequence[_Command | None]) -> None:
         """Give every process its command, whose answer are the instructions that have changed."""
-        texts = {row: text for changed in self._all(commands) for row, text in changed.items()}
-        self._unseen.difference_update(number for number, command in enumerate(commands) if command)
-        if texts:
+        answers = self._all(commands)
+        if self._unseen:
+            self._unseen.difference_update(number for number, command in enumerate(commands) if command)
+        if any(answers):
+            texts = {row: text for changed in answers for row, text in changed.items()}
             kept = self._texts.tolist()
             for row, text in texts.items():
                 kept[int(row)] = text
@@ -174,8 +180,8 @@ class SimulatorProcesses:
     def _all(self, commands: Sequence[_Command | None]) -> list[Any]:
         """Give every process its command, if it has one, then return their answers."""
         busy = [(child, command) for child, command in zip(self._children, commands, strict=True) if command]
-        for child, (name, arguments) in busy:
-            child.send(name, **arguments)
+        for child, command in busy:
+            child.send(command)
         return [child.done() for child, _ in busy]
 
 
@@ -232,10 +238,10 @@ class _Child:
         self._reader = threading.Thread(target=self._read, name=f"simulator-{number}", daemon=True)
         self._reader.start()
 
-    def send(self, command: str, **arguments: Any) -> None:
+    def send(self, command: _Command) -> None:
         """Give a command."""
         try:
-            self._lines.send((command, arguments))
+            self._lines.send(command)
         except OSError:
             raise self._death() from None
 

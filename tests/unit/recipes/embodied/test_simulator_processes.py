@@ -77,7 +77,7 @@ def test_a_chunk_and_what_is_seen_after_it_take_a_message_for_each_action(closed
     child = env._simulators._children[0]
     sent: list[str] = []
     send = child.send
-    child.send = lambda command, **arguments: (sent.append(command), send(command, **arguments))
+    child.send = lambda command: (sent.append(command[0]), send(command))
     env.step(np.zeros((3, 2, 2), np.float32))
     assert sent == ["step", "step"]
     sent.clear()
