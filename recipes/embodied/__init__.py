@@ -21,4 +21,5 @@ recipe = Recipe(
     memory="recipes.embodied.memory:forecast",
     savings="recipes.embodied.memory:savings",
     inputs="recipes.embodied.config:inputs",
+    training_data=("data.train_data_paths",),
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.model_folders import require_model_folder
 from recipes.embodied.runner import FilmedEnv, FilmingRunner
 from rlinf_core import (
     Cluster,
@@ -28,6 +31,7 @@ ENV = WorkerReference[FilmedEnv]("recipes.embodied.env_worker:EnvWorker", Filmed
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Train a policy as `job` says, to the end, and keep what happens in `folder`; raises what `run_job` does."""
+    require_model_folder(cast("EmbodiedConfig", job.config))
     run_job(job, folder, listener, launch)
 
 

@@ -16,6 +16,7 @@ from recipes.embodied.data_config import check_data
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
+from recipes.embodied.model_folders import check_model_folder
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -49,6 +50,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_options(config, report)
     check_folders(config.runner, report)
     check_load_path(config.actor.checkpoint_load_path, report)
+    check_model_folder(config, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
     _check_algorithm(config, report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from recipes.language.config import LanguageConfig
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -107,32 +107,13 @@ def faults(config: LanguageConfig) -> list[Fault]:
     found: list[Fault] = []
     settings: Mapping[str, Any] = {}
     if model is not None:
-        settings = _json(FilePath(model) / "config.json")
-        found += _faults_of_model(FilePath(model), settings)
+        settings = read_object(FilePath(model) / SETTINGS)
+        fault = fault_of_model(FilePath(model))
+        found += [] if fault is None else [Fault(_MODEL, *fault)]
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
         found += _faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
     return found
-
-
-def _faults_of_model(folder: FilePath, settings: Mapping[str, Any]) -> list[Fault]:
-    if not settings:
-        return [Fault(_MODEL, f"`{folder}` has no config.json that can be read", "copy the whole folder of the model")]
-    named = _json(folder / "model.safetensors.index.json").get("weight_map", {})
-    shards = set(cast("Mapping[str, str]", named).values())
-    missing = sorted(each for each in shards if not os.path.isfile(folder / each))
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        return [Fault(_MODEL, f"`{folder}` lacks `{missing[0]}`{others}", "copy all files of the weights there")]
-    if not any(folder.glob("*.safetensors")):
-        return [
-            Fault(
-                _MODEL,
-                f"the model folder `{folder}` has no weights: there is no *.safetensors file in it",
-                "copy the weights there; files that have to be unpickled (*.bin) are not read",
-            )
-        ]
-    return []
 
 
 def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any], *, chat: bool) -> list[Fault]:
@@ -142,7 +123,7 @@ def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any]
         return [Fault(at, f"there is no tokenizer in `{folder}`", help)]
     found: list[Fault] = []
     templates = os.path.isfile(folder / "chat_template.jinja") or any(
-        _json(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
+        read_object(folder / each).get("chat_template") for each in ("tokenizer_config.json", "chat_template.json")
     )
     if chat and not templates:
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
@@ -156,7 +137,7 @@ def _faults_of_tokenizer(folder: FilePath, at: Path, settings: Mapping[str, Any]
 
 def _highest_token(folder: FilePath) -> int:
     """Return the highest token of tokenizer.json; -1 where there is none that is read here."""
-    written = _json(folder / "tokenizer.json")
+    written = read_object(folder / "tokenizer.json")
     vocabulary = written.get("model", {}).get("vocab", {})
     added: list[Any] = [each.get("id", -1) for each in cast("list[Any]", written.get("added_tokens", []))]
     tokens = list(cast("Mapping[str, int]", vocabulary).values()) if isinstance(vocabulary, dict) else []
@@ -175,12 +156,3 @@ def _check_packages(config: LanguageConfig, report: Report) -> None:
                 f"{what} the package `{module}`, which this Python does not have",
                 f"run `{install_command(module)}`",
             )
-
-
-def _json(file: FilePath) -> Mapping[str, Any]:
-    """Return the object in a file; an empty one where there is none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

@@ -17,4 +17,5 @@ recipe = Recipe(
     export="recipes.embodied.exporting:export",
     play="recipes.embodied.playing:play",
     evaluate="recipes.embodied.evaluation:evaluate",
+    training_data=("data.train_data_paths",),
 )

@@ -10,6 +10,7 @@ from recipes.embodied.check_options import check_options
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
 from recipes.embodied.data_config import check_data
 from recipes.embodied.env_rules import check_environments
+from recipes.embodied.model_folders import check_model_folder
 from recipes.embodied.no_effect import SFT
 from recipes.embodied.rules import check_load_path
 from recipes.sections.checks import (
@@ -78,6 +79,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_folders(config.runner, report)
     check_options(config, report)
     check_load_path(config.actor.checkpoint_load_path, report)
+    check_model_folder(config, report)
     if not config.data.train_data_paths:
         report(
             ("data", "train_data_paths"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from recipes.embodied.collecting_workers import CollectingEnvWorker
+from recipes.embodied.model_folders import require_model_folder
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.actor_worker import SftActor
 from recipes.sft.config import SftConfig, evaluates
@@ -24,6 +25,7 @@ from rlinf_core.runners.events import Listener
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
     """Learn from demonstrations as `job` says, and keep what happens in `folder`; raises what `run_job` does."""
+    require_model_folder(cast("SftConfig", job.config))
     run_job(job, folder, listener, launch)
 
 

@@ -81,6 +81,8 @@ class Recipe(NamedTuple):
             in its `environment.json`; None: none.
         trials: `trials(config)`, as `module:function`: the programs that `rlinf doctor` runs where components are
             placed, a list of `Trial`; None: none.
+        training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
+            `play` do not need them.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Recipe(NamedTuple):
     savings: str | None = None
     inputs: str | None = None
     trials: str | None = None
+    training_data: tuple[str, ...] = ()
 
     def config_model(self) -> type[BaseModel]:
         """Return the model of the recipe's whole file.

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.model_folders import DESCRIPTION, SHARDS, WEIGHTS
 from recipes.embodied.models.normalization import FILE_NAME, Normalization
 from rlinf_core import ConfigError
 
@@ -33,14 +34,12 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base import BasePolicy
 
 BACKBONE: Final = "backbone"
-_POLICY, _WEIGHTS, _FORMAT = "policy.json", "model.safetensors", 1
-# In a checkpoint.
-_SHARDS: Final = "actor"
+_FORMAT: Final = 1
 
 
 def is_policy_folder(folder: str) -> bool:
     """Return whether `save_policy` wrote a folder; a checkpoint has a `policy.json` too, but other weights."""
-    return os.path.isfile(Path(folder) / _POLICY) and not os.path.isdir(Path(folder) / _SHARDS)
+    return os.path.isfile(Path(folder) / DESCRIPTION) and not os.path.isdir(Path(folder) / SHARDS)
 
 
 def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
@@ -64,7 +63,7 @@ def _check_statistics(folder: Path, found: Normalization) -> None:
         ConfigError: they are missing, or others.
     """
     try:
-        expected = json.loads((folder / _POLICY).read_text())["statistics"]
+        expected = json.loads((folder / DESCRIPTION).read_text())["statistics"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # an earlier version did not write them down; what else is broken is told with the weights
     if expected in (None, found.digest()):
@@ -102,7 +101,7 @@ def save_policy(
     aside.mkdir(parents=True)
     own: Mapping[str, Tensor] = policy.state_dict() if weights is None else weights
     # A tensor that two layers share is written for each.
-    save_file({name: each.detach().cpu().clone().contiguous() for name, each in own.items()}, aside / _WEIGHTS)
+    save_file({name: each.detach().cpu().clone().contiguous() for name, each in own.items()}, aside / WEIGHTS)
     write_description(aside, config, spec, policy.normalization)
     if policy.normalization != Normalization():
         policy.normalization.save(aside)
@@ -123,7 +122,7 @@ def write_description(folder: Path, config: EmbodiedModelConfig, spec: EnvSpec, 
         "observations_and_actions": asdict(spec),
     }
     about["statistics"] = None if found == Normalization() else found.digest()
-    (folder / _POLICY).write_text(json.dumps(about, indent=1) + "\n")
+    (folder / DESCRIPTION).write_text(json.dumps(about, indent=1) + "\n")
 
 
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
@@ -132,7 +131,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     Raises:
         ConfigError: there is none, or it cannot be understood.
     """
-    file = folder / _POLICY
+    file = folder / DESCRIPTION
     try:
         about: dict[str, Any] = json.loads(file.read_text())
         spec = dict(about["observations_and_actions"])
@@ -142,7 +141,7 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
         raise ConfigError(
             "the folder does not say what the policy observes",
             where=str(folder),
-            why=f"it has no `{_POLICY}`: no policy was saved there, or by an earlier version",
+            why=f"it has no `{DESCRIPTION}`: no policy was saved there, or by an earlier version",
             help="name a run, a checkpoint of this version, or a folder of `rlinf export --format safetensors`",
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -158,7 +157,7 @@ def load_weights(policy: BasePolicy, folder: str) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = Path(folder) / _WEIGHTS
+    path = Path(folder) / WEIGHTS
     try:
         found: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -171,7 +170,7 @@ def load_weights(policy: BasePolicy, folder: str) -> None:
         raise ConfigError(
             f"the weights in `{folder}` are of another policy",
             why=different,
-            help=f"`{Path(folder) / _POLICY}` has the settings that they were trained with: {_settings(folder)}",
+            help=f"`{Path(folder) / DESCRIPTION}` has the settings that they were trained with: {_settings(folder)}",
         )
     policy.load_state_dict(found)
 
@@ -189,7 +188,7 @@ def _different(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str | 
 
 def _settings(folder: str) -> str:
     try:
-        about: dict[str, Any] = json.loads((Path(folder) / _POLICY).read_text())
+        about: dict[str, Any] = json.loads((Path(folder) / DESCRIPTION).read_text())
         model = about["model"]
         names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
         return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names)

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes.embodied.model_folders import ARCHITECTURES
 from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Architectures with one picture to one row of `pixel_values`, and a causal language model behind a projection.
-KNOWN: Final = ("llava", "internvl", "mistral3")
 _SPECIAL: Final = ("<pad>", "<s>", "<unk>", "<image>")
 _PAD, _BEGIN, _UNKNOWN, _IMAGE = _SPECIAL
 # Words of a tokenizer that is built; others are spelled.
@@ -144,11 +143,12 @@ def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrained
 
     model = load_pretrained(AutoModelForImageTextToText, folder, trust_remote_code=trust_remote_code)
     kind = cast("Any", model.config).model_type
-    if kind not in KNOWN:
+    known = ARCHITECTURES["vlm_policy"]
+    if kind not in known:
         raise ConfigError(
             f"`vlm_policy` cannot use the `{kind}` in `{folder}`",
             why="it takes images in a way of its own",
-            help=f"it can use models of the kinds {', '.join(KNOWN)}; docs/models.md shows a policy of your own",
+            help=f"it can use models of the kinds {', '.join(known)}; docs/models.md shows a policy of your own",
         )
     return model
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.contract import check_env, random_actions
+from recipes.embodied.envs.simulation import missing_file
 from recipes.embodied.envs.simulator_processes import SimulatorDiedError, SimulatorError
 from recipes.embodied.envs.state import pack, unpack
 from recipes.embodied.envs.types import EnvSettings
@@ -209,3 +210,23 @@ def test_closing_ends_the_processes() -> None:
     env.close()
     env.close()
     assert [child._process.returncode for child in children] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "file"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/opt/sim/assets/robot.xml"), "/opt/sim/assets/robot.xml"),
+        (OSError("File /opt/sim/assets/reach.xml does not exist"), "/opt/sim/assets/reach.xml"),
+        (ValueError("Error: Error opening file 'link_0.stl': No such file"), "link_0.stl"),
+    ],
+)
+def test_a_simulator_that_lacks_a_file_says_which(error: Exception, file: str) -> None:
+    found = missing_file(error)
+    assert found is not None
+    assert f"`{file}`" in found.message
+    assert "rlinf env setup" in str(found.help)
+
+
+@pytest.mark.parametrize("error", [ValueError("a size is 0"), OSError(f"{__file__} is no model"), KeyError("a.xml")])
+def test_other_faults_of_a_simulator_stay_as_they_are(error: Exception) -> None:
+    assert missing_file(error) is None

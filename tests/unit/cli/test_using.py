@@ -1,0 +1,23 @@
+"""The jobs of commands that use a policy, `rlinf_cli.using`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.using import without_training_data
+from rlinf_core.job.load import load_job
+
+
+@pytest.mark.parametrize("overrides", [("data.train_data_paths=to/be/made",), ("data.train_data_paths=[]",)])
+def test_a_recording_needs_no_file_that_only_training_reads(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    job = load_job("sft_laptop", (f"runner.logger.log_path={tmp_path}", *overrides))
+    assert not job.ok
+    assert without_training_data(job).ok
+
+
+@pytest.mark.parametrize("override", ["data.normalization=all", "data.episodes=[-1]", "runner.resume_dir=not/there"])
+def test_it_needs_everything_else_of_the_file(override: str) -> None:
+    job = load_job("sft_laptop", ("data.train_data_paths=to/be/made", override))
+    assert not without_training_data(job).ok

@@ -1,0 +1,82 @@
+"""Rules about the folder of `actor.model.model_path`, `recipes.embodied.model_folders`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from recipes.embodied.model_folders import require_model_folder
+from rlinf_core import ConfigError
+from rlinf_core.job.load import load_job
+
+PI0 = {"config.json": {"model_type": "pi0"}, "model.safetensors": None}
+SAVED = {"policy.json": {"model": {"model_type": "mlp_policy"}}, "model.safetensors": None}
+
+
+def written(folder: Path, files: dict[str, Any]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if content is None else json.dumps(content))
+    return folder
+
+
+def job_of(model_type: str, folder: Path, config: str = "franka_vision_ppo") -> Any:
+    return load_job(
+        config, (f"actor.model.model_type={model_type}", "actor.model.options={}", f"actor.model.model_path={folder}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "files"),
+    [
+        ("pi0", PI0),
+        ("pi0", {**PI0, "config.json": {"type": "pi0"}}),
+        ("vlm_policy", {**PI0, "config.json": {"model_type": "llava"}}),
+        ("smolvla", {**PI0, "config.json": {"type": "smolvla"}}),
+        ("mlp_policy", SAVED),
+    ],
+)
+def test_a_folder_of_its_kind_is_well(tmp_path: Path, model_type: str, files: dict[str, Any]) -> None:
+    job = job_of(model_type, written(tmp_path / "model", files))
+    assert [each.message for each in job.diagnostics if each.path[-1:] == ("model_path",)] == []
+    require_model_folder(cast("Any", job.config))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "files", "words"),
+    [
+        ("pi0", {**PI0, "config.json": {"model_type": "llava"}}, "`pi0` cannot use the `llava`"),
+        ("vlm_policy", PI0, "`vlm_policy` cannot use the `pi0`"),
+        ("smolvla", PI0, "`smolvla` cannot use the `pi0`"),
+        ("pi0", {"config.json": {"model_type": "pi0"}}, "has no weights"),
+        ("pi0", {"model.safetensors": None}, "has no config.json"),
+        ("pi0", SAVED, "is a `mlp_policy`, and `model_type` is `pi0`"),
+        ("mlp_policy", {"policy.json": {"model": {"model_type": "mlp_policy"}}}, "it lacks `model.safetensors`"),
+        ("mlp_policy", PI0, "holds no policy"),
+        ("mlp_policy", {**SAVED, "actor/weights": None}, "is a checkpoint of a run"),
+    ],
+)
+@pytest.mark.parametrize("config", ["franka_vision_ppo", "franka_vision_sft"])
+def test_what_is_wrong_with_a_folder_is_found_before_a_run(
+    tmp_path: Path, model_type: str, files: dict[str, Any], words: str, config: str
+) -> None:
+    job = job_of(model_type, written(tmp_path / "model", files), config)
+    found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
+    assert [each.code for each in found] == ["unusable-path"]
+    assert words in found[0].message
+    assert not job.ok
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        require_model_folder(cast("Any", job.config))
+
+
+def test_a_folder_that_is_not_here_may_be_elsewhere_until_a_run_starts(tmp_path: Path) -> None:
+    job = job_of("pi0", tmp_path / "model")
+    found = [each for each in job.diagnostics if each.path == ("actor", "model", "model_path")]
+    assert [each.severity.name for each in found] == ["WARNING"]
+    with pytest.raises(ConfigError, match="is not there"):
+        require_model_folder(cast("Any", job.config))
