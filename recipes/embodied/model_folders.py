@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from recipes.embodied.no_effect import SMALL_MODELS
 from recipes.sections.checks import Report
@@ -108,7 +109,7 @@ def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
 
 
 def _fault_of_saved(model_type: str, folder: FilePath, model: object) -> FolderFault | None:
-    saved = model.get("model_type") if isinstance(model, dict) else None
+    saved = cast("Mapping[str, Any]", model).get("model_type") if isinstance(model, dict) else None
     if saved != model_type:
         return FolderFault(
             f"the policy in `{folder}` is a `{saved}`, and `model_type` is `{model_type}`",

@@ -245,10 +245,10 @@ class VectorEnv(ABC):
             resting |= truncations[:, index]
             some_rest = bool(resting.any())
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
-        ended = np.flatnonzero(resting & ~self._episodes.resting) if resting.any() else ()
-        if not len(ended):
+        fresh = resting & ~self._episodes.resting
+        if not fresh.any():
             return StepResult(observations, rewards, terminations, truncations, valid, None, None)
-        final = observations
+        final, ended = observations, np.flatnonzero(fresh)
         episodes = self._episodes.finished(ended, knows_success=self.knows_success)
         if self.settings.auto_reset:
             self._episodes.episode[ended] += 1
