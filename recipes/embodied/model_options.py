@@ -24,6 +24,7 @@ class VlmOptions(_Options):
         prompt: the text before the actions; `{instruction}` stands for what the environment says.
         max_prompt_tokens: room for the prompt, in tokens; shorter ones are padded.
         use_states: give the model the environment's states, too, as one more embedding.
+        value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
         num_layers: of the model that is built without `model_path`, in language and in vision.
         patch_size: pixels by which that model divides images.
         trust_remote_code: run the code in the folder `model_path`, where its model is not one of transformers.
@@ -34,6 +35,7 @@ class VlmOptions(_Options):
     prompt: str = "{instruction}"
     max_prompt_tokens: _Count = 32
     use_states: bool = True
+    value_gradient: bool = True
     num_layers: _Count = 2
     patch_size: _Count = 8
     trust_remote_code: bool = False

@@ -64,6 +64,8 @@ class VlmPolicy(BasePolicy):
         scale = 0.5 if folder is None else 0.02  # as the embeddings beside them
         self.places = nn.Parameter(scale * torch.randn(count, width)) if options.decoding == "parallel" else None
         self.project = nn.Linear(spec.state_size, width) if options.use_states and spec.state_size else None
+        if self.project is not None and folder is None:
+            nn.init.normal_(self.project.weight)  # states from -1 to 1 as large as the embeddings beside them
         self.critic: nn.Module | None = None
         if config.add_value_head:
             self.critic = nn.Sequential(linear(width, width), nn.Tanh(), linear(width, 1, 1.0))
@@ -112,7 +114,7 @@ class VlmPolicy(BasePolicy):
             else:
                 tokens, logits, last = self._write(prefix, mask, greedy, generator)
             logprobs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
-            values = None if self.critic is None else self.critic(last)
+            values = None if self.critic is None else self._judged(self.critic, last)
             return PolicyOutput(tokens.view(-1, *self._shape), logprobs.view(-1, *self._shape), values)
 
     def greedy(self, observations: Inputs) -> Tensor:
@@ -132,7 +134,7 @@ class VlmPolicy(BasePolicy):
         found = logits.log_softmax(dim=-1)
         logprobs = found.gather(-1, tokens[..., None])[..., 0]
         entropy = -(found.exp() * found).sum(dim=-1)
-        values = None if self.critic is None else self.critic(last)
+        values = None if self.critic is None else self._judged(self.critic, last)
         return ActionEval(logprobs.view(-1, *self._shape), entropy.view(-1, *self._shape), values)
 
     @torch.no_grad()
@@ -141,7 +143,7 @@ class VlmPolicy(BasePolicy):
         if self.critic is None:
             raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
         prefix, mask = self._prefix(inputs)
-        return self.critic(self.vlm.states(prefix, mask)[0][:, -1])
+        return self._judged(self.critic, self.vlm.states(prefix, mask)[0][:, -1])
 
     def checkpoint_activations(self) -> None:
         """See `BasePolicy`."""
@@ -153,6 +155,9 @@ class VlmPolicy(BasePolicy):
         self.vlm.base.config.save_pretrained(inner)
         self.tokenizer.save_pretrained(str(inner))
         self.vlm.save_image_settings(inner)
+
+    def _judged(self, critic: nn.Module, last: Tensor) -> Tensor:
+        return critic(last if self._options.value_gradient else last.detach())
 
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return embeddings [n, P, W] of what comes before the actions, and which are no padding, bool [n, P]."""

@@ -81,6 +81,16 @@ def test_it_sees_reads_and_feels() -> None:
         assert (after - before).abs().max() > 1e-6, name
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_values_train_the_layers_below_them_where_that_is_wanted(trained: bool) -> None:
+    policy = make(options={"value_gradient": trained})
+    inputs = policy.prepare(environment()[1])
+    policy(inputs, policy.act(inputs).actions).values.sum().backward()
+    touched = {name for name, each in policy.named_parameters() if each.grad is not None and each.grad.abs().max() > 0}
+    assert any(name.startswith("critic.") for name in touched)
+    assert any(not name.startswith("critic.") for name in touched) == trained
+
+
 def test_padding_changes_nothing() -> None:
     short, long = make(), make(options={"max_prompt_tokens": 20})
     seen = environment()[1]
