@@ -8,8 +8,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.embodied.env_types import is_simulator
-from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES
-from recipes.sections.no_effect import NOT_TRAINED, checkpoints_of, of_one_rank
+from recipes.sections.no_effect import (
+    NOT_TRAINED,
+    WITHIN_GROUPS,
+    checkpoints_of,
+    compares_within_groups,
+    discount_of_total_rewards,
+    lambda_without_values,
+    of_one_rank,
+)
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect, WorldSizes
 
@@ -22,10 +29,6 @@ _EVALUATING: Final = ("rollout", "env")
 def _is_small(config: Any, sizes: WorldSizes) -> bool:
     # A model of the user's own is told of all keys, and does with them what it likes.
     return config.actor.model.model_type in SMALL_MODELS
-
-
-def _adv_type(config: Any) -> str:
-    return f"`adv_type: {config.algorithm.adv_type}`"
 
 
 def _never_evaluates(config: Any, sizes: WorldSizes) -> bool:
@@ -140,20 +143,9 @@ EMBODIED: Final = (
         lambda config, sizes: True,
         "no reference policy is kept beside the one that learns",
     ),
-    NoEffect(
-        ("algorithm.gae_lambda",),
-        lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
-        lambda config: f"{_adv_type(config)} uses no values",
-        "remove it, or write `adv_type: gae` and `loss_type: actor_critic`",
-        because=("algorithm.adv_type",),
-    ),
-    NoEffect(
-        ("algorithm.gamma",),
-        lambda config, sizes: (
-            config.algorithm.adv_type in GROUP_ADVANTAGES[:3] and not config.actor.model.add_value_head
-        ),
-        lambda config: f"{_adv_type(config)} compares total rewards, which are not discounted",
-        because=("algorithm.adv_type",),
+    lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
+    discount_of_total_rewards(
+        lambda config, sizes: compares_within_groups(config, sizes) and not config.actor.model.add_value_head
     ),
     NoEffect(
         ("algorithm.bootstrap_type",),
@@ -168,13 +160,7 @@ EMBODIED: Final = (
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",
         because=("algorithm.loss_type", "actor.model.add_value_head"),
     ),
-    NoEffect(
-        ("algorithm.normalize_advantages",),
-        lambda config, sizes: config.algorithm.adv_type in GROUP_ADVANTAGES[:3],
-        lambda config: f"{_adv_type(config)} compares within groups",
-        "remove it; `adv_type: dr_grpo` compares without dividing by the deviation",
-        because=("algorithm.adv_type",),
-    ),
+    WITHIN_GROUPS,
     NoEffect(
         ("algorithm.reward_type",),
         lambda config, sizes: config.actor.model.num_action_chunks == 1,

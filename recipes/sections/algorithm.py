@@ -19,9 +19,11 @@ from rlinf_core.config.sections.values import (
 )
 from rlinf_core.scalars import Bool, Data, Float, Text
 
-# Advantages that compare the members of a group, and all that every recipe has.
-GROUP_ADVANTAGES: Final = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
-ADVANTAGES: Final = ("gae", *GROUP_ADVANTAGES[:3], "reinforce_pp", "reinforce_pp_baseline")
+# Advantages that compare total rewards within a group and nothing else; all that compare the members of a group; and
+# all that every recipe has.
+WITHIN_GROUP_ADVANTAGES: Final = ("grpo", "dr_grpo", "rloo")
+GROUP_ADVANTAGES: Final = (*WITHIN_GROUP_ADVANTAGES, "reinforce_pp_baseline")
+ADVANTAGES: Final = ("gae", *WITHIN_GROUP_ADVANTAGES, "reinforce_pp", "reinforce_pp_baseline")
 LOSSES: Final = ("actor_critic", "actor")
 
 

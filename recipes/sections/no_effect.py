@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from recipes.sections.algorithm import ADVANTAGES, WITHIN_GROUP_ADVANTAGES
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import NoEffect
+from rlinf_core.config.model import NoEffect, WorldSizes
 
 NOT_TRAINED: Final = NoEffect(
     ("algorithm", "actor.optim", "actor.global_batch_size", "actor.micro_batch_size"),
@@ -16,6 +17,50 @@ NOT_TRAINED: Final = NoEffect(
     because=("runner.only_eval",),
     severity=Severity.NOTE,
 )
+
+
+def compares_within_groups(config: Any, sizes: WorldSizes) -> bool:
+    """Return whether the advantage compares total rewards within a group and nothing else."""
+    return config.algorithm.adv_type in WITHIN_GROUP_ADVANTAGES
+
+
+def adv_type(config: Any) -> str:
+    """Return the advantage as the file says it."""
+    return f"`adv_type: {config.algorithm.adv_type}`"
+
+
+WITHIN_GROUPS: Final = NoEffect(
+    ("algorithm.normalize_advantages",),
+    compares_within_groups,
+    lambda config: f"{adv_type(config)} compares within groups",
+    "remove it; `adv_type: dr_grpo` compares without dividing by the deviation",
+    because=("algorithm.adv_type",),
+)
+
+
+def discount_of_total_rewards(when: Callable[[Any, WorldSizes], bool] = compares_within_groups) -> NoEffect:
+    """Return the rule about `gamma` beside an advantage of total rewards."""
+    return NoEffect(
+        ("algorithm.gamma",),
+        when,
+        lambda config: f"{adv_type(config)} compares total rewards, which are not discounted",
+        because=("algorithm.adv_type",),
+    )
+
+
+def lambda_without_values(instead: str) -> NoEffect:
+    """Return the rule about `gae_lambda` beside an advantage that uses no values.
+
+    Args:
+        instead: settings of the recipe under which it is read.
+    """
+    return NoEffect(
+        ("algorithm.gae_lambda",),
+        lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
+        lambda config: f"{adv_type(config)} uses no values",
+        f"remove it, or write {instead}",
+        because=("algorithm.adv_type",),
+    )
 
 
 def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lambda config: False) -> NoEffect:

@@ -218,24 +218,24 @@ def _ppo_micro_batch(leaf: Leaf, values: Values) -> Result:
     return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all of them")
 
 
-def _warmup_steps(path: str) -> Rule:
+def _steps(path: str, otherwise: str) -> Rule:
+    """Return the rule of a number of steps that may be negative; `otherwise` says what that means."""
+
     def rule(leaf: Leaf, values: Values) -> Result:
         steps = values.of(leaf)
         if steps is None or (isinstance(steps, int) and steps < 0):
-            return LeftOut("a negative number leaves it to `lr_warmup_steps_ratio`", quiet=True)
+            return LeftOut(otherwise, quiet=True)
         return same(path, leaf)
 
     return rule
+
+
+def _warmup_steps(path: str) -> Rule:
+    return _steps(path, "a negative number leaves it to `lr_warmup_steps_ratio`")
 
 
 def _total_steps(path: str) -> Rule:
-    def rule(leaf: Leaf, values: Values) -> Result:
-        steps = values.of(leaf)
-        if steps is None or (isinstance(steps, int) and steps < 0):
-            return LeftOut("the run's last step is the default", quiet=True)
-        return same(path, leaf)
-
-    return rule
+    return _steps(path, "the run's last step is the default")
 
 
 def _critic_model(leaf: Leaf, values: Values) -> NewValue | LeftOut:
