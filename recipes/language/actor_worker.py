@@ -223,11 +223,16 @@ class LanguageActor(Worker):
         with without_adapters(self._state.policy):
             return self._learner.evaluate(self._batch)
 
-    def run_training(self, step: int) -> dict[str, float]:
-        """Learn from the batch, and return figures by their full names."""
-        config, last = self._config.actor, self._config.runner.max_steps
+    def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
+        """Learn from the batch, and return figures by their full names.
+
+        Args:
+            step: the training step.
+            last_step: after which the run ends; None: it has no end.
+        """
+        config = self._config.actor
         self._state.wake()
-        rate = self._state.apply_settings(step, last if last > 0 else None)
+        rate = self._state.apply_settings(step, last_step)
         seed = seed_of(config.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, self._targets, seed, step)
         tokens = float(self._batch.lengths.sum())

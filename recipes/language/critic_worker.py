@@ -82,12 +82,17 @@ class LanguageCritic(Worker):
         self._values = self._learner.evaluate(self._batch)
         self._exchange.send_tokens(self._values)
 
-    def run_training(self, step: int) -> dict[str, float]:
-        """Learn from the returns that the actors send, and return figures by their full names."""
-        config, last = self._config, self._config.runner.max_steps
+    def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
+        """Learn from the returns that the actors send, and return figures by their full names.
+
+        Args:
+            step: the training step.
+            last_step: after which the run ends; None: it has no end.
+        """
+        config = self._config
         returns = self._exchange.recv_tokens()
         self._state.wake()
-        rate = self._state.apply_settings(step, last if last > 0 else None)
+        rate = self._state.apply_settings(step, last_step)
         seed = seed_of(config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, returns, self._values, seed, step)
         variance = explained_variance(self._values, returns, self._batch.trained).item()

@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.language.backends import BACKENDS
-from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES
-from recipes.sections.no_effect import NOT_TRAINED, checkpoints_of, of_one_rank
+from recipes.sections.no_effect import (
+    NOT_TRAINED,
+    WITHIN_GROUPS,
+    adv_type,
+    checkpoints_of,
+    discount_of_total_rewards,
+    lambda_without_values,
+    of_one_rank,
+)
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect, WorldSizes
-
-
-def _adv_type(config: Any) -> str:
-    return f"`adv_type: {config.algorithm.adv_type}`"
 
 
 def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
@@ -24,7 +27,7 @@ def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
 
 def _why_no_critic(config: Any) -> str:
     if not config.algorithm.wants_values:
-        return f"{_adv_type(config)} asks for no values"
+        return f"{adv_type(config)} asks for no values"
     return "the group `critic`, which estimates values, has no place"
 
 
@@ -44,15 +47,14 @@ def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
 def _has_no_end(component: str) -> NoEffect:
     def when(config: Any, sizes: WorldSizes) -> bool:
         optim = getattr(config, component).optim
-        return optim.lr_scheduler != "constant" and optim.total_training_steps is None and config.runner.max_steps == -1
+        return optim.lr_scheduler != "constant" and (optim.total_training_steps or config.runner.last_step) is None
 
     return NoEffect(
         (f"{component}.optim.lr_scheduler", f"{component}.optim.min_lr_ratio"),
         when,
-        "a learning rate falls until the last step, and neither `runner.max_steps` nor `total_training_steps` says"
-        " which that is",
-        f"write `runner.max_steps` or `{component}.optim.total_training_steps`",
-        because=("runner.max_steps",),
+        "a learning rate falls until the last step, and this run has none",
+        f"write `runner.max_steps`, `runner.max_epochs` or `{component}.optim.total_training_steps`",
+        because=("runner.max_steps", "runner.max_epochs"),
     )
 
 
@@ -156,26 +158,9 @@ LANGUAGE: Final = (
         "only a model that is built on the spot is shown right answers first, and `model_path` names one",
         because=("actor.model.model_path",),
     ),
-    NoEffect(
-        ("algorithm.gamma",),
-        lambda config, sizes: config.algorithm.adv_type in GROUP_ADVANTAGES[:3],
-        lambda config: f"{_adv_type(config)} compares total rewards, which are not discounted",
-        because=("algorithm.adv_type",),
-    ),
-    NoEffect(
-        ("algorithm.gae_lambda",),
-        lambda config, sizes: config.algorithm.adv_type in ADVANTAGES and config.algorithm.adv_type != "gae",
-        lambda config: f"{_adv_type(config)} uses no values",
-        "remove it, or write `adv_type: gae` and `critic: 0` in `cluster.component_placement`",
-        because=("algorithm.adv_type",),
-    ),
-    NoEffect(
-        ("algorithm.normalize_advantages",),
-        lambda config, sizes: config.algorithm.adv_type in GROUP_ADVANTAGES[:3],
-        lambda config: f"{_adv_type(config)} compares within groups",
-        "remove it; `adv_type: dr_grpo` compares without dividing by the deviation",
-        because=("algorithm.adv_type",),
-    ),
+    discount_of_total_rewards(),
+    lambda_without_values("`adv_type: gae` and `critic: 0` in `cluster.component_placement`"),
+    WITHIN_GROUPS,
     NoEffect(
         ("runner.partial_rollout",),
         lambda config, sizes: not config.runner.max_staleness,

@@ -24,6 +24,7 @@ from recipes.sections.checks import (
     check_folders,
     check_fsdp,
     check_group_names,
+    check_half_precision,
     check_loggers,
 )
 from rlinf_core.config.sections.values import StepsOrNever
@@ -62,6 +63,7 @@ def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     }
     check_group_names(config, names, report)
     check_fsdp(config.actor.fsdp_config, report)
+    check_half_precision(config, ("actor", "critic"), report)
     check_loggers(config.runner, report)
     check_folders(config.runner, report)
     check_minibatches(config, report)

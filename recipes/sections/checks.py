@@ -136,6 +136,40 @@ def check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
     )
 
 
+def check_half_precision(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
+    """Report components that would train in half precision: a loss that is not scaled has gradients that vanish in it.
+
+    Args:
+        config: the job.
+        components: the sections of those that train.
+        report: where findings go.
+    """
+    keys = (
+        ("model", "precision"),
+        *(("fsdp_config", "mixed_precision", name) for name in ("param_dtype", "reduce_dtype")),
+    )
+    for component in components:
+        for key in keys:
+            path: Path = (component, *key)
+            if _value(config, path) == "fp16":
+                report(
+                    path,
+                    "conflicting-settings",
+                    f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 become 0, and the loss is"
+                    " not scaled",
+                    "write `bf16`, which has the range of fp32",
+                )
+                break
+
+
+def _value(config: BaseModel, path: Path) -> object:
+    """Return the value at `path`; None where a section above it is not given."""
+    value: object = config
+    for segment in path:
+        value = getattr(value, str(segment), None)
+    return value
+
+
 def check_group_names(config: BaseModel, names: Mapping[str, str], report: Report) -> None:
     """Report worker groups with the same name. `names` is by section."""
     first: dict[str, str] = {}

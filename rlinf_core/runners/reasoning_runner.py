@@ -156,8 +156,8 @@ class ReasoningRunner(RolloutRunner):
             metrics |= _means(computed)
         began = time.perf_counter()
         with self.phase(step, events.ACTOR_TRAINING):
-            learning = (self.actor, *self._critics)
-            for figures in self._while_generating(step, *(group.run_training(step) for group in learning)):
+            learning, last = (self.actor, *self._critics), self.last_step
+            for figures in self._while_generating(step, *(group.run_training(step, last) for group in learning)):
                 metrics |= _means(figures)
         metrics["train/actor/tokens_per_second"] = self._tokens / (time.perf_counter() - began)
         self.weight_version += 1

@@ -468,3 +468,28 @@ def test_a_server_takes_weights_from_one_worker(findings: Any) -> None:
     assert "conflicting-settings" in {code for code, _ in findings(file + SERVER + URL)}
     only = SERVER + "  server: {url: 'http://127.0.0.1:8000'}\nrunner:\n  only_eval: true\n"
     assert "conflicting-settings" not in {code for code, _ in findings(file + only)}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor.model.precision",
+        "actor.fsdp_config.mixed_precision.reduce_dtype",
+        "critic.model.precision",
+    ],
+)
+def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
+    critic = [
+        "algorithm.adv_type=gae",
+        "cluster.component_placement={'actor,rollout,reward,critic': {node_group: node, placement: 0}}",
+        "critic.model={}",
+    ]
+    job = load_job("math_laptop", [*critic, f"{key}=fp16"], environ={})
+    found = [(each.code, each.help) for each in job.diagnostics if "fp16" in each.message]
+    assert found == [("conflicting-settings", "write `bf16`, which has the range of fp32")]
+    assert not job.diagnostics.ok
+
+
+def test_half_precision_serves_an_evaluation() -> None:
+    job = load_job("math_laptop", ["runner.only_eval=true", "actor.model.precision=fp16"], environ={})
+    assert not [each for each in job.diagnostics if "would lose gradients" in each.message]

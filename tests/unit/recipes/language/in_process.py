@@ -83,7 +83,7 @@ class LocalJob:
         with ThreadPoolExecutor(len(calls)) as pool:
             found = [each.result() for each in [pool.submit(call) for call in calls]]
             self.metrics = dict(found[0])
-            for each in [pool.submit(worker.run_training, step) for worker in learning]:
+            for each in [pool.submit(worker.run_training, step, config.runner.last_step) for worker in learning]:
                 self.metrics |= each.result()
         return batch
 

@@ -294,3 +294,17 @@ def learned_from(run: LocalRun) -> list[tuple[tuple[int, ...], tuple[int, ...]]]
         for line in file.read_text().splitlines()
     ]
     return [(tuple(each["tokens"]), tuple(each["versions"])) for each in records]
+
+
+def test_learning_rates_fall_by_the_end_of_the_last_epoch(train: LocalTrain) -> None:
+    run = train(
+        "runner.max_steps=-1",
+        "runner.max_epochs=2",
+        "data.rollout_batch_size=47",  # half of all problems
+        "actor.optim.lr=1.0e-3",
+        "actor.optim.lr_scheduler=linear",
+        "actor.optim.lr_warmup_steps=0",
+        "actor.optim.min_lr_ratio=0",
+    )
+
+    assert [each.metrics["train/actor/lr"] for each in run.metrics] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
