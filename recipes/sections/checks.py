@@ -144,6 +144,8 @@ def check_half_precision(config: BaseModel, components: tuple[str, ...], report:
         components: the sections of those that train.
         report: where findings go.
     """
+    if _value(config, ("runner", "only_eval")):
+        return
     keys = (
         ("model", "precision"),
         *(("fsdp_config", "mixed_precision", name) for name in ("param_dtype", "reduce_dtype")),
