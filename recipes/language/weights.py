@@ -29,13 +29,13 @@ class Place(NamedTuple):
         name: of the tensor.
         first: element of the tensor that the part begins with; a multiple of the blocks of fingerprints.
         offset: element of the piece that it begins at.
-        count: of elements.
+        size: of elements.
     """
 
     name: str
     first: int
     offset: int
-    count: int
+    size: int
 
 
 class WeightHeader(NamedTuple):
@@ -83,7 +83,7 @@ def _observed(span: _Span, shapes: Mapping[str, tuple[int, ...]], found: Fingerp
     piece = span.piece
     parts: list[tuple[Place, int, int]] = []
     for place in span.places:
-        parts += [(place, begin, end) for begin, end in sections(place.count, piece.element_size())]
+        parts += [(place, begin, end) for begin, end in sections(place.size, piece.element_size())]
 
     def observe(number: int) -> None:
         place, begin, end = parts[number]

@@ -77,17 +77,19 @@ class ArrivingTensors(Iterable[tuple[str, Tensor]]):
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole tensors; those that arrive in one part share its memory."""
+        whole: Tensor | None = None
         for name, first, values in self.parts:
             shape = self.shapes[name]
             count = math.prod(shape)
             if values.numel() == count:
                 yield name, values.view(shape)
                 continue
-            if not first:
+            if whole is None:
                 whole = values.new_empty(count)
-            whole[first : first + values.numel()] = values  # pyright: ignore[reportPossiblyUnboundVariable]
+            whole[first : first + values.numel()] = values
             if first + values.numel() == count:
                 yield name, whole.view(shape)
+                whole = None
 
 
 class Engine(ABC):

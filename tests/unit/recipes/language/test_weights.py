@@ -91,7 +91,7 @@ def test_a_number_that_changes_on_its_way_is_an_error(monkeypatch: pytest.Monkey
         (piece, place)
         for piece, places in zip(torn.sent[1:-1], torn.sent[0].pieces, strict=True)
         for place in places
-        if place.name == "a" and place.first <= number < place.first + place.count
+        if place.name == "a" and place.first <= number < place.first + place.size
     )
     piece[place.offset + number - place.first] += 1e-3
     with pytest.raises(RLinfError, match="weights of version 7 are not the actor's"):
