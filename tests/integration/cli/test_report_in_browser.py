@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.main import main
+from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_status import RunStatus
 from tests.unit.cli.report_runs import empty_run, full_run
 
@@ -82,3 +83,25 @@ def test_a_page_loads_nothing_and_has_no_fault(browser: Any, page_file: Path, wi
     assert beside == []
     assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1")
     context.close()
+
+
+def test_a_long_run_is_drawn_by_few_points_that_keep_its_extremes(browser: Any, tmp_path: Path) -> None:
+    steps, spike = 100_000, 77_777
+    run = empty_run(str(tmp_path))
+    with MetricsWriter(run.metrics_file) as metrics:
+        for step in range(1, steps + 1):
+            metrics.log(step, {"env/return": 1234.5 if step == spike else step / steps})
+    path = tmp_path / "page.html"
+    assert main(["report", str(run.path), "--out", str(path)]) == 0
+    assert path.stat().st_size < 3_000_000
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector("body[data-drawn]", timeout=120_000)
+    charts = page.evaluate("Object.values(JSON.parse(document.getElementById('charts').textContent))")
+    # A point stands for the steps around it, with the least and the greatest of their values.
+    assert charts
+    assert all("1234.5" in str(chart) for chart in charts if "return" in chart["description"])
+    counted = "[...document.querySelectorAll('.chart')].map(each => each.querySelectorAll('path').length)"
+    points = max(page.evaluate(counted))
+    assert 0 < points < 1000
+    page.close()
