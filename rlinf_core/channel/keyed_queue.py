@@ -38,7 +38,6 @@ from rlinf_core.channel.queue_state import (
     QueuedItem,
     Reason,
     Refused,
-    Tally,
 )
 
 T = TypeVar("T")
@@ -70,7 +69,6 @@ class KeyedQueue(Generic[T]):
         self._queues: dict[str, Queue[T]] = {}
         # The keys in which nothing is left, the longest unused first.
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._forgotten = Tally()
         self._entries: dict[OpId, Entry[T]] = {}
         # Insertion-ordered sets, so that what a death sets off does not depend on hashes.
         self._owned: dict[OwnerId, dict[OpId, None]] = {}
@@ -282,10 +280,6 @@ class KeyedQueue(Generic[T]):
         """Return what went through each key, without the keys that `forgotten` adds up."""
         return {key: self._statistics(queue) for key, queue in self._queues.items()}
 
-    def forgotten(self) -> KeyStatistics:
-        """Return the sum over keys in which nothing was left for so long that they are not told apart any more."""
-        return self._forgotten.snapshot(0, 0, 0)
-
     # Inside
 
     def _statistics(self, queue: Queue[T]) -> KeyStatistics:
@@ -426,4 +420,4 @@ class KeyedQueue(Generic[T]):
         self._idle.move_to_end(queue.key)
         if len(self._idle) > _REMEMBERED_KEYS:
             key, _ = self._idle.popitem(last=False)
-            self._forgotten.add(self._queues.pop(key).tally)
+            del self._queues[key]

@@ -46,14 +46,6 @@ class Tally:
         self.put_wait = 0.0
         self.get_wait = 0.0
 
-    def add(self, other: Tally) -> None:
-        """Count in what `other` has counted."""
-        self.puts += other.puts
-        self.gets += other.gets
-        self.bytes += other.bytes
-        self.put_wait += other.put_wait
-        self.get_wait += other.get_wait
-
     def snapshot(self, depth: int, waiting_puts: int, waiting_gets: int) -> KeyStatistics:
         """Return the figures now."""
         return KeyStatistics(
