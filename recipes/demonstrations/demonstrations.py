@@ -65,6 +65,8 @@ class Demonstrations:
         tasks: the different instructions.
         task_of: int64 [N], which of them.
         statistics: of `action` and `observation.state`, as the data set says; None: it has none.
+        rewards: float32 [N], after each action; None: there are none.
+        successes: bool [N], whether the task is solved after each action; None: the data set does not say.
     """
 
     where: str
@@ -76,6 +78,8 @@ class Demonstrations:
     tasks: tuple[str, ...]
     task_of: Rows
     statistics: Mapping[str, Statistics] | None = None
+    rewards: NDArray[np.float32] | None = None
+    successes: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -111,6 +115,8 @@ class Demonstrations:
             {name: _SomeRows(camera, rows) for name, camera in self.cameras.items()},
             self.tasks,
             self.task_of[rows],
+            rewards=None if self.rewards is None else self.rewards[rows],
+            successes=None if self.successes is None else self.successes[rows],
         )
 
     def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
@@ -163,7 +169,15 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         {name: _OneBehindTheOther([each.cameras[name] for each in parts], offsets) for name in first.cameras},
         tasks,
         np.concatenate(task_of),
+        rewards=_all([each.rewards for each in parts]),
+        successes=_all([each.successes for each in parts]),
     )
+
+
+def _all(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """Return columns one behind the other; None where a data set lacks it."""
+    found = [each for each in columns if each is not None]
+    return np.concatenate(found) if len(found) == len(columns) else None
 
 
 def _check_alike(first: Demonstrations, other: Demonstrations) -> None:

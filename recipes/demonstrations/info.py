@@ -27,6 +27,8 @@ HDF5_ENDINGS: Final = (".hdf5", ".h5")
 ACTION: Final = "action"
 STATE: Final = "observation.state"
 IMAGES: Final = "observation.images."
+REWARD: Final = "next.reward"
+SUCCESS: Final = "next.success"
 # What every row has besides the features of its data set.
 INDICES: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 

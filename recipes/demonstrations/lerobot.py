@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
 from recipes.demonstrations.errors import DatasetError, needed
-from recipes.demonstrations.info import ACTION, IMAGES, STATE, STATISTICS, TASKS, DatasetInfo, read_info
+from recipes.demonstrations.info import (
+    ACTION,
+    IMAGES,
+    REWARD,
+    STATE,
+    STATISTICS,
+    SUCCESS,
+    TASKS,
+    DatasetInfo,
+    read_info,
+)
 from recipes.demonstrations.pictures import decoded, read_video
 from recipes.demonstrations.statistics import Statistics
 
@@ -60,7 +70,16 @@ def read_lerobot(folder: Path, state_keys: Sequence[str] = (STATE,)) -> Demonstr
         tasks,
         np.asarray(table.column("task_index"), np.int64),
         read_statistics(folder),
+        _optional(folder, table, info, REWARD, np.float32),
+        _optional(folder, table, info, SUCCESS, np.bool_),
     )
+
+
+def _optional(folder: Path, table: Any, info: DatasetInfo, name: str, dtype: type[np.generic]) -> NDArray[Any] | None:
+    """Return a column of single numbers as [N]; None where the data set has none of this name."""
+    if name not in info.features or int(np.prod(info.features[name].shape)) != 1:
+        return None
+    return _numbers(folder, table, info, name)[:, 0].astype(dtype)
 
 
 def read_statistics(folder: Path) -> dict[str, Statistics] | None:

@@ -15,8 +15,16 @@ from recipes.embodied.data_config import DemonstrationsConfig
 from recipes.embodied.env_config import EnvironmentConfig, EnvSection
 from recipes.embodied.env_types import is_robot
 from recipes.embodied.no_effect import EMBODIED, SMALL_MODELS
+from recipes.embodied.off_policy_config import OFF_POLICY_LOSSES, OffPolicyConfig
 from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
-from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES, ActorCriticConfig, AdvantageType, LossType
+from recipes.sections.algorithm import (
+    ADVANTAGES,
+    GROUP_ADVANTAGES,
+    LOSSES,
+    OTHER_LOSSES,
+    ActorCriticConfig,
+    AdvantageType,
+)
 from recipes.sections.job import ActorRolloutJob
 from recipes.sections.rollout import RolloutConfig
 from rlinf_core import RunnerConfig
@@ -58,8 +66,9 @@ class EmbodiedModelConfig(ModelConfig):
 
     model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES)] = Field(
         default="mlp_policy",
-        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), vlm_policy, pi0"
-        " and smolvla (images and an instruction), or `package.module:Class`, a subclass of BasePolicy.",
+        description="mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching), squashed_policy"
+        " (either, for SAC and TD3), vlm_policy, pi0 and smolvla (images and an instruction), or"
+        " `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
@@ -116,7 +125,7 @@ class EmbodiedRolloutConfig(RolloutConfig):
 
 
 class EmbodiedAlgorithmConfig(ActorCriticConfig):
-    """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO."""
+    """PPO with GAE by default; `adv_type: grpo` and `loss_type: actor` for GRPO; `loss_type: sac` off policy."""
 
     moved: ClassVar[Mapping[str, str]] = {
         "auto_reset": "env.train.auto_reset",
@@ -142,12 +151,19 @@ class EmbodiedAlgorithmConfig(ActorCriticConfig):
         " policy that has learned before and a head that has not.",
     )
     adv_type: AdvantageType = "gae"
-    loss_type: LossType = "actor_critic"
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
+        default="actor_critic",
+        description="actor_critic: policy and value loss; actor: policy loss alone; sac or td3: critics of actions,"
+        " learned from a replay buffer; or `package.module:name`.",
+    )
     update_epoch: Count = 6
     bc_weight: NonNegativeFloat = Field(
         default=0.0,
         description="Weight of the loss on demonstrations (`data.train_data_paths`) beside that of the policy; each"
         " micro batch comes with as many of their rows. 0: none.",
+    )
+    off_policy: OffPolicyConfig = Field(
+        default_factory=OffPolicyConfig, description="With `loss_type: sac` or `td3`: replay buffer, critics, pace."
     )
 
 

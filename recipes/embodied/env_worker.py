@@ -18,6 +18,7 @@ from recipes.embodied.episodes import EpisodeSums, Sums
 from recipes.embodied.filming import EpisodeFilm, Footage
 from recipes.embodied.layout import routes_of
 from recipes.embodied.messages import CHUNKS, OUTCOME, sliced, stacked
+from recipes.embodied.off_policy_config import is_off_policy
 from recipes.embodied.routing import Routes
 from recipes.training.finite import NonFiniteError
 from rlinf_core import ConfigError, Worker
@@ -52,7 +53,7 @@ class StagedEnvironments:
         self.passes = environments.rollout_epoch
         self.resets = not training or resets_each_pass(config)
         # Values are asked for where episodes are cut off, or wherever they end.
-        self._values = training and config.actor.model.add_value_head
+        self._values = training and (config.actor.model.add_value_head or is_off_policy(config.algorithm.loss_type))
         self._always = config.algorithm.bootstrap_type == "always"
         self._environments = environments
         self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]

@@ -53,6 +53,19 @@ class FlowOptions(_Options):
     noise: Annotated[float, Field(gt=0)] = 0.5
 
 
+class SquashedOptions(_Options):
+    """Options of `squashed_policy`.
+
+    Attributes:
+        num_layers: hidden layers of the policy.
+        exploration_noise: standard deviation of the noise that is added to actions while training, as TD3 does; None:
+            the policy learns it, as in SAC.
+    """
+
+    num_layers: _Count = 2
+    exploration_noise: Annotated[float, Field(gt=0)] | None = None
+
+
 class FlowVlaOptions(_Options):
     """Options of the vision-language-action models by flow matching.
 
@@ -101,6 +114,7 @@ class SmolVlaOptions(FlowVlaOptions):
 # By `model_type`; the others of the recipe have none.
 MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
+    "squashed_policy": SquashedOptions,
     "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
     "smolvla": SmolVlaOptions,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from recipes.embodied.env_types import is_simulator
+from recipes.embodied.off_policy_config import is_off_policy
+from recipes.embodied.off_policy_no_effect import OFF_POLICY
 from recipes.sections.no_effect import (
     NOT_TRAINED,
     WITHIN_GROUPS,
@@ -21,7 +23,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect, WorldSizes
 
 # Policies without a model of transformers in them.
-SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy")
+SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy")
 # The components that evaluate in recipe `sft`.
 _EVALUATING: Final = ("rollout", "env")
 
@@ -122,6 +124,7 @@ _OF_BOTH: Final = (
 
 EMBODIED: Final = (
     NOT_TRAINED,
+    *OFF_POLICY,
     *_OF_BOTH,
     NoEffect(
         ("env.eval",),
@@ -176,7 +179,7 @@ EMBODIED: Final = (
     ),
     NoEffect(
         ("data",),
-        lambda config, sizes: not config.algorithm.bc_weight,
+        lambda config, sizes: not config.algorithm.bc_weight and not is_off_policy(config.algorithm.loss_type),
         "`algorithm.bc_weight`, the weight of demonstrations, is 0",
         "remove it, or write `algorithm.bc_weight: 0.1`; recipe `sft` learns from demonstrations alone",
         because=("algorithm.bc_weight",),

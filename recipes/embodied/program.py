@@ -6,6 +6,7 @@ from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.model_folders import require_model_folder
+from recipes.embodied.off_policy_config import is_off_policy
 from recipes.embodied.runner import FilmedEnv, FilmingRunner
 from rlinf_core import (
     Cluster,
@@ -26,6 +27,12 @@ ACTOR = WorkerReference[EmbodiedActor]("recipes.embodied.actor_worker:EmbodiedFS
 ROLLOUT = WorkerReference[EmbodiedRollout](
     "recipes.embodied.rollout_worker:MultiStepRolloutWorker", EmbodiedRollout, "rollout"
 )
+OFF_POLICY_ACTOR = WorkerReference[EmbodiedActor](
+    "recipes.embodied.off_policy.actor_worker:OffPolicyActor", EmbodiedActor, "actor"
+)
+OFF_POLICY_ROLLOUT = WorkerReference[EmbodiedRollout](
+    "recipes.embodied.off_policy.rollout_worker:OffPolicyRolloutWorker", EmbodiedRollout, "rollout"
+)
 ENV = WorkerReference[FilmedEnv]("recipes.embodied.env_worker:EnvWorker", FilmedEnv, "env")
 
 
@@ -38,7 +45,9 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> EmbodiedRunner:
     """Place and start the workers, and return the loop over them."""
     placement = HybridComponentPlacement(config, cluster)
-    actor, rollout, env = ACTOR.create_group(config), ROLLOUT.create_group(config), ENV.create_group(config)
+    off_policy = is_off_policy(config.algorithm.loss_type)
+    trains, acts = (OFF_POLICY_ACTOR, OFF_POLICY_ROLLOUT) if off_policy else (ACTOR, ROLLOUT)
+    actor, rollout, env = trains.create_group(config), acts.create_group(config), ENV.create_group(config)
     launch_together(
         cluster,
         {

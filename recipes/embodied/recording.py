@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.info import ACTION, IMAGES, STATE, Feature
+from recipes.demonstrations.info import ACTION, IMAGES, REWARD, STATE, SUCCESS, Feature
 from recipes.demonstrations.writer import DatasetWriter, check_new
 from recipes.embodied.collecting import ACTIONS, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.collection import collecting
@@ -21,7 +21,7 @@ from rlinf_core.runners.checkpoint import versions
 
 # Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
 _TRIES: Final = 20
-_REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
+_DONE = "next.done"
 
 
 def record(
@@ -116,16 +116,16 @@ def features_of(spec: EnvSpec, *, video: bool = False) -> dict[str, Feature]:
     found[ACTION] = Feature("float32" if spec.num_choices is None else "int64", (spec.action_size,))
     return {
         **found,
-        _REWARD: Feature("float32", (1,)),
+        REWARD: Feature("float32", (1,)),
         _DONE: Feature("bool", (1,)),
-        _SUCCESS: Feature("bool", (1,)),
+        SUCCESS: Feature("bool", (1,)),
     }
 
 
 def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
     """Return the columns of an episode by the names of its features."""
     columns = dict(episode.columns)
-    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: _REWARD, SUCCESSES: _SUCCESS}
+    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS}
     found = {renamed.get(name, name): array for name, array in columns.items()}
     prefix = image_key("")
     found = {

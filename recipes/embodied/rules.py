@@ -17,6 +17,8 @@ from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.embodied.model_folders import check_model_folder
+from recipes.embodied.off_policy_config import is_off_policy
+from recipes.embodied.off_policy_rules import check_off_policy
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -47,7 +49,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_fsdp(config.actor.fsdp_config, report)
     check_half_precision(config, ("actor",), report)
     check_loggers(config.runner, report)
-    check_batches(config, world_sizes.get("actor") or 1, report)
     _check_robots_used(config, report)
     check_options(config, report)
     check_folders(config.runner, report)
@@ -55,7 +56,11 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_model_folder(config, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
-    _check_algorithm(config, report)
+    if is_off_policy(config.algorithm.loss_type):
+        check_off_policy(config, world_sizes, report)
+    else:
+        check_batches(config, world_sizes.get("actor") or 1, report)
+        _check_algorithm(config, report)
     _check_staleness(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)

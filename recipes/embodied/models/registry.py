@@ -21,6 +21,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "mlp_policy": "recipes.embodied.models.mlp_policy:MlpPolicy",
         "cnn_policy": "recipes.embodied.models.cnn_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow_policy:FlowPolicy",
+        "squashed_policy": "recipes.embodied.models.squashed_policy:SquashedPolicy",
         "vlm_policy": "recipes.embodied.models.vlm_policy:VlmPolicy",
         "pi0": "recipes.embodied.models.pi0_policy:Pi0Policy",
         "smolvla": "recipes.embodied.models.smolvla_policy:SmolVlaPolicy",

@@ -30,6 +30,8 @@ EMBODIED = ("recipe=embodied", "cluster.component_placement={'actor,rollout,env'
 SFT = ("recipe=sft", EMBODIED[1], "data.train_data_paths=set")
 MATH = ("recipe=math", "cluster.component_placement={'actor,rollout,reward': {node_group: node, placement: 0}}")
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=8")
+SAC = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
+TD3 = ("algorithm.loss_type=td3", SAC[1], "actor.model.options.exploration_noise=0.1")
 FILES = ("data.train_data_paths=problems.jsonl",)
 GYM = ("data.type=reasoning_gym", "data.task=chain_sum")
 NEVER = ("runner.val_check_interval=-1",)
@@ -58,6 +60,16 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"),
     ((*EMBODIED, "actor.model.model_type=vlm_policy", "actor.model.model_path=."), "actor.model.hidden_dim=64"),
     ((*EMBODIED, "actor.model.model_type=vlm_policy", "actor.model.model_path=."), "actor.model.options.num_layers=3"),
+    (EMBODIED, "algorithm.off_policy.critics=3"),
+    ((*EMBODIED, *SAC), "algorithm.gae_lambda=0.9"),
+    ((*EMBODIED, *SAC), "algorithm.update_epoch=3"),
+    ((*EMBODIED, *SAC), "actor.model.add_value_head=false"),
+    ((*EMBODIED, *SAC), "algorithm.off_policy.target_noise=0.1"),
+    ((*EMBODIED, *SAC), "algorithm.off_policy.replay.priority_alpha=0.5"),
+    ((*EMBODIED, *SAC), "algorithm.off_policy.replay.demonstrations_share=0.25"),
+    ((*EMBODIED, *SAC, "algorithm.off_policy.critic_norm=batch"), "algorithm.off_policy.target_rate=0.01"),
+    ((*EMBODIED, *SAC, "algorithm.off_policy.learn_temperature=false"), "algorithm.off_policy.target_entropy=-1"),
+    ((*EMBODIED, *TD3), "algorithm.off_policy.temperature=0.5"),
     (EMBODIED, "env.train.num_processes=2"),
     (EMBODIED, "env.train.simulator_timeout=7"),
     ((*EMBODIED, "env.train.env_type=gymnasium", "env.train.task=CartPole-v1"), "env.train.simulator_timeout=7"),

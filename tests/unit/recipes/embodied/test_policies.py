@@ -259,3 +259,43 @@ def test_a_vision_language_action_model_fits() -> None:
     optimizer.step()
     assert policy(inputs, output.actions).logprobs.sum() > output.logprobs.sum()
     assert any(not torch.equal(before[name], weight) for name, weight in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("noise", [None, 0.1])
+@pytest.mark.parametrize("spec", [STATES, IMAGES])
+def test_squashed_actions_are_within_bounds_and_judged_as_they_were_drawn(noise: float | None, spec: EnvSpec) -> None:
+    torch.manual_seed(0)
+    policy = make_model(config(model_type="squashed_policy", options={"exploration_noise": noise}), spec)
+    inputs = policy.prepare(observe(spec))
+    drawn = policy.act(inputs)
+    assert drawn.actions.shape == drawn.logprobs.shape == (6, 1, 3)
+    assert drawn.values is None
+    assert float(drawn.actions.abs().max()) <= 1
+    if noise is None:
+        torch.testing.assert_close(policy(inputs, drawn.actions).logprobs, drawn.logprobs, atol=1e-3, rtol=1e-3)
+    best = policy.act(inputs, greedy=True).actions
+    torch.testing.assert_close(policy.greedy(inputs), best)
+    assert float((drawn.actions - best).abs().max()) > 1e-3
+    losses = policy.imitation_losses(inputs, policy.from_env(drawn.actions.numpy()))
+    losses.mean().backward()
+    with pytest.raises(ValueError, match="no value head"):
+        policy.values(inputs)
+
+
+def test_densities_of_squashed_actions_sum_to_one() -> None:
+    torch.manual_seed(0)
+    policy = make_model(config(model_type="squashed_policy"), EnvSpec(state_size=5, action_size=1))
+    grid = torch.linspace(-1 + 1e-4, 1 - 1e-4, 20_001)
+    inputs = {"states": torch.randn(1, 5).expand(len(grid), -1)}
+    densities = policy(inputs, grid[:, None, None]).logprobs[:, 0, 0].exp()
+    assert float(torch.trapezoid(densities.detach(), grid)) == pytest.approx(1, abs=1e-2)
+
+
+def test_squashed_policies_refuse_what_they_cannot_do() -> None:
+    for spec, keys, told in (
+        (CHOICES, {}, "takes choices"),
+        (STATES, {"num_action_chunks": 2}, "one action at a time"),
+        (EnvSpec(state_size=0, action_size=1), {}, "states or images"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            make_model(config(model_type="squashed_policy", **keys), spec)

@@ -1,0 +1,131 @@
+"""An ensemble of critics, values of an observation and an action, computed together."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.base import Inputs
+from recipes.embodied.models.squashed_policy import features_of
+
+# What hidden layers normalize: nothing; each sample over its units (RLPD); each unit over the batch (CrossQ).
+Norm: TypeAlias = Literal["none", "layer", "batch"]
+_EPSILON: Final = 1e-5
+
+
+class EnsembleLinear(nn.Module):
+    """E linear layers side by side, with the initial weights of `nn.Linear`."""
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [E, n, outputs] of [E, n, inputs]."""
+        return torch.baddbmm(self.bias, inputs, self.weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """Layer normalization with weights of each member."""
+
+    def __init__(self, members: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(members, 1, size))
+        self.bias = nn.Parameter(torch.zeros(members, 1, size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [E, n, size], each row with mean 0 and deviation 1 but for the weights."""
+        return torch.addcmul(self.bias, functional.layer_norm(inputs, inputs.shape[-1:], eps=_EPSILON), self.weight)
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalization (Ioffe 2017, arXiv 1702.03275) of each member, as CrossQ has it (arXiv 1902.05605).
+
+    While training a unit is normalized by its batch, and corrected toward the running statistics, at most by
+    `largest_scale` and `largest_shift`, without gradients. Before `warmup` batches it is plain batch normalization.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    batches: Tensor
+
+    def __init__(
+        self,
+        members: int,
+        size: int,
+        *,
+        momentum: float = 0.01,
+        largest_scale: float = 3.0,
+        largest_shift: float = 5.0,
+        warmup: int = 10_000,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(members, 1, size))
+        self.bias = nn.Parameter(torch.zeros(members, 1, size))
+        self.register_buffer("mean", torch.zeros(members, 1, size))
+        self.register_buffer("deviation", torch.ones(members, 1, size))
+        self.register_buffer("batches", torch.zeros(()))
+        self._momentum, self._scale, self._shift, self._warmup = momentum, largest_scale, largest_shift, warmup
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return [E, n, size], normalized over n while training, else by the running statistics."""
+        if not self.training:
+            return torch.addcmul(self.bias, (inputs - self.mean) / self.deviation, self.weight)
+        mean = inputs.mean(dim=1, keepdim=True)
+        deviation = (inputs.var(dim=1, keepdim=True, correction=0) + _EPSILON).sqrt()
+        normalized = (inputs - mean) / deviation
+        with torch.no_grad():
+            scale = (deviation / self.deviation).clamp(1 / self._scale, self._scale)
+            shift = ((mean - self.mean) / self.deviation).clamp(-self._shift, self._shift)
+            warm = (self.batches >= self._warmup).float()
+            scale, shift = torch.lerp(torch.ones_like(scale), scale, warm), shift * warm
+            self.mean.lerp_(mean, self._momentum)
+            self.deviation.lerp_(deviation, self._momentum)
+            self.batches += 1
+        return torch.addcmul(self.bias, normalized * scale + shift, self.weight)
+
+
+class Critics(nn.Module):
+    """E critics on states or images.
+
+    Images become features by one network of convolutions that the members share.
+
+    Args:
+        spec: of the environment.
+        members: E.
+        width: of the hidden layers.
+        layers: how many of them.
+        norm: see `Norm`.
+    """
+
+    def __init__(self, spec: EnvSpec, members: int, width: int, layers: int = 2, norm: Norm = "none") -> None:
+        super().__init__()
+        self.members = members
+        self.features, size = features_of(spec, width)
+        size += spec.action_size
+        # The optimizer knows what belongs to values by this name, and gives it `value_lr`.
+        self.critic = nn.ModuleList()
+        if norm == "batch":
+            self.critic.append(BatchRenorm(members, size))
+        for _ in range(layers):
+            self.critic.append(EnsembleLinear(members, size, width))
+            # Normalized before the activation with layer norm (RLPD), after it with batch renorm (CrossQ).
+            self.critic.extend([EnsembleLayerNorm(members, width)] if norm == "layer" else [])
+            self.critic.append(nn.ReLU())
+            self.critic.extend([BatchRenorm(members, width)] if norm == "batch" else [])
+            size = width
+        self.critic.append(EnsembleLinear(members, size, 1))
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Return values, float32 [E, n], of actions [n, A]."""
+        hidden = torch.cat((self.features(inputs), actions), dim=-1).expand(self.members, -1, -1)
+        for layer in self.critic:
+            hidden = layer(hidden)
+        return hidden[:, :, 0]

@@ -1,0 +1,148 @@
+"""What fills replay buffers: steps of rollouts, recordings of earlier runs, and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.load import load_demonstrations
+from recipes.embodied.envs.keys import STATES, image_key
+from recipes.embodied.envs.types import EnvSpec, Observation
+from recipes.embodied.imitation import check_fits
+from recipes.embodied.off_policy.rollout_worker import NEXT
+from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.segments import Damage, read_segments
+from recipes.embodied.replay.types import Transitions, TransitionSpec
+from recipes.embodied.trajectory import RolloutChunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from recipes.embodied.data_config import DemonstrationsConfig
+
+# Arrays [T, B, ...] of T steps of B environments; observations before and after a step by these prefixes.
+Steps = dict[str, NDArray[Any]]
+_BEFORE, _AFTER = "observations/", "next_observations/"
+_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
+
+
+def transition_spec(spec: EnvSpec) -> TransitionSpec:
+    """Return the columns of an environment's transitions."""
+    return TransitionSpec.of(spec.observations, (spec.action_size, "float32"))
+
+
+def steps_of(chunks: RolloutChunks) -> Steps:
+    """Return the steps of a rollout as arrays; each chunk is one action."""
+    found = {f"{_BEFORE}{name}": each.numpy() for name, each in chunks.inputs.items()}
+    for name, each in chunks.steps.items():
+        if name.startswith(NEXT):
+            found[f"{_AFTER}{name.removeprefix(NEXT)}"] = each.numpy()
+    for name in (_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID):
+        found[name] = chunks.steps[name][:, :, 0].numpy()
+    return found
+
+
+def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
+    """Add steps of all lanes of a buffer, one after the other; return how many count.
+
+    Raises:
+        ValueError: they are of another number of environments.
+    """
+    valid = steps[_VALID]
+    if valid.shape[1] != buffer.lanes:
+        raise ValueError(f"steps of {valid.shape[1]} environments, for a buffer of {buffer.lanes}")
+    for row in range(len(valid)):
+        lanes = np.flatnonzero(valid[row])
+        before, after = (_named(steps, prefix, row) for prefix in (_BEFORE, _AFTER))
+        step = Transitions(
+            before, steps[_ACTIONS][row], steps[_REWARDS][row], steps[_ENDS][row], steps[_CUTS][row], after
+        )
+        buffer.add(step if len(lanes) == buffer.lanes else step.chosen(lanes), lanes)
+    return int(valid.sum())
+
+
+def _named(steps: Mapping[str, NDArray[Any]], prefix: str, row: int) -> Observation:
+    return {name.removeprefix(prefix): each[row] for name, each in steps.items() if name.startswith(prefix)}
+
+
+def add_recording(buffer: ReplayBuffer, folder: Path, report: Callable[[Damage], None]) -> int:
+    """Add the steps of earlier runs; return how many. Those of another number of environments are cut or spread."""
+    count = 0
+    for steps in read_segments(folder, report):
+        environments = steps[_VALID].shape[1]
+        for first in range(0, environments, buffer.lanes):
+            part = {name: each[:, first : first + buffer.lanes] for name, each in steps.items()}
+            missing = buffer.lanes - part[_VALID].shape[1]
+            if missing:
+                part = {name: np.pad(each, _after(each, missing)) for name, each in part.items()}
+            count += add_steps(buffer, part)
+        if environments != buffer.lanes:
+            buffer.cut_off()
+    buffer.cut_off()
+    return count
+
+
+def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:
+    """Return how `numpy.pad` makes room for so many more environments, which are not valid."""
+    return [(0, missing if axis == 1 else 0) for axis in range(array.ndim)]
+
+
+def demonstrations_buffer(
+    config: DemonstrationsConfig, spec: EnvSpec, prioritized: Prioritization | None = None
+) -> ReplayBuffer:
+    """Return a buffer that holds all demonstrations.
+
+    An episode whose last step solves the task ends there. Of any other the last observation is not known: its last step
+    is left out, and the one before counts as cut off.
+
+    Raises:
+        DatasetError: the data cannot be read, are of another environment, or have no rewards.
+    """
+    whole = load_demonstrations(config.train_data_paths, config.state_keys)
+    data = whole.chosen(config.episodes) if config.episodes else whole
+    named = check_fits(whole, spec, config.cameras)
+    if data.rewards is None or data.successes is None:
+        raise DatasetError(
+            "the demonstrations have no rewards: `next.reward` and `next.success` are missing",
+            where=data.where,
+            help="`rlinf record` writes them; data sets without rewards can be learned from by recipe `sft`",
+        )
+    buffer = ReplayBuffer(transition_spec(spec), 1, len(data) + data.episodes + 4, prioritized)
+    cameras = {image_key(name): data.cameras[found] for name, found in named.items()}
+    for episode in range(data.episodes):
+        rows = data.rows_of(episode)
+        observed: Observation = {name: camera.read(rows) for name, camera in cameras.items()}
+        if spec.state_size and data.states is not None:
+            observed[STATES] = data.states[rows]
+        _add_episode(buffer, data, rows, observed, data.rewards, data.successes)
+    return buffer
+
+
+def _add_episode(
+    buffer: ReplayBuffer,
+    data: Demonstrations,
+    rows: NDArray[np.int64],
+    observed: Observation,
+    rewards: NDArray[np.float32],
+    successes: NDArray[np.bool_],
+) -> None:
+    count = len(rows)
+    solved = bool(successes[rows[-1]])
+    for step in range(count if solved else count - 1):
+        last = step == count - 1
+        buffer.add(
+            Transitions(
+                {name: each[step : step + 1] for name, each in observed.items()},
+                np.clip(data.actions[rows[step : step + 1]], -1, 1),
+                rewards[rows[step : step + 1]],
+                np.array([last]),
+                np.array([not solved and step == count - 2]),
+                {name: each[min(step + 1, count - 1)][None] for name, each in observed.items()},
+            )
+        )

@@ -1,0 +1,99 @@
+"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `loss_type: sac` and `td3`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+from rlinf_core.config.no_effect import NoEffect
+
+from rlinf_core import ConfigModel
+from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.scalars import Bool, Float
+
+# Values of `algorithm.loss_type` that learn from a replay buffer.
+OFF_POLICY_LOSSES: Final = ("sac", "td3")
+DEFAULT_BATCH: Final = 256
+
+
+def is_off_policy(loss_type: str) -> bool:
+    """Return whether a value of `algorithm.loss_type` learns from a replay buffer."""
+    return loss_type in OFF_POLICY_LOSSES
+
+
+class ReplayConfig(ConfigModel):
+    """The replay buffer."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("priority_alpha", "priority_beta"),
+            lambda replay, sizes: not replay.prioritized,
+            "transitions are drawn uniformly: `prioritized` is false",
+            "remove it, or write `prioritized: true`",
+            because=("prioritized",),
+        ),
+    )
+
+    capacity: Count = Field(
+        default=1_000_000,
+        description="Rows that are kept, the newest, over all actors; a row is an observation, an action and a reward,"
+        " and an episode has one more than its steps.",
+    )
+    prioritized: Bool = Field(default=False, description="Draw transitions by their last error, instead of uniformly.")
+    priority_alpha: Fraction = Field(default=0.6, description="Exponent of errors: 0 draws uniformly.")
+    priority_beta: Fraction = Field(default=0.4, description="How much of the bias that this brings is corrected.")
+    demonstrations_share: Fraction = Field(
+        default=0.5, description="Share of every batch that comes from `data.train_data_paths`, where there are any."
+    )
+    recording_path: OptionalPath = Field(
+        default=None,
+        description="Folder, on the node of the actors, in which every step is recorded as it arrives, so that nothing"
+        " is lost with the run; steps that are there already are learned from. Default: none.",
+    )
+
+
+class OffPolicyConfig(ConfigModel):
+    """The replay buffer, the critics and the pace of learning."""
+
+    update_to_data: PositiveFloat = Field(
+        default=1.0, description="Updates of the critics for each step of an environment."
+    )
+    policy_interval: Count = Field(default=1, description="Updates of the critics for each one of the policy.")
+    learning_starts: Count = Field(default=1000, description="Steps over all environments before anything is learned.")
+    random_steps: NonNegativeInt = Field(
+        default=0,
+        description="Steps over all environments at the beginning whose actions are drawn uniformly, instead of by the"
+        " policy.",
+    )
+    n_steps: Count = Field(default=1, description="Steps whose rewards count before a value stands in for the others.")
+    critics: Count = Field(default=2, description="Critics in the ensemble.")
+    critics_in_target: Count = Field(
+        default=2, description="How many of them, drawn anew for each update, the smallest value of a target is from."
+    )
+    critic_layers: Count = Field(
+        default=2, description="Hidden layers of a critic, each `actor.model.hidden_dim` wide."
+    )
+    critic_norm: Literal["none", "layer", "batch"] = Field(
+        default="none",
+        description="none; layer: layer normalization, as RLPD has it; batch: batch renormalization and no target"
+        " networks, as CrossQ has it.",
+    )
+    policy_values: Literal["min", "mean"] = Field(
+        default="min", description="Which value of the ensemble the policy ascends: the smallest, or the mean."
+    )
+    target_rate: Fraction = Field(default=0.005, description="How far target networks move in an update.")
+    temperature: PositiveFloat = Field(default=1.0, description="Weight of the entropy at first.")
+    learn_temperature: Bool = Field(
+        default=True, description="Adapt the weight of the entropy, so that the entropy is `target_entropy`."
+    )
+    target_entropy: Float | None = Field(
+        default=None, description="In nats. Default: minus the number of numbers in an action."
+    )
+    entropy_in_target: Bool = Field(default=True, description="Count the entropy of later actions as reward.")
+    target_noise: PositiveFloat = Field(
+        default=0.2, description="Deviation of the noise on the next actions in targets, as TD3 has it."
+    )
+    target_noise_clip: PositiveFloat = Field(default=0.5, description="Largest noise on the next actions in targets.")
+    replay: ReplayConfig = Field(
+        default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."
+    )

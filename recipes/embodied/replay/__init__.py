@@ -1,0 +1,1 @@
+"""Replay buffers of off-policy learning: transitions in memory, sampling, several sources, and recordings on disk."""

@@ -1,0 +1,324 @@
+"""Recordings of transitions on disk: append-only segments that survive a killed process and a full disk.
+
+    segment-00000001.rlr   magic, version; then records one behind the other
+    record                 length (8 bytes), CRC-32 of the payload (4), CRC-32 of these 12 bytes (4), payload
+    payload                length of a JSON header (4), the header (name, dtype, shape of each array), the arrays' bytes
+
+All numbers are little-endian. The disk space of a segment is taken when it is begun, so that a disk that fills up is
+noticed before anything is recorded that would not find room. What follows the last whole record of a file, a record
+torn by a crash or the room that was taken, is cut off when the folder is opened for writing again, and reported. A
+damaged record before others that are whole ends its segment: it is reported, the file stays as it is, and the following
+segments are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.replay.buffer import ReplayError
+
+MAGIC: Final = b"RLRSEG\x00\x01"
+SUFFIX: Final = ".rlr"
+# Numbers that arrays may consist of; nothing else is ever read.
+_KINDS: Final = "fiub"
+_RECORD: Final = struct.Struct("<QII")
+_SHORT: Final = struct.Struct("<I")
+
+Record = dict[str, NDArray[Any]]
+
+
+class Damage(NamedTuple):
+    """A place in a segment from which on it cannot be read.
+
+    Attributes:
+        file: the segment.
+        offset: the first byte that is not understood.
+        size: how many bytes follow from there.
+        torn: nothing but a record that was never finished, or unused room, follows.
+    """
+
+    file: Path
+    offset: int
+    size: int
+    torn: bool
+
+    def __str__(self) -> str:
+        what = "a record that was not finished" if self.torn else "a damaged record"
+        return f"{self.file}: {what} at byte {self.offset}, {self.size} bytes"
+
+
+def encode(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return a record of arrays by name.
+
+    Raises:
+        ReplayError: an array holds something else than numbers.
+    """
+    strange = next((name for name, each in arrays.items() if each.dtype.kind not in _KINDS), None)
+    if strange is not None:
+        raise ReplayError(f"`{strange}` holds no numbers, and cannot be recorded")
+    kept = {name: np.ascontiguousarray(each, each.dtype.newbyteorder("<")) for name, each in arrays.items()}
+    described = [[name, each.dtype.str, list(arrays[name].shape)] for name, each in kept.items()]
+    header = json.dumps(described).encode()
+    payload = b"".join((_SHORT.pack(len(header)), header, *(each.tobytes() for each in kept.values())))
+    sizes = struct.pack("<QI", len(payload), zlib.crc32(payload))
+    return sizes + _SHORT.pack(zlib.crc32(sizes)) + payload
+
+
+def decode(payload: bytes) -> Record:
+    """Return the arrays of a payload whose checksum is right; copies, which may be written to.
+
+    Raises:
+        ValueError: it was not made by `encode`.
+    """
+    (length,) = _SHORT.unpack_from(payload)
+    described = cast("list[tuple[str, str, list[int]]]", json.loads(payload[_SHORT.size : _SHORT.size + length]))
+    offset, found = _SHORT.size + length, Record()
+    for name, kind, shape in described:
+        dtype = np.dtype(kind)
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"`{name}` is of type {kind}")
+        count = prod(shape)
+        found[name] = np.frombuffer(payload, dtype, count, offset).reshape(shape).copy()
+        offset += count * dtype.itemsize
+    return found
+
+
+def read_segment(file: Path) -> Iterator[Record | Damage]:
+    """Yield the records of a segment in their order, and at the end the damage, where there is any."""
+    for end, record in _records(file):
+        if record is not None:
+            yield record
+        elif end.size:
+            yield end
+
+
+def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage: None) -> Iterator[Record]:
+    """Yield all records in a folder, oldest first; nothing is changed.
+
+    Args:
+        folder: of a `SegmentWriter`, which may be writing to it.
+        report: is told of what cannot be read.
+    """
+    for file in segments_of(folder):
+        for found in read_segment(file):
+            if isinstance(found, Damage):
+                report(found)
+            else:
+                yield found
+
+
+def segments_of(folder: Path) -> list[Path]:
+    """Return the segments in a folder, oldest first."""
+    return sorted(folder.glob(f"segment-*{SUFFIX}"))
+
+
+def _records(file: Path) -> Iterator[tuple[Damage, Record | None]]:
+    """Yield every record with what follows it, then what follows the last one with None."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        good = len(MAGIC) if stream.read(len(MAGIC)) == MAGIC else 0
+        while good:
+            record = _next_record(stream, size)
+            if record is None:
+                break
+            good = stream.tell()
+            yield Damage(file, good, size - good, torn=True), record
+        torn = not good or _is_torn(stream, good, size)
+    yield Damage(file, good, size - good, torn), None
+
+
+def _next_record(stream: BinaryIO, size: int) -> Record | None:
+    head = stream.read(_RECORD.size)
+    if len(head) < _RECORD.size:
+        return None
+    length, checksum, own = _RECORD.unpack(head)
+    if not length or own != zlib.crc32(head[:12]) or length > size - stream.tell():
+        return None
+    payload = stream.read(length)
+    if zlib.crc32(payload) != checksum:
+        return None
+    try:
+        return decode(payload)
+    except (ValueError, TypeError, struct.error):
+        return None
+
+
+def _is_torn(stream: BinaryIO, offset: int, size: int) -> bool:
+    """Return whether what follows is one unfinished record: no whole record begins after the one at `offset`."""
+    stream.seek(offset)
+    head = stream.read(_RECORD.size)
+    if len(head) < _RECORD.size:
+        return True
+    length, _, own = _RECORD.unpack(head)
+    if own != zlib.crc32(head[:12]):
+        # Without a length the next record cannot be found; unused room is zeros.
+        rest = stream.read()
+        return not any(head) and not rest.strip(b"\0")
+    stream.seek(min(offset + _RECORD.size + length, size))
+    following = stream.read(_RECORD.size)
+    return len(following) < _RECORD.size or not any(following)
+
+
+class SegmentWriter:
+    """Appends records to the segments of a folder.
+
+    Every record is on the disk when `append` returns. Opening cuts off what a crash has left unfinished.
+
+    Args:
+        folder: is made where it is not there; one process at a time writes to it.
+        segment_bytes: size from which on the next segment is begun; also the room that is taken for one.
+        report: is told of records that were cut off or cannot be read.
+        warn: is told, once, when after this segment there is no room for another.
+
+    Raises:
+        ReplayError: the folder cannot be written, or its disk has no room for a segment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        segment_bytes: int = 256 * 2**20,
+        report: Callable[[Damage], None] = lambda damage: None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._folder, self._segment_bytes, self._warn = folder, segment_bytes, warn
+        self._warned = self._closed = False
+        self._stream: BinaryIO | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in segments_of(folder):
+                self._mend(file, report)
+        except OSError as error:
+            raise self._failed("cannot be written", error) from error
+        self._number = max((int(file.stem.rpartition("-")[2]) for file in segments_of(folder)), default=0)
+        self._begin()
+
+    def append(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write a record, and return when it is on the disk.
+
+        Raises:
+            ReplayError: there is no room, or the disk fails; all records before are kept, and once there is room
+                recording can go on.
+        """
+        if self._closed:
+            raise ReplayError("nothing can be recorded after close()", where=str(self._folder))
+        record = encode(arrays)
+        full = self._position > len(MAGIC) and self._position + len(record) > self._segment_bytes
+        if full:
+            self._end()
+        stream = self._stream or self._begin()
+        try:
+            self._take_room(stream, self._position + len(record))
+            stream.seek(self._position)
+            stream.write(record)
+            stream.flush()
+            os.fsync(stream.fileno())
+        except OSError as error:
+            raise self._failed("finds no room for a record", error) from error
+        self._position += len(record)
+
+    def close(self) -> None:
+        """Give the room back that is not used."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> BinaryIO:
+        """Begin the next segment, and return its stream."""
+        self._number += 1
+        file = self._folder / f"segment-{self._number:08d}{SUFFIX}"
+        try:
+            self._stream = stream = file.open("xb", buffering=0)
+            self._take_room(stream, self._segment_bytes)
+            stream.write(MAGIC)
+            os.fsync(stream.fileno())
+            directory = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            free = shutil.disk_usage(self._folder).free
+        except OSError as error:
+            self._drop(file)
+            raise self._failed("has no room for another segment", error) from error
+        self._position = len(MAGIC)
+        if free < self._segment_bytes and not self._warned:
+            self._warned = True
+            self._warn(
+                f"the disk of {self._folder} has {free // 2**20} MiB left besides the segment begun now: after another"
+                f" {self._segment_bytes // 2**20} MiB recording will stop; make room, or move old segments away"
+            )
+        return stream
+
+    def _take_room(self, stream: BinaryIO, size: int) -> None:
+        """Have the disk keep room for a file of `size` bytes, where it can."""
+        if os.fstat(stream.fileno()).st_size >= size:
+            return
+        try:
+            os.posix_fallocate(stream.fileno(), 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise
+
+    def _end(self) -> None:
+        if self._stream is None:
+            return
+        self._stream.truncate(self._position)
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        self._stream = None
+
+    def _drop(self, file: Path) -> None:
+        """Remove a segment that could not be begun."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+            file.unlink(missing_ok=True)
+
+    def _mend(self, file: Path, report: Callable[[Damage], None]) -> None:
+        """Cut off what follows the last whole record of a file; report what was lost, and damage that is left alone."""
+        damage = list(_records(file))[-1][0]
+        if not damage.size:
+            return
+        unused = _is_zero(file, damage.offset)
+        if damage.torn:
+            os.truncate(file, damage.offset)
+        if not unused:
+            report(damage)
+        if not file.stat().st_size:
+            file.unlink()
+
+    def _failed(self, what: str, error: OSError) -> ReplayError:
+        return ReplayError(
+            f"the recording {what}",
+            where=str(self._folder),
+            why=error.strerror or str(error),
+            help="what is recorded so far is kept; make room on that disk, or name another folder",
+        )
+
+
+def _is_zero(file: Path, offset: int) -> bool:
+    """Return whether the rest of a file was never written to."""
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        while part := stream.read(2**20):
+            if part.strip(b"\0"):
+                return False
+    return True

@@ -1,0 +1,71 @@
+"""SAC from a replay buffer, in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recipes.embodied.replay.segments import read_segments
+from tests.integration.recipes.conftest import Run, Train
+
+pytestmark = pytest.mark.timeout(600)
+
+# 80 steps of environments in a training step; episodes of 15 steps span passes of 10.
+SAC = (
+    "actor.model.model_type=squashed_policy",
+    "algorithm.loss_type=sac",
+    "algorithm.off_policy={learning_starts: 100, random_steps: 80, update_to_data: 0.1, n_steps: 3}",
+    "algorithm.off_policy.replay.capacity=400",
+    "env.train.max_episode_steps=15",
+    "runner.max_steps=4",
+)
+
+
+def learned(run: Run) -> list[dict[str, float]]:
+    """Return the metrics of all steps that do not depend on the machine."""
+    kinds = ("env/", "train/", "replay/", "rollout/")
+    return [{name: value for name, value in each.metrics.items() if name.startswith(kinds)} for each in run.metrics]
+
+
+def test_halves_of_a_run_make_the_whole_buffer_and_temperature_included(train: Train) -> None:
+    whole = train(*SAC)
+    first = train(*SAC, "runner.max_steps=2")
+    (half,) = [each.path for each in first.folder.checkpoints.complete() if each.step == 2]
+    second = train(*SAC, f"runner.resume_dir={half}")
+    # Nothing is learned before 100 steps, and then a tenth of an update for each step: 6, 14, 22 updates in all.
+    assert [each["train/updates"] for each in learned(whole)] == [0, 6, 14, 22]
+    assert [each["replay/online"] for each in learned(whole)] == [80, 160, 240, 320]
+    assert learned(second)[-2:] == learned(whole)[-2:]
+    for name, weight in whole.weights().items():
+        assert torch.equal(weight, second.weights()[name]), name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm.loss_type=td3", "actor.model.options.exploration_noise=0.1"),
+        ("algorithm.off_policy.critics=5", "algorithm.off_policy.critic_norm=layer"),
+        ("algorithm.off_policy.critic_norm=batch", "algorithm.off_policy.replay.prioritized=true"),
+        ("runner.max_staleness=1",),
+        (
+            "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: '0:0-1'}}",
+            "actor.fsdp_config.sharding_strategy=no_shard",
+        ),
+    ],
+    ids=["td3", "rlpd", "crossq", "ahead", "two of each"],
+)
+def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
+    run = train(*SAC, *overrides)
+    assert learned(run)[-1]["train/updates"] == 22
+    assert all(torch.isfinite(weight).all() for weight in run.weights().values())
+
+
+@pytest.mark.nightly
+def test_what_is_recorded_is_there_for_the_next_run(train: Train) -> None:
+    folder = train.folder / "steps"
+    recording = f"algorithm.off_policy.replay.recording_path={folder}"
+    train(*SAC, recording, "runner.max_steps=2")
+    assert sum(int(each["valid"].sum()) for each in read_segments(folder / "0")) == 160
+    run = train(*SAC, recording, "runner.max_steps=1")
+    assert learned(run)[0]["replay/online"] == 240

@@ -1,0 +1,94 @@
+"""Losses off policy against loops written from the papers, and their gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlinf_core.algorithms.losses.off_policy import (
+    bootstrapped_targets,
+    deterministic_policy_loss,
+    ensemble_loss,
+    move_toward,
+    soft_policy_loss,
+    temperature_loss,
+)
+
+finite = st.floats(-5, 5)
+transitions = st.lists(st.tuples(finite, st.sampled_from([0.0, 0.9, 0.99**3]), finite, finite, finite), min_size=1)
+
+
+def column(rows: list[tuple[float, ...]], index: int) -> Tensor:
+    return torch.tensor([row[index] for row in rows], dtype=torch.float64)
+
+
+@given(transitions, st.floats(0, 1))
+def test_targets_equal_the_formula(rows: list[tuple[float, ...]], temperature: float) -> None:
+    values = torch.stack((column(rows, 2), column(rows, 3)))
+    found = bootstrapped_targets(column(rows, 0), column(rows, 1), values, column(rows, 4), temperature)
+    for target, (reward, discount, one, two, logprob) in zip(found.tolist(), rows, strict=True):
+        assert target == pytest.approx(reward + discount * (min(one, two) - temperature * logprob), abs=1e-9)
+    without = bootstrapped_targets(column(rows, 0), column(rows, 1), values)
+    for target, (reward, discount, one, two, _) in zip(without.tolist(), rows, strict=True):
+        assert target == pytest.approx(reward + discount * min(one, two), abs=1e-9)
+
+
+def test_what_comes_after_the_end_of_the_task_counts_nothing() -> None:
+    nothing = torch.tensor([[1e6]])
+    assert bootstrapped_targets(torch.ones(1), torch.zeros(1), nothing, torch.ones(1), 1.0).tolist() == [1.0]
+
+
+@given(transitions)
+def test_the_loss_of_an_ensemble_is_the_sum_of_its_members(rows: list[tuple[float, ...]]) -> None:
+    values = torch.stack((column(rows, 2), column(rows, 3))).requires_grad_()
+    targets, weights = column(rows, 0), column(rows, 1)
+    found = ensemble_loss(values, targets, weights)
+    expected = sum(
+        weight * (value - target) ** 2 / 2 / len(rows) for target, weight, *pair, _ in rows for value in pair
+    )
+    assert found.loss.item() == pytest.approx(expected, abs=1e-9)
+    found.loss.backward()
+    assert values.grad is not None
+    # Each critic learns as if it were alone.
+    torch.testing.assert_close(values.grad, weights * (values.detach() - targets) / len(rows))
+
+
+def test_the_policy_ascends_the_smallest_value_or_the_mean() -> None:
+    for how, expected in (("min", [[1.0, 0.0], [0.0, 1.0]]), ("mean", [[0.5, 0.5], [0.5, 0.5]])):
+        values = torch.tensor([[1.0, 4.0], [2.0, 3.0]], requires_grad=True)
+        logprobs = torch.tensor([-1.0, 2.0], requires_grad=True)
+        found = soft_policy_loss(logprobs, values, 0.1, "min" if how == "min" else "mean")
+        chosen = [1.0, 3.0] if how == "min" else [1.5, 3.5]
+        assert found.loss.item() == pytest.approx((0.1 * (-1 + 2) - sum(chosen)) / 2)
+        assert found.metrics["actor/entropy"].item() == pytest.approx(-0.5)
+        found.loss.backward()
+        assert values.grad is not None
+        assert logprobs.grad is not None
+        torch.testing.assert_close(values.grad, -torch.tensor(expected) / 2)
+        torch.testing.assert_close(logprobs.grad, torch.full((2,), 0.05))
+
+
+def test_a_deterministic_policy_ascends_the_first_critic() -> None:
+    values = torch.tensor([[1.0, 4.0], [2.0, 3.0]], requires_grad=True)
+    deterministic_policy_loss(values).loss.backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [[-0.5, -0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("entropy", "rises"), [(-5.0, True), (-1.0, False)])
+def test_the_temperature_rises_while_the_entropy_is_too_low(entropy: float, rises: bool) -> None:
+    log_temperature = torch.tensor(math.log(0.2), requires_grad=True)
+    temperature_loss(log_temperature, torch.tensor([-entropy, -entropy]), target_entropy=-3.0).backward()
+    assert log_temperature.grad is not None
+    assert (log_temperature.grad.item() < 0) == rises
+
+
+def test_targets_move_by_their_rate() -> None:
+    target, weight = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0], requires_grad=True)
+    move_toward([target], [weight], 0.25)
+    assert target.tolist() == [1.5, 2.0]

@@ -1,0 +1,70 @@
+"""Ensembles of critics against single networks, and their normalizations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.critics import BatchRenorm, Critics, EnsembleLinear, Norm
+
+SPEC = EnvSpec(state_size=5, action_size=2)
+
+
+def test_each_member_is_a_network_of_its_own() -> None:
+    torch.manual_seed(0)
+    critics = Critics(SPEC, 3, 8)
+    inputs, actions = {"states": torch.randn(4, 5)}, torch.randn(4, 2)
+    values = critics(inputs, actions)
+    assert values.shape == (3, 4)
+    for member in range(3):
+        layers: list[nn.Module] = []
+        for layer in critics.critic:
+            if isinstance(layer, EnsembleLinear):
+                plain = nn.Linear(layer.weight.shape[1], layer.weight.shape[2])
+                plain.weight.data, plain.bias.data = layer.weight[member].T, layer.bias[member, 0]
+                layers.append(plain)
+            else:
+                layers.append(nn.ReLU())
+        alone = nn.Sequential(*layers)(torch.cat((inputs["states"], actions), dim=1))[:, 0]
+        torch.testing.assert_close(values[member], alone)
+    assert not torch.allclose(values[0], values[1])
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+def test_critics_see_states_images_or_both(norm: Norm) -> None:
+    for states in (0, 3):
+        spec = EnvSpec(state_size=states, action_size=2, cameras={"main": (36, 40, 3)})
+        critics = Critics(spec, 2, 8, layers=1, norm=norm)
+        inputs = {"images.main": torch.randint(256, (4, 36, 40, 3), dtype=torch.uint8)}
+        inputs |= {"states": torch.randn(4, states)} if states else {}
+        values = critics(inputs, torch.randn(4, 2))
+        assert values.shape == (2, 4)
+        values.sum().backward()
+        assert all(each.grad is not None for each in critics.parameters())
+
+
+def test_layer_norm_bounds_values_of_actions_far_from_any_seen() -> None:
+    """Ball et al. 2023: a layer norm bounds the value by the weights behind it, whatever the action."""
+    torch.manual_seed(0)
+    inputs, far = {"states": torch.zeros(1, 5)}, 1e4 * torch.ones(1, 2)
+    plain, bounded = (Critics(SPEC, 2, 16, norm=norm)(inputs, far).abs().max() for norm in ("none", "layer"))
+    assert plain > 10
+    assert bounded < 10
+
+
+def test_batch_renorm_is_batch_norm_at_first_and_the_running_statistics_later() -> None:
+    torch.manual_seed(0)
+    layer = BatchRenorm(1, 3, warmup=100)
+    for _ in range(100):
+        batch = 2 + 3 * torch.randn(1, 64, 3)
+        found = layer(batch)
+        torch.testing.assert_close(found.mean(dim=1), torch.zeros(1, 3), atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.var(dim=1, correction=0), torch.ones(1, 3), atol=1e-3, rtol=0)
+    # Afterwards a batch is normalized as in evaluation, within the bounds of the correction.
+    batch = 2 + 3 * torch.randn(1, 64, 3)
+    mean, deviation = layer.mean.clone(), layer.deviation.clone()
+    torch.testing.assert_close(layer(batch), (batch - mean) / deviation, atol=1e-4, rtol=1e-4)
+    layer.eval()
+    torch.testing.assert_close(layer(batch), (batch - layer.mean) / layer.deviation)

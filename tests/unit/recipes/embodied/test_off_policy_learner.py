@@ -1,0 +1,148 @@
+"""Updates of critics, policy and temperature, without the processes around them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.models.critics import Critics
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.models.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.learner import OffPolicyLearner, TransitionTensors
+from recipes.embodied.off_policy_config import OffPolicyConfig
+from recipes.sections.actor import FsdpConfig
+from recipes.training.finite import NonFiniteError
+from recipes.training.state import TrainingState
+from recipes.training.updater import Figures
+
+SPEC = EnvSpec(state_size=2, action_size=1)
+DEVICE = torch.device("cpu")
+
+
+class Made:
+    def __init__(self, loss: Literal["sac", "td3"] = "sac", skip: bool = False, **keys: Any) -> None:
+        torch.manual_seed(0)
+        config = OffPolicyConfig.model_validate(keys)
+        options = {"exploration_noise": 0.1} if loss == "td3" else {}
+        section = EmbodiedModelConfig(model_type="squashed_policy", hidden_dim=32, options=options)
+        policy = make_model(section, SPEC)
+        assert isinstance(policy, SquashedPolicy)
+        self.policy = policy
+        self.critics = Critics(SPEC, config.critics, 32, config.critic_layers, config.critic_norm).eval()
+        optim = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8)
+        states = [
+            TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=DEVICE, component=name)
+            for module, name in ((self.policy, "actor"), (self.critics, "critic"))
+        ]
+        self.learner = OffPolicyLearner(
+            config, *states, deterministic=loss == "td3", temperature_lr=3e-3, clip_grad=10.0, skip_nonfinite=skip
+        )
+        self.figures, self.critic_figures = Figures(), Figures()
+
+    def update(self, batch: TransitionTensors) -> torch.Tensor:
+        return self.learner.update(batch, 1, self.figures, self.critic_figures)
+
+
+def bandit(count: int = 64) -> TransitionTensors:
+    """Transitions that end at once; the best action is half of the first number of the state."""
+    states, actions = torch.rand(count, 2) * 2 - 1, torch.rand(count, 1) * 2 - 1
+    rewards = -3 * (actions - states[:, :1] / 2)[:, 0].square()
+    inputs = {"states": states}
+    return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs, torch.ones(count))
+
+
+METHODS: list[tuple[Literal["sac", "td3"], dict[str, Any]]] = [
+    ("sac", {"temperature": 0.05}),
+    ("sac", {"critics": 5, "critic_norm": "layer", "policy_values": "mean", "temperature": 0.05}),
+    ("sac", {"critic_norm": "batch", "temperature": 0.05}),
+    ("td3", {}),
+]
+
+
+@pytest.mark.parametrize(("loss", "keys"), METHODS)
+def test_each_method_finds_the_best_action(loss: Literal["sac", "td3"], keys: dict[str, Any]) -> None:
+    made = Made(loss, **keys)
+    for _ in range(250):
+        made.update(bandit())
+    states = torch.tensor([[0.8, 0.0], [-0.8, 0.0]])
+    actions = made.policy.act({"states": states}, greedy=True).actions[:, 0, 0]
+    torch.testing.assert_close(actions, torch.tensor([0.4, -0.4]), atol=0.2, rtol=0)
+    assert {"critic/loss", "critic/value", "actor/grad_norm"} <= made.critic_figures.means().keys()
+
+
+def test_values_become_discounted_sums_of_rewards() -> None:
+    """A task without end whose every step is rewarded by 1: its value is 1 / (1 - 0.5)."""
+    made = Made(temperature=1e-6, learn_temperature=False, target_rate=0.05)
+    for _ in range(200):
+        inputs = {"states": torch.randn(64, 2)}
+        made.update(
+            TransitionTensors(
+                inputs, torch.rand(64, 1) * 2 - 1, torch.ones(64), torch.full((64,), 0.5), inputs, torch.ones(64)
+            )
+        )
+    with torch.no_grad():
+        values = made.critics({"states": torch.randn(64, 2)}, torch.zeros(64, 1))
+    torch.testing.assert_close(values, torch.full_like(values, 2.0), atol=0.1, rtol=0)
+
+
+def test_the_policy_is_updated_at_its_interval_and_leaves_the_critics_alone() -> None:
+    made = Made(policy_interval=3)
+    for number in range(1, 7):
+        before = copy.deepcopy(made.policy.state_dict())
+        made.update(bandit(8))
+        changed = any(not torch.equal(each, before[name]) for name, each in made.policy.state_dict().items())
+        assert changed == (number % 3 == 0)
+        assert all(weight.requires_grad for weight in made.critics.parameters())
+    assert (len(made.figures.parts), len(made.critic_figures.parts)) == (2, 6)
+
+
+@pytest.mark.parametrize(("target", "rises"), [(5.0, True), (-20.0, False)])
+def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, rises: bool) -> None:
+    made = Made(temperature=0.5, target_entropy=target)
+    for _ in range(5):
+        made.update(bandit(8))
+    assert (float(made.learner.temperature) > 0.5) == rises
+
+
+@pytest.mark.parametrize(("loss", "keys"), METHODS)
+def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
+    loss: Literal["sac", "td3"], keys: dict[str, Any]
+) -> None:
+    one, other = Made(loss, **keys), Made(loss, **keys)
+    for _ in range(5):
+        one.update(bandit(16))
+    other.policy.load_state_dict(one.policy.state_dict())
+    other.critics.load_state_dict(one.critics.state_dict())
+    for mine, theirs in zip(states_of(other), states_of(one), strict=True):
+        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    other.learner.load_state(copy.deepcopy(one.learner.state()))
+    for made in (one, other):
+        torch.manual_seed(7)
+        for _ in range(4):
+            made.update(bandit(16))
+    for name, each in one.policy.state_dict().items():
+        assert torch.equal(each, other.policy.state_dict()[name]), name
+    assert torch.equal(one.learner.log_temperature, other.learner.log_temperature)
+    assert one.learner.updates == other.learner.updates == 9
+
+
+def states_of(made: Made) -> list[torch.optim.Optimizer]:
+    learner: Any = made.learner
+    return [learner._policy_updater._optimizer, learner._critic_updater._optimizer]
+
+
+def test_a_target_that_is_not_finite_stops_or_is_left_out() -> None:
+    batch = bandit(8)
+    batch.rewards[3] = float("nan")
+    with pytest.raises(NonFiniteError, match="train/critic/loss"):
+        Made().update(batch)
+    made = Made(skip=True, policy_interval=2)
+    before = copy.deepcopy(made.critics.state_dict())
+    made.update(batch)
+    assert made.critic_figures.skipped == 1
+    assert all(torch.equal(each, before[name]) for name, each in made.critics.state_dict().items())

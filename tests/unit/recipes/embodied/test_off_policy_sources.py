@@ -1,0 +1,140 @@
+"""What fills replay buffers: rollouts in order, demonstrations with their ends, recordings of earlier runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.errors import DatasetError
+from recipes.embodied.data_config import DemonstrationsConfig
+from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.off_policy import sources
+from recipes.embodied.off_policy.actor_worker import passes_of
+from recipes.embodied.off_policy.sources import add_recording, add_steps, demonstrations_buffer, steps_of
+from recipes.embodied.replay.buffer import ReplayBuffer
+from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.replay.types import ReplayBatch
+from recipes.embodied.trajectory import RolloutChunks
+
+SPEC = EnvSpec(state_size=1, action_size=1, has_instructions=True)
+SET = DemonstrationsConfig.model_validate({"train_data_paths": "set"})
+
+
+def chunks(first: int, environments: int, start: float = 0.0, steps: int = 3, version: int = 0) -> RolloutChunks:
+    """Return steps of environments whose state is start + 10 x environment + step; the action is the reward."""
+    here = start + 10 * torch.arange(environments) + torch.arange(steps)[:, None]
+    flags = torch.zeros(steps, environments, 1, dtype=torch.bool)
+    return RolloutChunks(
+        first,
+        version,
+        {"states": here[:, :, None].float()},
+        {
+            "next/states": here[:, :, None].float() + 1,
+            "actions": here[:, :, None, None].float(),
+            "logprobs": torch.zeros(steps, environments, 1, 1),
+            "rewards": here[:, :, None].float(),
+            "terminations": flags,
+            "truncations": flags.clone(),
+            "valid": ~flags,
+        },
+        None,
+    )
+
+
+def buffer(lanes: int, capacity: int = 100) -> ReplayBuffer:
+    return ReplayBuffer(sources.transition_spec(SPEC), lanes, capacity)
+
+
+def everything(of: ReplayBuffer, steps: int = 1) -> ReplayBatch:
+    return of.gather(of.rows, np.ones(len(of), np.float32), steps, 0.5)
+
+
+def test_pieces_become_passes_in_the_order_in_which_they_happened() -> None:
+    pieces = [chunks(first, 2, start=100.0 * first) for first in (6, 0, 4, 2)]
+    found = passes_of(pieces, passes=2, lanes=4)
+    assert [each.batch for each in found] == [4, 4]
+    assert found[0].inputs["states"][0, :, 0].tolist() == [0, 10, 200, 210]
+    assert found[1].inputs["states"][0, :, 0].tolist() == [400, 410, 600, 610]
+    with pytest.raises(ValueError, match="2 passes arrived, and 3"):
+        passes_of(pieces, passes=3, lanes=4)
+
+
+def test_passes_follow_each_other_and_steps_that_do_not_count_are_left_out() -> None:
+    filled = buffer(2)
+    assert add_steps(filled, steps_of(chunks(0, 2))) == 6
+    following = steps_of(chunks(0, 2, start=3.0))
+    following["valid"][1, 1] = False
+    assert add_steps(filled, following) == 5
+    found = everything(filled, steps=2)
+    by_state = dict(
+        zip(found.observations["states"][:, 0], zip(found.rewards, found.discounts, strict=True), strict=True)
+    )
+    # From one pass into the next; before the step that is missing the episode counts as cut off.
+    assert by_state[2.0] == (2 + 0.5 * 3, 0.25)
+    assert by_state[13.0] == (13, 0.5)
+    with pytest.raises(ValueError, match="steps of 2 environments, for a buffer of 3"):
+        add_steps(buffer(3), following)
+
+
+def shown(solved: bool, rewards: bool = True) -> Demonstrations:
+    """Return two episodes, of three and of two steps."""
+    states = np.array([1, 2, 3, 11, 12], np.float32)[:, None]
+    successes = np.array([False, False, solved, False, False])
+    return Demonstrations(
+        "set",
+        20,
+        np.array([0, 3, 5]),
+        2 * states,
+        states,
+        {},
+        ("do it",),
+        np.zeros(5, np.int64),
+        rewards=states[:, 0] if rewards else None,
+        successes=successes,
+    )
+
+
+@pytest.mark.parametrize("solved", [True, False])
+def test_demonstrations_end_where_the_task_is_solved_and_else_are_cut_off(
+    solved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(paths: object, keys: object) -> Demonstrations:
+        return shown(solved)
+
+    monkeypatch.setattr(sources, "load_demonstrations", load)
+    found = everything(demonstrations_buffer(SET, SPEC))
+    rows = {
+        float(state[0]): (float(reward), float(discount), float(following[0]))
+        for state, reward, discount, following in zip(
+            found.observations["states"], found.rewards, found.discounts, found.next_observations["states"], strict=True
+        )
+    }
+    wanted = {1.0: (1.0, 0.5, 2.0), 2.0: (2.0, 0.5, 3.0), 11.0: (11.0, 0.5, 12.0)}
+    assert rows == ({**wanted, 3.0: (3.0, 0.0, 3.0)} if solved else wanted)
+    assert (found.actions == 1).all()  # within the bounds of actions
+
+
+def test_demonstrations_without_rewards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(paths: object, keys: object) -> Demonstrations:
+        return shown(True, rewards=False)
+
+    monkeypatch.setattr(sources, "load_demonstrations", load)
+    with pytest.raises(DatasetError, match=r"`next\.reward`"):
+        demonstrations_buffer(SET, SPEC)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_recordings_are_learned_from_by_any_number_of_environments(lanes: int, tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path, 4096) as writer:
+        writer.append(steps_of(chunks(0, 2)))
+        writer.append(steps_of(chunks(0, 2, start=3.0)))
+    filled = buffer(lanes)
+    assert add_recording(filled, tmp_path, lambda damage: None) == 12
+    found = everything(filled)
+    states = found.observations["states"][:, 0]
+    assert sorted(states) == [*range(6), *range(10, 16)]
+    np.testing.assert_array_equal(found.next_observations["states"][:, 0], states + 1)
