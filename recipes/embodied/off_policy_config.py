@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
-from rlinf_core.config.no_effect import NoEffect
 
 from rlinf_core import ConfigModel
+from rlinf_core.config.model import NoEffect
 from rlinf_core.config.sections.values import Count, Fraction, NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Bool, Float
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rlinf_core.config.no_effect import NoEffect, WorldSizes
-
 from recipes.embodied.off_policy_config import is_off_policy
+from rlinf_core.config.model import NoEffect, WorldSizes
 
 
 def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:

@@ -1,4 +1,4 @@
-"""What fills replay buffers: steps of rollouts, recordings of earlier runs, and demonstrations."""
+"""Sources of replay buffers: steps of rollouts, recordings of earlier runs, and demonstrations."""
 
 from __future__ import annotations
 

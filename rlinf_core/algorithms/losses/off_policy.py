@@ -106,4 +106,4 @@ def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: 
 def move_toward(targets: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> None:
     """Move target weights toward the current ones, in place: target += rate * (weight - target)."""
     # One kernel for all of them; it is public in all but its name, and torch's own averaged models use it.
-    torch._foreach_lerp_(list(targets), list(weights), rate)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_lerp_(list(targets), list(weights), rate)  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""What fills replay buffers: rollouts in order, demonstrations with their ends, recordings of earlier runs."""
+"""Sources of replay buffers: rollouts in order, demonstrations with their ends, recordings of earlier runs."""
 
 from __future__ import annotations
 
