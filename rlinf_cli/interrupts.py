@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 
 from rlinf_cli import console
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_core.signal_mask import sigterm_deferred
 
 # How long a job may take to end cleanly.
 GRACE_SECONDS = 20.0
@@ -132,7 +133,8 @@ class Interrupts:
         self.code: ExitCode | None = None
 
     def __enter__(self) -> Self:
-        self._watch.start()
+        with sigterm_deferred():
+            self._watch.start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             earlier = signal.getsignal(number)
             # Under nohup a hangup is nobody's business, and stays so.

@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlinf_cli import console
@@ -25,6 +26,7 @@ from rlinf_core.runners.events import (
     RunFinished,
 )
 from rlinf_core.runners.run_status import RunStatus
+from rlinf_core.signal_mask import sigterm_deferred
 
 if TYPE_CHECKING:
     import logging
@@ -213,6 +215,9 @@ class Training:
                 self._end_where_told(event)
 
             self._interrupts.check()
+            with sigterm_deferred(), suppress(ImportError):
+                # Its linear algebra starts threads, none of which may take the signal while Ray's native code has it.
+                import_module("numpy")
             program = self._recipe.program_function()
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")

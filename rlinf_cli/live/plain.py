@@ -12,6 +12,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, step_line
 from rlinf_core.runners.events import Evaluated, Event, RunFinished, StepFinished
+from rlinf_core.signal_mask import sigterm_deferred
 
 # Seconds between two lines of steps; the first and the last step have theirs anyway.
 _STEPS_EVERY = 5.0
@@ -35,7 +36,8 @@ class PlainView(View):
         self._ticker = threading.Thread(target=self._tick, name="rlinf-plain-view", daemon=True)
 
     def __enter__(self) -> Self:
-        self._ticker.start()
+        with sigterm_deferred():
+            self._ticker.start()
         return self
 
     def __exit__(

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rlinf_core.cluster.ray_private import ray_module
+from rlinf_core.signal_mask import sigterm_deferred
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -43,18 +44,28 @@ def own_signals() -> Generator[None, None, None]:
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
     utils: Any = ray_module("ray._private.utils")
-    set_handler = utils.set_sigterm_handler
-    utils.set_sigterm_handler = _leave_handler
+    worker: Any = ray_module("ray._private.worker")
+    set_handler, connect = utils.set_sigterm_handler, worker.connect
     try:
-        with kept_handler():
+        with kept_handler() as set_again:
+
+            def connect_undisturbed(*args: Any, **keywords: Any) -> Any:
+                # It holds Python's lock for up to seconds after Ray's handler is set: no thread can set ours again.
+                with sigterm_deferred():
+                    try:
+                        return connect(*args, **keywords)
+                    finally:
+                        set_again()
+
+            utils.set_sigterm_handler, worker.connect = _leave_handler, connect_undisturbed
             yield
     finally:
-        utils.set_sigterm_handler = set_handler
+        utils.set_sigterm_handler, worker.connect = set_handler, connect
 
 
 @contextmanager
-def kept_handler() -> Generator[None, None, None]:
-    """Within the block SIGTERM stays handled as it is.
+def kept_handler() -> Generator[Callable[[], None], None, None]:
+    """Within the block SIGTERM stays handled as it is; give the function that sets that handler again.
 
     Ray's C++ code sets a handler of its own some time while it connects, and the default one when it disconnects. Until
     Python's is set again a SIGTERM would end the process unheard, so a thread does that each millisecond.
@@ -65,18 +76,22 @@ def kept_handler() -> Generator[None, None, None]:
     sigaction(signal.SIGTERM, None, kept)
     ended = threading.Event()
 
+    def set_again() -> None:
+        sigaction(signal.SIGTERM, kept, None)
+
     def keep() -> None:
         while not ended.wait(_KEEP_SECONDS):
-            sigaction(signal.SIGTERM, kept, None)
+            set_again()
 
     keeper = threading.Thread(target=keep, name="rlinf-signals", daemon=True)
-    keeper.start()
+    with sigterm_deferred():
+        keeper.start()
     try:
-        yield
+        yield set_again
     finally:
         ended.set()
         keeper.join()
-        sigaction(signal.SIGTERM, kept, None)
+        set_again()
 
 
 def _leave_handler(handler: object) -> None:

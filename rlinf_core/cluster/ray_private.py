@@ -42,11 +42,13 @@ PARTS: Final = (
             "global_worker",
             "global_worker.set_is_connected",
             "global_worker.set_mode",
+            "connect",
             "_global_node",
             "shutdown",
             "print_to_stdstream",
         ),
-        "the folder of the node's session, the lines that workers print, and letting go of Ray after a fork",
+        "the folder of the node's session, the lines that workers print, letting go of Ray after a fork, and the moment"
+        " at which native code handles SIGTERM",
     ),
     PrivatePart("ray._private.state", ("state",), "letting go of Ray after a fork: its connection must not be freed"),
     PrivatePart(

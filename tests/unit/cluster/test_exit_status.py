@@ -58,3 +58,20 @@ def test_ray_sets_no_handler_of_its_own_while_it_starts(came: threading.Event) -
         signal.raise_signal(signal.SIGTERM)
     assert came.is_set()
     assert utils.set_sigterm_handler is before
+
+
+def test_a_signal_waits_while_native_code_connects(came: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray._private.worker as worker
+
+    def connect(mode: str, *, node: str) -> str:
+        reset_in_c()
+        # It comes before any thread could set a handler again.
+        signal.raise_signal(signal.SIGTERM)
+        assert not came.is_set()
+        return f"{mode} {node}"
+
+    monkeypatch.setattr(worker, "connect", connect)
+    with own_signals():
+        assert worker.connect("driver", node="head") == "driver head"
+        assert came.wait(30)
+    assert worker.connect is connect
