@@ -1,7 +1,7 @@
 """Weights on their way from actors to engines: a header, pieces of some megabytes, and a fingerprint.
 
-A receiver loads a piece while the next ones are on their way, and either side computes the fingerprint of a section
-while that is in its processor's cache, so that a transfer takes little longer than copying the weights twice.
+A receiver loads a piece while the next ones are on their way, and either side reads the numbers of a piece while they
+are in its processor's cache, so that a transfer takes little longer than copying the weights twice.
 """
 
 from __future__ import annotations
@@ -11,31 +11,22 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from recipes.language.engines.base import ArrivingPart, ArrivingTensors, Engine
-from recipes.language.fingerprint import Fingerprint, sections
+from recipes.language.engines.base import ArrivingTensors, Engine
+from recipes.language.fingerprint import Fingerprint
 from recipes.training.weights import FlatWeights
-from rlinf_core import ObservedTensor, RLinfError, Work
+from rlinf_core import RLinfError, Work
 
-# Tensors travel together until they are so many bytes, a multiple of a fingerprint's blocks, and a larger one travels
-# in parts. A message costs as much processor time as copying 4 MB: with pieces of 4 MB either side needs a fifth more
-# of it.
+# Tensors travel together until they are so many bytes; a larger one travels alone. A message costs as much processor
+# time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
 _PIECE_BYTES = 16 << 20
 
 
 class Place(NamedTuple):
-    """The place of a part of a tensor in a piece.
-
-    Attributes:
-        name: of the tensor.
-        first: element of the tensor that the part begins with; a multiple of the blocks of fingerprints.
-        offset: element of the piece that it begins at.
-        size: of elements.
-    """
+    """The place of a tensor in a piece: its name, its first element, its shape."""
 
     name: str
-    first: int
     offset: int
-    size: int
+    shape: tuple[int, ...]
 
 
 class WeightHeader(NamedTuple):
@@ -43,80 +34,63 @@ class WeightHeader(NamedTuple):
 
     Attributes:
         version: counts optimizer steps of training steps.
-        shapes: of all tensors, by name.
-        pieces: what lies where in each piece.
+        pieces: where the tensors of each piece lie in it.
         adapter_only: whether they are those of a LoRA adapter.
     """
 
     version: int
-    shapes: dict[str, tuple[int, ...]]
     pieces: tuple[tuple[Place, ...], ...]
     adapter_only: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors, by name."""
+        return {each.name: each.shape for piece in self.pieces for each in piece}
 
 
 class _Span(NamedTuple):
     """A part of a flat buffer, and what lies in it."""
 
-    piece: Tensor
+    buffer: Tensor
     places: tuple[Place, ...]
+    views: tuple[Tensor, ...]
 
 
 def messages(
     weights: FlatWeights, version: int, *, prefix: str = "", adapter_only: bool = False
-) -> Iterator[WeightHeader | Tensor | ObservedTensor | str]:
-    """Yield the messages of an update, which share the memory of `weights`; `prefix` is taken off the names.
-
-    Each is to be sent before the next is asked for.
-    """
-    views = {name.removeprefix(prefix): view for name, view in weights.views.items()}
-    shapes = {name: tuple(view.shape) for name, view in views.items()}
-    spans = [span for buffer in weights.buffers for span in _spans(views, buffer)]
-    yield WeightHeader(version, shapes, tuple(each.places for each in spans), adapter_only)
+) -> Iterator[WeightHeader | Tensor | str]:
+    """Yield the messages of an update, which share the memory of `weights`; `prefix` is taken off the names."""
+    spans = list(_spans({name.removeprefix(prefix): view for name, view in weights.views.items()}, weights.buffers))
+    yield WeightHeader(version, tuple(each.places for each in spans), adapter_only)
     found = Fingerprint()
     for span in spans:
-        yield _observed(span, shapes, found)
+        for place, view in zip(span.places, span.views, strict=True):
+            found.add(place.name, view)
+        yield span.buffer
     yield found.text()
 
 
-def _observed(span: _Span, shapes: Mapping[str, tuple[int, ...]], found: Fingerprint) -> Tensor | ObservedTensor:
-    """Return a piece whose sections enter the fingerprint as they are sent, or now where they lie on a device."""
-    piece = span.piece
-    parts: list[tuple[Place, int, int]] = []
-    for place in span.places:
-        parts += [(place, begin, end) for begin, end in sections(place.size, piece.element_size())]
-
-    def observe(number: int) -> None:
-        place, begin, end = parts[number]
-        values = piece[place.offset + begin : place.offset + end]
-        found.add_part(place.name, shapes[place.name], place.first + begin, values)
-
-    if piece.is_cpu:
-        # A section lasts until the next one begins, or until the end: what aligns tensors lies between them.
-        starts = [place.offset + begin for place, begin, _ in parts]
-        return ObservedTensor(piece, [*starts[1:], piece.numel()], observe)
-    for number in range(len(parts)):
-        observe(number)
-    return piece
+def _spans(views: Mapping[str, Tensor], buffers: list[Tensor]) -> Iterator[_Span]:
+    for buffer in buffers:
+        mine = {name: view for name, view in views.items() if view.dtype == buffer.dtype}
+        ordered = sorted(mine, key=lambda name: mine[name].storage_offset())
+        begun: list[str] = []
+        size = 0
+        for name in ordered:
+            if begun and size + mine[name].nbytes > _PIECE_BYTES:
+                yield _span(buffer, {each: mine[each] for each in begun})
+                begun, size = [], 0
+            begun.append(name)
+            size += mine[name].nbytes
+        if begun:
+            yield _span(buffer, {each: mine[each] for each in begun})
 
 
-def _spans(views: Mapping[str, Tensor], buffer: Tensor) -> Iterator[_Span]:
-    """Yield the pieces of a buffer."""
-    mine = {name: view for name, view in views.items() if view.dtype == buffer.dtype}
-    most = _PIECE_BYTES // buffer.element_size()
-    begin, end, begun = 0, 0, list[Place]()
-    for name in sorted(mine, key=lambda name: mine[name].storage_offset()):
-        start, size = int(mine[name].storage_offset()), mine[name].numel()
-        for first in range(0, max(1, size), most):
-            count = min(most, size - first)
-            if begun and start + first + count - begin > most:
-                yield _Span(buffer[begin:end], tuple(begun))
-                begun = []
-            if not begun:
-                begin = start + first
-            begun.append(Place(name, first, start + first - begin, count))
-            end = start + first + count
-    if begun:
-        yield _Span(buffer[begin:end], tuple(begun))
+def _span(buffer: Tensor, views: Mapping[str, Tensor]) -> _Span:
+    first = min(int(each.storage_offset()) for each in views.values())
+    last = max(int(each.storage_offset()) + each.numel() for each in views.values())
+    places = tuple(Place(name, int(view.storage_offset()) - first, tuple(view.shape)) for name, view in views.items())
+    return _Span(buffer[first:last], places, tuple(views.values()))
 
 
 class WeightUpdate:
@@ -134,11 +108,14 @@ class WeightUpdate:
         self._pieces = pieces
         self._fingerprint = fingerprint
 
-    def _parts(self) -> Iterator[ArrivingPart]:
-        """Yield the parts of tensors as they arrive, once; they share memory with the pieces."""
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor by name as it arrives, once; they share memory with the pieces."""
         for places, piece in zip(self._header.pieces, self._pieces, strict=True):
-            for name, first, offset, count in places:
-                yield ArrivingPart(name, first, piece[offset : offset + count])
+            for each in places:
+                count = 1
+                for size in each.shape:
+                    count *= size
+                yield each.name, piece[each.offset : each.offset + count].view(each.shape)
 
     def apply(self, engine: Engine) -> None:
         """Load the weights into an engine.
@@ -147,7 +124,7 @@ class WeightUpdate:
             RLinfError: the engine's fingerprint is another one.
         """
         header = self._header
-        arriving = ArrivingTensors(header.shapes, self._parts())
+        arriving = ArrivingTensors(header.shapes, self.tensors())
         found = engine.load_weights(arriving, self.version, adapter_only=header.adapter_only)
         sent = self._fingerprint()
         if found != sent:

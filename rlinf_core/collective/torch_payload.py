@@ -10,7 +10,6 @@ import functools
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_core.collective.payload import DeviceExport, HostPart, Part, copy_bytes
@@ -54,63 +53,6 @@ class TensorPart(Part):
         torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
 
 
-class ObservedTensor:
-    """A tensor whose bytes are read twice while it is sent: by a function of the sender's, and by the copy that leaves.
-
-    The function sees each section just before it is copied, so that the second reading comes from the processor's
-    cache. It may be called more than once for a section, where several receivers get copies of their own, and by
-    several threads. The tensor arrives as any other.
-
-    Args:
-        tensor: contiguous, in host memory.
-        ends: where its sections end, in elements, in ascending order; the last is the end of the tensor.
-        observe: gets the number of a section.
-
-    Raises:
-        PayloadError: the tensor is on a device or has gaps.
-    """
-
-    def __init__(self, tensor: torch.Tensor, ends: Sequence[int], observe: Callable[[int], object]) -> None:
-        if not tensor.is_cpu or not tensor.is_contiguous():
-            raise PayloadError("an observed tensor must be contiguous and in host memory")
-        self.tensor = tensor.detach()
-        self.ends = ends
-        self.observe = observe
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it as its tensor, for picklers that know nothing of parts."""
-        for number in range(len(self.ends)):
-            self.observe(number)
-        return _itself, (self.tensor,)
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-class ObservedPart(TensorPart):
-    """The bytes of an `ObservedTensor`."""
-
-    def __init__(self, observed: ObservedTensor) -> None:
-        super().__init__(observed.tensor)
-        self._observed = observed
-
-    def view(self) -> memoryview | None:
-        for number in range(len(self._observed.ends)):
-            self._observed.observe(number)
-        return super().view()
-
-    def copy_into(self, target: memoryview) -> None:
-        source = super().view()
-        if source is None:  # it is contiguous and on the host
-            raise PayloadError("an observed tensor has changed its place")
-        begin, size = 0, self._observed.tensor.element_size()
-        for number, end in enumerate(self._observed.ends):
-            self._observed.observe(number)
-            copy_bytes(target[begin : end * size], source[begin : end * size])
-            begin = end * size
-
-
 @functools.cache
 def _stager() -> PinnedStager:
     return PinnedStager()
@@ -134,8 +76,6 @@ class TorchPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         import torch
 
-        if isinstance(obj, ObservedTensor):
-            return rebuild_tensor, self._taken_out(obj.tensor, ObservedPart(obj))
         if not isinstance(obj, torch.Tensor):
             return NotImplemented
         kind: type[torch.Tensor] = type(obj)
@@ -143,18 +83,14 @@ class TorchPickler(pickle.Pickler):
         if not dense or kind not in (torch.Tensor, torch.nn.Parameter):
             return NotImplemented
         part = self._export(obj) if self._export is not None else None
-        arguments = self._taken_out(obj, TensorPart(obj) if part is None else part)
+        # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
+        placeholder = pickle.PickleBuffer(bytearray())
+        self._placeholders[id(placeholder)] = TensorPart(obj) if part is None else part
+        device = (obj.device.type, obj.device.index)
+        arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
         if kind is torch.nn.Parameter:
             return rebuild_parameter, (*arguments, obj.requires_grad)
         return rebuild_tensor, arguments
-
-    def _taken_out(self, tensor: torch.Tensor, part: Part) -> tuple[Any, ...]:
-        """Return the arguments of `rebuild_tensor` for a tensor that travels as `part`."""
-        # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
-        placeholder = pickle.PickleBuffer(bytearray())
-        self._placeholders[id(placeholder)] = part
-        device = (tensor.device.type, tensor.device.index)
-        return placeholder, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), device
 
 
 def rebuild_tensor(

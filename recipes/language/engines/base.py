@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -42,54 +41,20 @@ class EngineStats:
     version: int
 
 
-class ArrivingPart(NamedTuple):
-    """Some elements of a tensor that is arriving.
-
-    Attributes:
-        name: of the tensor.
-        first: the element of the tensor, flat, that the part begins with.
-        values: its elements, flat.
-    """
-
-    name: str
-    first: int
-    values: Tensor
-
-
 class ArrivingTensors(Iterable[tuple[str, Tensor]]):
-    """Named tensors that arrive part by part, and whose shapes are known before. They are read once, either way.
+    """Named tensors that arrive one by one, and whose shapes are known before.
 
     Args:
         shapes: of all tensors, by name.
-        parts: those of a tensor follow each other, in the order of its elements.
+        tensors: names and values, once.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], parts: Iterator[ArrivingPart]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], tensors: Iterator[tuple[str, Tensor]]) -> None:
         self.shapes = shapes
-        self.parts = parts
-
-    @classmethod
-    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> ArrivingTensors:
-        """Return tensors that are here as ones that arrive."""
-        given = dict(tensors)
-        parts = (ArrivingPart(name, 0, each.detach().reshape(-1)) for name, each in given.items())
-        return cls({name: tuple(each.shape) for name, each in given.items()}, parts)
+        self._tensors = tensors
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole tensors; those that arrive in one part share its memory."""
-        whole: Tensor | None = None
-        for name, first, values in self.parts:
-            shape = self.shapes[name]
-            count = math.prod(shape)
-            if values.numel() == count:
-                yield name, values.view(shape)
-                continue
-            if whole is None:
-                whole = values.new_empty(count)
-            whole[first : first + values.numel()] = values
-            if first + values.numel() == count:
-                yield name, whole.view(shape)
-                whole = None
+        return self._tensors
 
 
 class Engine(ABC):

@@ -16,7 +16,7 @@ from recipes.language.engines.kv_cache import CacheShape, KvCache, PrefillPlan, 
 from recipes.language.engines.request_queue import Answer, RequestQueue
 from recipes.language.engines.rows import Rows
 from recipes.language.engines.sampling import draw
-from recipes.language.fingerprint import Fingerprint, sections
+from recipes.language.fingerprint import Fingerprint
 from recipes.language.packing import MIN_SHARED, common_prefix
 from recipes.language.sequences import Request, Sequence
 
@@ -58,8 +58,6 @@ class TorchEngine(Engine):
     ) -> None:
         use_plans(model)
         self._model = model.eval()
-        for weight in model.parameters():
-            weight.data = weight.data.contiguous()  # new weights are written in the order of their elements
         self._stop_token_ids = frozenset(stop_token_ids)
         self._decode = decode
         self._limit = max_running_tokens
@@ -265,16 +263,15 @@ class TorchEngine(Engine):
     def _load_whole(self, tensors: Iterable[tuple[str, Tensor]]) -> str:
         own: dict[str, Tensor] = self._model.state_dict()
         if not isinstance(tensors, ArrivingTensors):
-            tensors = ArrivingTensors.of(tensors)
+            given = dict(tensors)
+            tensors = ArrivingTensors({name: tuple(each.shape) for name, each in given.items()}, iter(given.items()))
         # All is looked at before anything is changed.
         self._check_shapes(tensors.shapes, own)
         found = Fingerprint()
-        for name, first, values in tensors.parts:
-            shape, target = tensors.shapes[name], own[name].view(-1)
-            for begin, end in sections(values.numel(), values.element_size()):
-                part = target[first + begin : first + end].copy_(values[begin:end])
-                # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
-                found.add_part(name, shape, first + begin, part.to(values.dtype))
+        for name, value in tensors:
+            own[name].copy_(value)
+            # Of the engine's own memory, in the precision of the trainer, while it is in the processor's cache.
+            found.add(name, own[name].to(value.dtype))
         self._adapter.forget()
         return found.text()
 

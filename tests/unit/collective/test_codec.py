@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.collective.codec import encode
-from rlinf_core.collective.message import Message, stream_body
-from rlinf_core.collective.torch_payload import ObservedTensor, TensorTarget, rebuild_tensor
+from rlinf_core.collective.message import Message
+from rlinf_core.collective.torch_payload import TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
 
 
@@ -141,28 +141,3 @@ def test_a_buffer_is_filled_in_place(buffer: Any) -> None:
     assert str(target) == "float32[2, 3]"
     target.fill(memoryview(bytearray(np.arange(6, dtype=np.float32).tobytes())))
     assert buffer.tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_an_observed_tensor_arrives_as_it_was_when_its_sections_were_seen() -> None:
-    source = torch.zeros(10)
-    seen: list[int] = []
-
-    def observe(number: int) -> None:
-        seen.append(number)
-        source[5 * number] = 1.0
-
-    back = travel({"weights": ObservedTensor(source, [5, 10], observe)})["weights"]
-    assert seen == [0, 1]
-    assert back.tolist() == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_an_observed_tensor_is_seen_before_it_leaves_from_where_it_lies() -> None:
-    seen: list[int] = []
-    message = Message.of(encode(ObservedTensor(torch.zeros(20_000), [10_000, 20_000], seen.append)), 1 << 15)
-    assert sum(memoryview(each).nbytes for each in stream_body(message).buffers) == 80_000
-    assert seen == [0, 1]
-
-
-def test_a_tensor_with_gaps_cannot_be_observed() -> None:
-    with pytest.raises(PayloadError, match="contiguous"):
-        ObservedTensor(torch.zeros(4, 4).T, [16], lambda number: None)

@@ -139,7 +139,7 @@ class Weights:
             return left < 0
 
         def wait() -> WeightUpdate:
-            return WeightUpdate(WeightHeader(version, {}, ()), iter(()), lambda: "same")
+            return WeightUpdate(WeightHeader(version, ()), iter(()), lambda: "same")
 
         return SimpleNamespace(done=done, wait=wait)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ class Mail:
     """Messages on their way; those after the first `there` have not arrived yet."""
 
     def __init__(self, sent: Iterable[Any], there: int | None = None) -> None:
-        self.sent = [copy.deepcopy(each) for each in sent]
+        self.sent = list(sent)
         self.there = len(self.sent) if there is None else there
         self.asked = 0
 
@@ -69,33 +68,14 @@ def test_an_engine_gets_every_tensor_by_its_name() -> None:
         assert torch.equal(receiver.held[name.removeprefix("model.")], tensor)
 
 
-def test_weights_travel_in_pieces_and_large_ones_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.language.weights._PIECE_BYTES", 16384)
+def test_weights_travel_in_pieces_that_hold_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.language.weights._PIECE_BYTES", 100)
     sent = mail().sent
-    assert [[(place.name, place.first) for place in piece] for piece in sent[0].pieces] == [
-        [("b", 0)],
-        [("a", 0)],
-        [("a", 4096), ("c", 0), ("d", 0)],
-    ]
-    assert sum(piece.nbytes for piece in sent[1:-1]) < 1.1 * sum(each.nbytes for each in NAMED.values())
+    assert [[place.name for place in piece] for piece in sent[0].pieces] == [["b"], ["a"], ["c", "d"]]
+    assert sum(piece.nbytes for piece in sent[1:-1]) < 2 * sum(each.nbytes for each in NAMED.values())
     receiver: Any = Receiver()
     IncomingWeights(Mail(sent).receive).wait().apply(receiver)
     assert all(torch.equal(receiver.held[name.removeprefix("model.")], tensor) for name, tensor in NAMED.items())
-
-
-@pytest.mark.parametrize("number", [0, 4095, 4096, 6299])
-def test_a_number_that_changes_on_its_way_is_an_error(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr("recipes.language.weights._PIECE_BYTES", 16384)
-    torn = mail()
-    piece, place = next(
-        (piece, place)
-        for piece, places in zip(torn.sent[1:-1], torn.sent[0].pieces, strict=True)
-        for place in places
-        if place.name == "a" and place.first <= number < place.first + place.size
-    )
-    piece[place.offset + number - place.first] += 1e-3
-    with pytest.raises(RLinfError, match="weights of version 7 are not the actor's"):
-        IncomingWeights(torn.receive).wait().apply(cast("Any", Receiver()))
 
 
 def test_weights_have_arrived_when_their_last_message_has() -> None:
