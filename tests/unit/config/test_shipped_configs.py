@@ -24,6 +24,7 @@ BRING_YOUR_OWN = (
     "libero_pi0_ppo",
     "smolvla_sft_rl",
     "metaworld_press_sft",
+    "franka_rlpd_sim",
     "franka_vision_sft",
 )
 
