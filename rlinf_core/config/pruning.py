@@ -31,6 +31,8 @@ class Validated(Generic[M]):
         whole: the whole tree, each key under our name.
         secret: paths in it whose value no message may show.
         referred: paths in it that references read.
+        misspelt: paths in it of known keys that are given under a name nobody knows. They have their defaults; what
+            holds them is whole otherwise.
     """
 
     model: M | None
@@ -40,6 +42,7 @@ class Validated(Generic[M]):
     whole: MappingNode
     secret: frozenset[Path] = frozenset()
     referred: frozenset[Path] = frozenset()
+    misspelt: frozenset[Path] = frozenset()
 
     @cached_property
     def _above(self) -> frozenset[Path]:

@@ -58,7 +58,14 @@ def validate(
             break
         model = rounds.run()
     return Validated(
-        model, rounds.tree, frozenset(rounds.pruned), rounds.kept, rounds.whole, rounds.secret, rounds.referred
+        model,
+        rounds.tree,
+        frozenset(rounds.pruned),
+        rounds.kept,
+        rounds.whole,
+        rounds.secret,
+        rounds.referred,
+        frozenset(rounds.misspelt),
     )
 
 
@@ -82,6 +89,7 @@ class _Rounds(Generic[M]):
         self.diagnostics = diagnostics
         self.stand_ins = stand_ins
         self.pruned: set[Path] = set()
+        self.misspelt: set[Path] = set()
         self.kept: Kept = {}
         self.hopeless = False
 
@@ -193,6 +201,8 @@ class _Rounds(Generic[M]):
             if report.code == "unknown-key":
                 key = meant_key(self.model_type, self.whole, report.path)
                 meant.add((*report.path[:-1], key) if key else report.path)
+                if key:
+                    self.misspelt.add((*report.path[:-1], key))
         return [report for report in reports if report.code != "missing-key" or report.path not in meant]
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:

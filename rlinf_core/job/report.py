@@ -67,9 +67,9 @@ class Report:
         self._diagnostics.add(Diagnostic(code, severity, message, span, whole, help, places))
 
     def _lost(self, path: Path) -> bool:
-        """Return whether the value at `path`, or all of what holds it, was wrong."""
-        whole = self._view.original(path)
-        return any(whole[:size] in self._view.pruned for size in range(1, len(whole) + 1))
+        """Return whether the value at `path`, or all of what holds it, was wrong, or is given under a misspelt name."""
+        whole, wrong = self._view.original(path), self._view.pruned | self._view.misspelt
+        return any(whole[:size] in wrong for size in range(1, len(whole) + 1))
 
     def _find(self, path: Path) -> tuple[Path, Span]:
         """Return what `path` is in the file and what to underline: a component may stand with others in one key."""

@@ -57,6 +57,15 @@ EMBODIED = (
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=8")
 
 
+@pytest.mark.parametrize("key", ["component_placment", "component_placement"])
+def test_a_misspelt_section_is_one_mistake(key: str) -> None:
+    text = EMBODIED.replace("component_placement", key).replace("num_nodes: 1", "num_nodes: 1\n  hosts: [a, b]")
+    found = load_job("-", stdin=text.encode(), environ={}).diagnostics
+    others = [each.code for each in found if each.code != "unknown-key"]
+    assert len(found) - len(others) == (key == "component_placment")
+    assert others == ["hosts-count"]
+
+
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         below = [section for each in alternatives(field.annotation) if (section := model_of(each)) is not None]
