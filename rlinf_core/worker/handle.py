@@ -30,6 +30,8 @@ LOGGER = logging.getLogger("rlinf")
 
 # How long the other ranks may take to fail too after the first failure, so that one error tells of all of them.
 _GRACE_SECONDS = 0.5
+# How long the failures of the workers of a deadlock are waited for before the caller's own.
+_CONSEQUENCE_SECONDS = 2.0
 # How long a wait goes on without looking whether it was given up.
 _SLICE_SECONDS = 1.0
 # When a wait says that it still waits: first after this, then every time it has waited twice as long.
@@ -142,6 +144,10 @@ class WorkerGroupHandle(Generic[T]):
         """Between two slices of a wait: raises why it must end, and settles the call where Ray will not do so soon."""
         failure = client.failure(serial) if client else None
         if failure is not None:
+            # Workers of the same deadlock are told of it at the same time: what they raise is the answer.
+            self._take(self._failures(_CONSEQUENCE_SECONDS))
+            if self._settled:
+                return
             raise failure from None
         check_call()
         if self._vanished():

@@ -19,10 +19,12 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import (
     CancelledOperationError,
     CommunicationTimeoutError,
+    DeadlockError,
     PeerNotFoundError,
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
+from rlinf_core.manager.client import ManagerClient
 from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.worker import worker_group
 from rlinf_core.worker.handle import WorkerGroupHandle
@@ -53,6 +55,11 @@ class Peer(Worker):
         except WorkerDiedError as error:
             return error.cause or "", time.monotonic() - began
         raise AssertionError("something was received")
+
+    def fail_once_there_is(self, path: Path) -> None:
+        while not path.exists():
+            time.sleep(0.01)
+        raise ValueError("the camera is unplugged")
 
     def give(self, value: Any, group: str, rank: int) -> None:
         self.send(value, group, rank)
@@ -316,3 +323,24 @@ def test_who_waits_for_a_group_that_is_shut_down_is_told(cluster: Cluster, waite
     short.shutdown()
     ((cause, _),) = waiting.wait(timeout=20)
     assert cause == "its group was shut down"
+
+
+def test_what_a_worker_makes_of_a_deadlock_is_the_answer(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    told = tmp_path / "told"
+    with Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="knotted") as group:
+        handle = group.fail_once_there_is(told)
+
+        def failure(client: ManagerClient, serial: int) -> DeadlockError:
+            # The caller hears of it while the worker, which hears of it too, has not failed yet.
+            told.touch()
+            ray.wait(list(handle.references))
+            return DeadlockError("driver: deadlock")
+
+        monkeypatch.setattr(ManagerClient, "failure", failure)
+        with pytest.raises(WorkerGroupError) as caught:
+            handle.wait()
+        assert str(caught.value.exceptions[0]) == "the camera is unplugged"
