@@ -338,7 +338,7 @@ def test_what_a_worker_makes_of_a_deadlock_is_the_answer(
             # The caller hears of it while the worker, which hears of it too, has not failed yet.
             told.touch()
             ray.wait(list(handle.references))
-            return DeadlockError("driver: deadlock")
+            return DeadlockError(("driver",), "")
 
         monkeypatch.setattr(ManagerClient, "failure", failure)
         with pytest.raises(WorkerGroupError) as caught:
