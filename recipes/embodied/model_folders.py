@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from recipes.embodied.no_effect import SMALL_MODELS
 from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, FolderFault, fault_of_model, read_object
+from recipes.sections.model_folders import SETTINGS, FolderFault, fault_of_model, read_object, require_folder
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -66,11 +66,7 @@ def require_model_folder(config: EmbodiedConfig) -> None:
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
-    if not os.path.isdir(folder):
-        raise ConfigError(
-            f"the model folder `{folder}` is not there",
-            help="`actor.model.model_path` names the folder of a model; nothing is downloaded",
-        )
+    require_folder(folder, "the folder of a model")
     fault = fault_of_policy(config.actor.model.model_type, folder)
     if fault is not None:
         raise ConfigError(fault.message, help=fault.help)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from recipes.language.config import LanguageConfig
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -91,11 +91,7 @@ def require_model(config: LanguageConfig) -> None:
     folder = config.actor.model.model_path
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
-    if not os.path.isdir(folder):
-        raise ConfigError(
-            f"the model folder `{folder}` is not there",
-            help="`actor.model.model_path` names a folder that `save_pretrained` wrote; nothing is downloaded",
-        )
+    require_folder(folder, "a folder that `save_pretrained` wrote")
     for fault in faults(config):
         raise ConfigError(fault.message, help=fault.help)
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from rlinf_core import ConfigError
+
 SETTINGS = "config.json"
 
 
@@ -47,3 +49,20 @@ def read_object(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def require_folder(folder: Path | str, kind: str) -> None:
+    """Check that `model_path` of the actor is there.
+
+    Args:
+        folder: what it names.
+        kind: what should be there, as in `the folder of a model`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            f"the model folder `{folder}` is not there",
+            help=f"`actor.model.model_path` names {kind}; nothing is downloaded",
+        )
