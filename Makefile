@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs bench nightly release-check clean
+.PHONY: help setup train test check lint type format docs bench nightly nightly-processes nightly-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,7 +51,15 @@ bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
-	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10
+# Both halves at once: pure tests bound no time, so that they can give way to those that start processes.
+	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line nightly-processes nightly-pure
+
+nightly-processes: setup
+	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10 tests/cluster tests/integration
+
+nightly-pure: setup
+	nice -n 10 $(BIN)/pytest -p no:cacheprovider --hypothesis-profile=nightly --timeout=3600 --durations=10 \
+	  --ignore=tests/cluster --ignore=tests/integration tests
 
 release-check: setup ## build wheel and sdist, check them, and use them in clean environments
 	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \
