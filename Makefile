@@ -51,15 +51,16 @@ bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 nightly: setup ## the long tests: fuzzing, many seeds, soaks
-# Both halves at once: pure tests bound no time, so that they can give way to those that start processes.
-	$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line nightly-processes nightly-pure
+# Both halves at once: pure tests bound no time, so that they can give way to those that start processes. Their output
+# comes when they have ended, so that it does not run into the other half's.
+	$(MAKE) --no-print-directory --jobs=2 --keep-going nightly-processes nightly-pure
 
 nightly-processes: setup
 	$(BIN)/pytest --hypothesis-profile=nightly --timeout=3600 --durations=10 tests/cluster tests/integration
 
 nightly-pure: setup
 	nice -n 10 $(BIN)/pytest -p no:cacheprovider --hypothesis-profile=nightly --timeout=3600 --durations=10 \
-	  --ignore=tests/cluster --ignore=tests/integration tests
+	  --ignore=tests/cluster --ignore=tests/integration tests > nightly-pure.log 2>&1; status=$$?; cat nightly-pure.log; exit $$status
 
 release-check: setup ## build wheel and sdist, check them, and use them in clean environments
 	$(BIN)/pytest --timeout=3600 --durations=10 tests/integration/test_packaging.py tests/integration/test_release.py \
