@@ -5,13 +5,14 @@ from __future__ import annotations
 import typer
 
 from rlinf_cli import console
-from rlinf_cli.cluster_options import Parallel, RecordedName
+from rlinf_cli.cluster_options import FileIfAny, Parallel, RecordedName
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.lazy import command
 from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
 
 
 def status(
+    file: FileIfAny = None,
     name: RecordedName = None,
     parallel: Parallel = 128,
     output: OutputOption = Output.TEXT,
@@ -20,12 +21,15 @@ def status(
 ) -> None:
     """Show which nodes of the cluster are up, their versions, and the jobs that run.
 
-    Each node is asked over ssh; where RLINF_ADDRESS names a Ray that was started by other means, that Ray is. The exit
-    status is 3 while a node is missing.
+    Without FILE and --name it is the one cluster that is up. Each node is asked over ssh; where RLINF_ADDRESS names a
+    Ray that was started by other means, that Ray is. The exit status is 3 while a node is missing.
     """
     from rlinf_cli.probing import ask_status
     from rlinf_cli.render.status import status_record, status_text
+    from rlinf_core.bootstrap import state
 
+    if file is not None:
+        name = state.cluster_name(file, name)
     report = ask_status(name, parallel=parallel)
     if output is Output.JSON:
         console.result_json(status_record(report))

@@ -89,7 +89,8 @@ def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contra
 
     node = RecordedNode(0, None, (), sys.executable, {}, address="127.0.0.1")
     state.save(ClusterRecord("lab", "0badcafe", "lab.yaml", "127.0.0.1:21500", True, (21500, 21699), (node,)))
-    ended = cli("status", "--output", "json")
+    ended = cli("status", "lab.yaml", "--output", "json")
     data = contract("status", ended.out)
     assert ended.code == 3
+    assert "no cluster `other` is recorded" in cli("status", "other.yaml").err
     assert (data["whole"], data["nodes"][0]["state"], data["jobs"]) == (False, "not started", None)
