@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.cluster.hosts import Hosts
 
-pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 LAB = """\
 cluster:

@@ -16,7 +16,7 @@ from tests.cluster import seer
 from tests.cluster.hosts import Hosts
 from tests.waiting import until
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
 ARM, ARM_PORT = "127.0.0.9", 17310
 FILE = """\
