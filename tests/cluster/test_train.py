@@ -92,7 +92,8 @@ class Three:
             yield process, folder
         finally:
             process.kill()
-            process.communicate()
+            if process.stdout is not None and not process.stdout.closed:
+                process.communicate()
 
     def train(self, *overrides: str) -> Path:
         """Return the folder of a run that went to its end."""
