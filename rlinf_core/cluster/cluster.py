@@ -42,6 +42,8 @@ from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
 _log = logging.getLogger("rlinf")
 _JOIN_POLL_SECONDS = 0.25
+# A node that computes at its limits takes long to start a process. Of one that is gone Ray tells within about a minute.
+_ANSWER_SECONDS = 180.0
 
 
 class Cluster:
@@ -220,7 +222,7 @@ class Cluster:
         ray = ray_api()
 
         try:
-            return ray.get(reference, timeout=env_vars.CONNECT_TIMEOUT.get())
+            return ray.get(reference, timeout=max(_ANSWER_SECONDS, env_vars.CONNECT_TIMEOUT.get()))
         except (ray.exceptions.RayError, TimeoutError) as error:
             errors = ray.exceptions
             cause = getattr(error, "cause", None) or error
