@@ -64,7 +64,6 @@ from rlinf_core.runners.events import Waiting as Waiting
 from rlinf_core.runners.policies import load_policy as load_policy
 from rlinf_core.runners.program import run_job as run_job
 from rlinf_core.runners.program import with_recovery as with_recovery
-from rlinf_core.runners.reasoning_runner import ReasoningRunner as ReasoningRunner
 from rlinf_core.runners.record import RunRecord as RunRecord
 from rlinf_core.runners.run_folder import RunFolder as RunFolder
 from rlinf_core.runners.runner import Runner as Runner

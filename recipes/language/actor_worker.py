@@ -24,6 +24,8 @@ from recipes.language.export import export
 from recipes.language.layout import LanguageLayout
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.loop.generation import UNFINISHED, unfinished_key
+from recipes.language.loop.prompts import Assignment
 from recipes.language.models import make_tokenizer
 from recipes.language.policy import LanguagePolicy
 from recipes.language.warm_start import initial_policy
@@ -38,8 +40,6 @@ from recipes.training.weight_sync import WeightSender, receivers_of
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, Worker, checked_options
 from rlinf_core.algorithms.kl import kl_estimate
 from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
-from rlinf_core.runners.generation import UNFINISHED, unfinished_key
-from rlinf_core.runners.prompts import Assignment
 
 
 class LanguageActor(Worker):

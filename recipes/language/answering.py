@@ -12,9 +12,9 @@ from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.base import Engine
 from recipes.language.engines.foreign import EngineAnswerError
+from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
 from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
-from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt
 
 T = TypeVar("T", covariant=True)
 

@@ -8,12 +8,12 @@ from recipes.language.answering import AnswerGroup
 from recipes.language.batch import RolloutBatch
 from recipes.language.config import LanguageConfig
 from recipes.language.layout import LanguageLayout, SampleRecord
+from recipes.language.loop.generation import ANSWERS, REPORTS
+from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.prompts import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.overlong import overlong_penalty
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from rlinf_core import Worker
-from rlinf_core.runners.generation import ANSWERS, REPORTS
-from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import Assignment, GroupReport, ScoredGroup
 
 
 class RewardWorker(Worker):

@@ -15,13 +15,13 @@ from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.base import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.layout import LanguageLayout
+from recipes.language.loop.generation import ANSWERS, UNFINISHED, orders_key, unfinished_key
+from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.prompts import Prompt
 from recipes.language.models import make_tokenizer, stop_token_ids
 from recipes.language.weights import IncomingWeights
 from recipes.training.weight_sync import receivers_of
 from rlinf_core import Worker
-from rlinf_core.runners.generation import ANSWERS, UNFINISHED, orders_key, unfinished_key
-from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import Prompt
 
 
 class GenerationReport(NamedTuple):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.language.layout import LanguageLayout
+from recipes.language.loop.protocols import (
+    ReasoningActor,
+    ReasoningCritic,
+    ReasoningReference,
+    ReasoningReward,
+    ReasoningRollout,
+)
+from recipes.language.loop.runner import ReasoningRunner
 from recipes.language.model_rules import require_model
 from recipes.math.config import OPTIONAL_COMPONENTS, MathConfig
 from rlinf_core import (
     Cluster,
     HybridComponentPlacement,
     Job,
-    ReasoningRunner,
     RunFolder,
     RunRecord,
     WorkerReference,
@@ -19,13 +26,6 @@ from rlinf_core import (
     run_job,
 )
 from rlinf_core.runners.events import Listener
-from rlinf_core.runners.reasoning_protocols import (
-    ReasoningActor,
-    ReasoningCritic,
-    ReasoningReference,
-    ReasoningReward,
-    ReasoningRollout,
-)
 
 # Named and not imported: torch is for the workers.
 ACTOR = WorkerReference[ReasoningActor]("recipes.language.actor_worker:LanguageActor", ReasoningActor, "actor")

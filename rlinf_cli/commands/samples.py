@@ -49,9 +49,9 @@ def samples(
 
     RUN is a run folder or its name in the folder of runs; by default the run that is going on, else the last one.
     """
+    from recipes.language.samples import read_samples
     from rlinf_cli.render.samples import legend, samples_record, samples_text
     from rlinf_cli.runs import find_run
-    from rlinf_core.runners.samples import read_samples
 
     folder = find_run(run, log_path)
     found_step, every = read_samples(folder.path, step)
@@ -79,7 +79,7 @@ def samples(
 
 
 def _other_steps(folder: Path, step: int) -> str:
-    from rlinf_core.runners.samples import sampled_steps
+    from recipes.language.samples import sampled_steps
 
     others = [each for each in sampled_steps(folder) if each != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""

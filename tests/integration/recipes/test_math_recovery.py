@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("transformers")
 
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
-from rlinf_core.runners.prompt_plan import PromptPlan
-from rlinf_core.runners.prompts import GroupReport
 from tests.integration.recipes.conftest import Killer, Run, Train
 
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.timeout(1200)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from recipes.language.samples import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_status import RunStatus
-from rlinf_core.runners.samples import write_samples
 
 Cli = Callable[..., Any]
 

@@ -18,6 +18,7 @@ import torch
 from recipes.language.actor_worker import LanguageActor
 from recipes.language.critic_worker import LanguageCritic
 from recipes.language.layout import LanguageLayout
+from recipes.language.loop.runner import ReasoningRunner
 from recipes.language.reference_worker import LanguageReference
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
@@ -29,7 +30,6 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, StepFinished
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 from rlinf_core.runners.program import with_recovery
-from rlinf_core.runners.reasoning_runner import ReasoningRunner
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_folder import RunFolder
 
@@ -223,9 +223,9 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
             threading.Event().wait(0.001)
         return [each.wait() for each in sorted(handles, key=lambda each: not each.failed)]
 
-    monkeypatch.setattr("rlinf_core.runners.reasoning_runner.Channel.create", created)
-    for module in ("reasoning_runner", "runner", "generation"):
-        monkeypatch.setattr(f"rlinf_core.runners.{module}.wait_together", together)
+    monkeypatch.setattr("recipes.language.loop.runner.Channel.create", created)
+    for module in ("recipes.language.loop.runner", "recipes.language.loop.generation", "rlinf_core.runners.runner"):
+        monkeypatch.setattr(f"{module}.wait_together", together)
     made: list[ReasoningRunner] = []
 
     def train(

@@ -17,10 +17,10 @@ from recipes.language.buffered import UnfinishedGroup
 from recipes.language.data.problems import Problem
 from recipes.language.engines.base import Engine, EngineStats, PauseMode
 from recipes.language.engines.foreign import EngineAnswerError
+from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt
 from recipes.language.sequences import FinishReason, Request, Sequence
 from recipes.language.weights import WeightHeader, WeightUpdate
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt
 
 
 class SteppingEngine(Engine):

@@ -17,11 +17,11 @@ pytest.importorskip("transformers")
 
 from recipes.language.buffered import load_unfinished
 from recipes.language.engines.torch_engine import TorchEngine
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport
+from recipes.language.loop.runner import ReasoningRunner
 from recipes.language.sequences import Sequence
 from rlinf_core.runners import events
-from rlinf_core.runners.prompt_plan import PromptPlan
-from rlinf_core.runners.prompts import GroupReport
-from rlinf_core.runners.reasoning_runner import ReasoningRunner
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
 
 # Answers that are under way for a while, in a model that knows no end of them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rlinf_core.runners.prompts import Assignment, Prompt, ScoredGroup
-from rlinf_core.worker.handle import WorkerGroupHandle
+from recipes.language.loop.prompts import Assignment, Prompt, ScoredGroup
+from rlinf_core import WorkerGroupHandle
 
 
 class Generation(Protocol):

@@ -7,14 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from rlinf_core import env_vars
-from rlinf_core.channel.channel import Channel
-from rlinf_core.errors import CommunicationTimeoutError, RLinfError, RunError
-from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
-from rlinf_core.runners.reasoning_protocols import GenerationGroup, RewardGroup
+from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
+from recipes.language.loop.protocols import GenerationGroup, RewardGroup
+from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
+from rlinf_core.worker.handle import wait_together
 
 # Keys of the channels between rollout and reward workers and the runner.
 REPORTS: Final = "reports"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rlinf_core import RunError
 from rlinf_core.config.secrets import MASK, environment_secrets
-from rlinf_core.errors import RunError
 
 FOLDER: Final = "samples"
 _TEXTS: Final = frozenset({"prompt", "text", "answer", "reason"})

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rlinf_core.runners.prompts import GroupReport, assign
+from recipes.language.loop.prompts import GroupReport, assign
 
 
 def group(slot: int, tokens: int) -> GroupReport:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_core.runners.prompt_plan import PromptPlan
-from rlinf_core.runners.prompts import GroupReport, Prompt, staleness
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport, Prompt, staleness
 
 
 def made(**given: int) -> PromptPlan:

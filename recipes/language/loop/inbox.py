@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_core.channel.channel import Channel
-from rlinf_core.collective.work import Work
-from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core import Channel, CommunicationTimeoutError, Work
 
 
 class Inbox:

@@ -12,14 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, cast
 
-from rlinf_core.channel.channel import Channel
-from rlinf_core.errors import CheckpointError, RunError
-from rlinf_core.runners import events
-from rlinf_core.runners.evaluation import evaluation_metrics
-from rlinf_core.runners.generation import PromptService, Stream, Turns, wait_for
-from rlinf_core.runners.prompt_plan import PromptPlan
-from rlinf_core.runners.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
-from rlinf_core.runners.reasoning_protocols import (
+from recipes.language.loop.evaluation import evaluation_metrics
+from recipes.language.loop.generation import PromptService, Stream, Turns, wait_for
+from recipes.language.loop.prompt_plan import PromptPlan
+from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
+from recipes.language.loop.protocols import (
     CriticGroup,
     GenerationGroup,
     LanguageActorGroup,
@@ -31,13 +28,13 @@ from rlinf_core.runners.reasoning_protocols import (
     ReferenceGroup,
     RewardGroup,
 )
-from rlinf_core.runners.record import RunRecord
+from recipes.language.samples import write_samples
+from rlinf_core import Channel, CheckpointError, RunError, RunRecord, WorkerGroup, WorkerGroupHandle
+from rlinf_core.runners import events
 from rlinf_core.runners.runner import NEVER, RolloutRunner
-from rlinf_core.runners.samples import write_samples
 from rlinf_core.runners.standalone import RunConfig
 from rlinf_core.runners.statistics import mean
-from rlinf_core.worker.handle import WorkerGroupHandle, wait_together
-from rlinf_core.worker.worker_group import WorkerGroup
+from rlinf_core.worker.handle import wait_together
 
 _DATA_FILE: Final = "data.json"
 LOGGER = logging.getLogger("rlinf")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.language.loop.inbox import Inbox
 from rlinf_core.channel.channel import Channel
-from rlinf_core.runners.inbox import Inbox
 
 
 @pytest.fixture

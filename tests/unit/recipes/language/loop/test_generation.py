@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from recipes.language.loop.generation import ANSWERS, REPORTS, Stream, orders_key, wait_for
+from recipes.language.loop.inbox import Inbox
+from recipes.language.loop.prompts import NewWeights, Prompt, ScoredGroup
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import RunError
-from rlinf_core.runners.generation import ANSWERS, REPORTS, Stream, orders_key, wait_for
-from rlinf_core.runners.inbox import Inbox
-from rlinf_core.runners.prompts import NewWeights, Prompt, ScoredGroup
-from tests.unit.runners.test_prompt_plan import answered
+from tests.unit.recipes.language.loop.test_prompt_plan import answered
 
 
 class Call:
@@ -82,7 +82,7 @@ class Workers:
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rlinf_core.runners.generation.wait_together",
+        "recipes.language.loop.generation.wait_together",
         lambda *handles: [handle.wait() for handle in sorted(handles, key=lambda each: not each.failed)],
     )
 

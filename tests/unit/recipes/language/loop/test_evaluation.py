@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rlinf_core.runners.evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
+from recipes.language.loop.evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
 from rlinf_core.runners.statistics import mean
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlinf_core.runners.prompts import GroupReport, Prompt
+from recipes.language.loop.prompts import GroupReport, Prompt
 
 
 class _Place(NamedTuple):
