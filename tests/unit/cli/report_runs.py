@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recipes.language import samples
 from rlinf_cli import story
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.runners import samples
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_status import RunStatus
