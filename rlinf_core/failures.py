@@ -271,7 +271,12 @@ def raise_unseen(failures: Sequence[WorkerGroupError], *, instead_of: BaseExcept
     for failure in sorted(failures, key=followed):
         if first is None:
             first = failure
-        elif first is failure or set_cause(first, failure) or first.__cause__ is failure:
+        elif first is failure or first.__cause__ is failure:
+            continue
+        elif instead_of is not None and followed(first) and followed(failure):
+            # Neither is the cause of the other; the later one may follow from workers having been ended since.
+            continue
+        elif not followed(failure) and set_cause(first, failure):
             continue
         else:
             _log.error("besides, a call failed that nobody waited for: %s", failure.message)

@@ -265,6 +265,18 @@ def test_an_error_under_way_is_told_what_it_followed_from(caplog: pytest.LogCapt
     assert "first rank 0: ValueError: x" in caplog.text
 
 
+def test_what_followed_from_the_end_of_workers_is_no_cause_of_an_error_under_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = failed(WorkerDiedError("env:0"), "rollout")
+    ended_since, alone = failed(WorkerDiedError("rollout:0")), failed(WorkerDiedError("env:0"), "env")
+    raise_unseen([ended_since], instead_of=error)
+    assert error.__cause__ is None
+    raise_unseen([ended_since, alone], instead_of=error)
+    assert error.__cause__ is alone
+    assert not caplog.records
+
+
 def test_what_followed_is_told_from_what_failed_by_itself() -> None:
     assert followed(DeadlockError(("driver",), "picture"))
     assert followed(failed(WorkerDiedError("env:0")))
