@@ -17,6 +17,7 @@ from recipes.language.packing import pack
 from recipes.language.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.sequences import Sequence as Answer
 from recipes.training.huggingface import with_lora
+from recipes.training.optimizer import EagerAdamW
 from recipes.training.precision import DTYPES, cast_weights
 from recipes.training.seeding import Purpose, seed_of
 
@@ -89,7 +90,7 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
 
 def warm_start(policy: LanguagePolicy, examples: Sequence[Example], batch_size: int, lr: float) -> None:
     """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples: prompt and answer tokens."""
-    optimizer = torch.optim.AdamW(
+    optimizer = EagerAdamW(
         [each for each in policy.parameters() if each.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
     )
     device = next(policy.parameters()).device

@@ -1,6 +1,7 @@
 """Weights and optimizer on disk, in the format of torch.distributed.checkpoint.
 
 Every rank writes its shards. Any number of ranks reads them again, because what is stored is whole tensors by name.
+That module takes a second to import, which the first checkpoint spends and not the start of every run.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rlinf_core import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
 
 ACTOR: Final = "actor"
 
@@ -32,6 +32,9 @@ def save(
     Raises:
         CheckpointError: it cannot be written.
     """
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
     model, state = get_state_dict(policy, optimizer, options=_options())
     with _explained(
         "the weights of the checkpoint cannot be written", folder, "free some of the disk, or name another folder"
@@ -52,6 +55,9 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
     options = _options()
     model, state = get_state_dict(policy, optimizer, options=options)
     stored: dict[str, Any] = {"model": model, "optimizer": state, "version": 0}
@@ -72,6 +78,9 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
     fits = "the sections `actor.model` of both must agree; `config.yaml` beside the checkpoints tells its own"
     with _explained("the weights of the checkpoint cannot be read", folder, fits):
         names = set(FileSystemReader(folder / component).read_metadata().state_dict_metadata)
@@ -87,12 +96,16 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
 
 def _options() -> StateDictOptions:
     """Return which weights are kept: those that are trained. The others are what the model was built with."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
     return StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 @contextmanager
 def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, None]:
     """Turn what torch raises in here into a CheckpointError, and keep it from warning of what is meant."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         with warnings.catch_warnings():
             # One rank needs no process group, and that is said on purpose.
@@ -106,6 +119,8 @@ def _cause(error: BaseException) -> BaseException:
     """Return what failed on the first rank on which something did: torch's own exception is the text of all
     tracebacks.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+
     if isinstance(error, CheckpointException) and error.failures:
         return error.failures[min(error.failures)][0]
     return error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -12,6 +14,27 @@ from recipes.sections.actor import OptimConfig
 
 # Parts of the names of weights that only values depend on: they may have a learning rate of their own.
 VALUE_PARTS = frozenset({"critic", "value_head"})
+
+
+class EagerAdamW(torch.optim.AdamW):
+    """AdamW that is never compiled.
+
+    torch wraps these methods to keep `torch.compile` out of them, and imports the compiler for that at the first call,
+    a second or two of each start. Without the wrappers they do the same.
+    """
+
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take a step; see `torch.optim.AdamW.step`."""
+        return _unwrapped_step(self, closure)
+
+
+_unwrapped_step: Callable[..., float | None] = unwrap(torch.optim.AdamW.step)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -24,7 +47,7 @@ def make_optimizer(policy: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     values = [each for name, each in named if of_values(name)]
     if values:
         groups.append({"params": values, "lr": config.value_lr or config.lr})
-    return torch.optim.AdamW(
+    return EagerAdamW(
         groups,
         lr=config.lr,
         betas=(config.adam_beta1, config.adam_beta2),

@@ -1,28 +1,34 @@
-"""Parallel strategies of training: one process, replicas, or shards (FSDP2)."""
+"""Parallel strategies of training: one process, replicas, or shards (FSDP2).
+
+torch's modules of shards take a second to import, so only what shards imports them.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
 
 from recipes.sections.actor import FsdpConfig
 from recipes.training.precision import DTYPES
 from rlinf_core import env_vars
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is this rank's shard of a larger one. Where nothing has imported the type, none is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 class ParallelStrategy(ABC):
@@ -56,7 +62,7 @@ class ParallelStrategy(ABC):
     def gradient_norm(self) -> Tensor:
         """Return the 2-norm of the gradients of all ranks together, a scalar."""
         norm = nn.utils.get_total_norm([each.grad for each in self.module.parameters() if each.grad is not None])
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return norm.full_tensor() if is_shard(norm) else norm
 
     def clip_gradients(self, largest: float, norm: Tensor) -> None:
         """Scale gradients of the given norm to at most `largest`; 0: leave them."""
@@ -129,7 +135,7 @@ class Sharded(ParallelStrategy):
     def whole(self, tensor: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
         tensor = tensor.detach()
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
 def parallelize(
@@ -166,6 +172,8 @@ def parallelize(
     if fsdp.sharding_strategy == "no_shard" and compute_dtype is None:
         reduced = types.reduce_dtype or types.param_dtype
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
     _shard(module, world_size, fsdp, device, blocks, compute_dtype, exact)
     for method in methods:
         register_fsdp_forward_method(module, method)
@@ -182,6 +190,8 @@ def _shard(
     exact: Sequence[nn.Module],
 ) -> None:
     """Apply FSDP2 to a module in place; see `parallelize`."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     types = fsdp.mixed_precision
     reduce_dtype = DTYPES[types.reduce_dtype] if types.reduce_dtype else None
     if compute_dtype is not None:

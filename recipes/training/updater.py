@@ -8,10 +8,9 @@ from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from recipes.training.finite import REMEDY, NonFiniteError
-from recipes.training.sharding import ParallelStrategy
+from recipes.training.sharding import ParallelStrategy, is_shard
 from recipes.training.tensors import floats
 from rlinf_core import Loss
 
@@ -167,4 +166,4 @@ def first_nonfinite(tensor: Tensor) -> float:
 
 def _local(tensor: Tensor) -> Tensor:
     """Return a tensor, or this rank's shard of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_shard(tensor) else tensor

@@ -19,6 +19,7 @@ from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy_config import OffPolicyConfig
+from recipes.training.optimizer import EagerAdamW
 from recipes.training.state import TrainingState
 from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss
@@ -84,7 +85,9 @@ class OffPolicyLearner:
         action_size = self._policy.action_size
         self._target_entropy = -float(action_size) if config.target_entropy is None else config.target_entropy
         self.log_temperature = torch.tensor(math.log(config.temperature), device=device, requires_grad=True)
-        self._temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=temperature_lr, fused=True)
+        self._temperature_optimizer = EagerAdamW(
+            [self.log_temperature], lr=temperature_lr, weight_decay=0.0, fused=True
+        )
         # Lists that are needed in every update; a module finds its weights anew each time it is asked.
         self._critic_weights = list(self._critics.parameters())
         self._followers: list[tuple[list[Tensor], list[Tensor]]] = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -9,7 +12,24 @@ import torch
 from torch import nn
 
 from recipes.sections.actor import OptimConfig
-from recipes.training.optimizer import apply_settings, learning_rate_factor, make_optimizer
+from recipes.training.optimizer import EagerAdamW, apply_settings, learning_rate_factor, make_optimizer
+
+# One training step of the actor's state, and which of torch's slow modules it has imported.
+START = """
+import sys, torch
+import recipes.embodied.actor_worker
+from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.training.state import TrainingState
+state = TrainingState(
+    torch.nn.Linear(3, 2), OptimConfig(), FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu")
+)
+state.optimizer.zero_grad()
+state.policy(torch.ones(1, 3)).sum().backward()
+state.strategy.clip_gradients(1.0, state.strategy.gradient_norm())
+state.optimizer.step()
+slow = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "sympy")
+print([name for name in slow if name in sys.modules])
+"""
 
 
 def factors(*steps: int, last_step: int | None = 12, **keys: Any) -> list[float]:
@@ -61,3 +81,27 @@ def test_the_file_decides_over_what_a_checkpoint_said() -> None:
     assert [group["lr"] for group in new.param_groups] == [5e-5, 5e-3]
     assert [group["weight_decay"] for group in new.param_groups] == [0, 0]
     assert new.param_groups[0]["betas"] == (0.5, 0.999)
+
+
+def test_a_start_imports_neither_the_compiler_nor_what_shards_and_checkpoints_need() -> None:
+    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_the_eager_optimizer_is_torch_s_own_and_takes_its_state() -> None:
+    weights = [nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)) for _ in range(2)]
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "fused": True}
+    ours, theirs = EagerAdamW([weights[0]], **settings), torch.optim.AdamW([weights[1]], **settings)
+    for step in range(6):
+        if step == 3:
+            # Loading shares tensors with what is loaded.
+            ours.load_state_dict(deepcopy(theirs.state_dict()))
+            theirs.load_state_dict(deepcopy(ours.state_dict()))
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            optimizer.zero_grad()
+            assert weight.grad is None
+            (weight.sin() ** 2).sum().backward()
+            optimizer.step()
+        assert torch.equal(weights[0], weights[1])
+    assert weights[0].requires_grad
+    assert isinstance(ours.step(lambda: 0.5), float)
