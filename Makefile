@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint type format docs bench nightly nightly-processes nightly-pure release-check clean
+.PHONY: help setup train test check lint type format docs gallery bench nightly nightly-processes nightly-pure release-check clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -45,7 +45,11 @@ docs: setup ## rewrite the pages that are made from the code, and build the site
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || \
 	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+# Not with --quiet: it hides warnings from --strict, which then fails on none.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+gallery: setup ## make the runs of docs/gallery.md, for whose reports `make docs` then has links
+	$(BIN)/python -m docs.gallery
 
 bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks

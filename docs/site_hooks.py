@@ -1,4 +1,6 @@
-"""Pages of the site that are no files of this folder: the start, the changes, and the Python API. See mkdocs.yml."""
+"""Pages of the site that are no files of this folder: the start, the changes, the Python API, and reports of the
+gallery that have been made. See mkdocs.yml.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+
+from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
 # Links to files of the repository, which are no pages of the site: their text remains.
@@ -20,11 +24,17 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made here."""
     for name, text in {"index.md": _start(), "changes.md": _changes(), "api.md": _api()}.items():
         files.append(File.generated(config, name, content=text))
+    for report in sorted(gallery.MADE.glob("*.html")):
+        files.append(File.generated(config, f"gallery/{report.name}", abs_src_path=str(report)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page without links to what the site does not have, and with the names of files above their blocks."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return a page without links to what the site does not have, with the names of files above their blocks, and with
+    links to the reports of the gallery.
+    """
+    if page.file.src_uri == "gallery.md":
+        markdown = gallery.with_links(markdown)
     return _NAMED.sub(r'```\1 title="\2"', _TO_CODE.sub(r"\1", markdown))
 
 
