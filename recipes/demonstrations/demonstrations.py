@@ -67,6 +67,8 @@ class Demonstrations:
         statistics: of `action` and `observation.state`, as the data set says; None: it has none.
         rewards: float32 [N], after each action; None: there are none.
         successes: bool [N], whether the task is solved after each action; None: the data set does not say.
+        interventions: bool [N], whether the action is that of somebody who had taken over from a policy; None: the
+            data set does not say.
     """
 
     where: str
@@ -80,6 +82,7 @@ class Demonstrations:
     statistics: Mapping[str, Statistics] | None = None
     rewards: NDArray[np.float32] | None = None
     successes: NDArray[np.bool_] | None = None
+    interventions: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -117,6 +120,7 @@ class Demonstrations:
             self.task_of[rows],
             rewards=None if self.rewards is None else self.rewards[rows],
             successes=None if self.successes is None else self.successes[rows],
+            interventions=None if self.interventions is None else self.interventions[rows],
         )
 
     def computed_statistics(self, pictures: bool = False) -> dict[str, Statistics]:
@@ -171,6 +175,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         np.concatenate(task_of),
         rewards=_all([each.rewards for each in parts]),
         successes=_all([each.successes for each in parts]),
+        interventions=_interventions(parts),
     )
 
 
@@ -178,6 +183,14 @@ def _all(columns: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     """Return columns one behind the other; None where a data set lacks it."""
     found = [each for each in columns if each is not None]
     return np.concatenate(found) if len(found) == len(columns) else None
+
+
+def _interventions(parts: Sequence[Demonstrations]) -> NDArray[np.bool_] | None:
+    """Return in which rows somebody intervened; None where no data set tells. All rows of one that does not count."""
+    if all(each.interventions is None for each in parts):
+        return None
+    found = [np.ones(len(each), np.bool_) if each.interventions is None else each.interventions for each in parts]
+    return np.concatenate(found)
 
 
 def _check_alike(first: Demonstrations, other: Demonstrations) -> None:

@@ -29,6 +29,8 @@ STATE: Final = "observation.state"
 IMAGES: Final = "observation.images."
 REWARD: Final = "next.reward"
 SUCCESS: Final = "next.success"
+# Whether somebody had taken over from the policy, and the action is theirs.
+INTERVENTION: Final = "intervention"
 # What every row has besides the features of its data set.
 INDICES: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 

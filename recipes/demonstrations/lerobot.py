@@ -15,6 +15,7 @@ from recipes.demonstrations.errors import DatasetError, needed
 from recipes.demonstrations.info import (
     ACTION,
     IMAGES,
+    INTERVENTION,
     REWARD,
     STATE,
     STATISTICS,
@@ -72,6 +73,7 @@ def read_lerobot(folder: Path, state_keys: Sequence[str] = (STATE,)) -> Demonstr
         read_statistics(folder),
         _optional(folder, table, info, REWARD, np.float32),
         _optional(folder, table, info, SUCCESS, np.bool_),
+        _optional(folder, table, info, INTERVENTION, np.bool_),
     )
 
 

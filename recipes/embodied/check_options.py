@@ -32,7 +32,7 @@ def check_options(config: EmbodiedConfig, report: Report) -> None:
     if ours is None:
         _check(at, model.options, {"model_type": model.model_type}, report)
     elif model.options:
-        _check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
+        check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
 
 
 def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report) -> None:
@@ -50,10 +50,11 @@ def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], repor
             owners.append(import_target(name, key))
         except ConfigError:
             return  # reported with what the file names of the user's own
-    _check_values(at, written, owners, report)
+    check_values(at, written, owners, report)
 
 
-def _check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:
+def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:
+    """Report options that their owners' models refuse, or that no owner has."""
     from rlinf_core.suggest import did_you_mean
 
     known: list[str] = []

@@ -18,7 +18,7 @@ from recipes.embodied.envs.types import Observation, StepResult
 
 # What is kept of every step: nothing, or everything that a policy learns from.
 Keep: TypeAlias = Literal["nothing", "everything"]
-ACTIONS, REWARDS, SUCCESSES = "actions", "rewards", "successes"
+ACTIONS, REWARDS, SUCCESSES, INTERVENED = "actions", "rewards", "successes", "interventions"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class CollectedEpisode:
         success_at_end: solved in the last state; None: likewise.
         outcome: how it ended: `success`, a failure by its name, `time out`.
         start: `seed`, and `number` of a fixed start where there is one.
-        columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it.
+        columns: by name, [T, ...]: observations before each step, `actions`, `rewards`, `successes` after it; where
+            somebody may intervene `interventions`, whether the action was theirs.
     """
 
     env: int
@@ -92,7 +93,8 @@ class EpisodeCollector:
             before = self.observations
             result = self._batch.step(actions[:, index : index + 1])
             self.observations = result.observations
-            self._add(before, actions[:, index], result)
+            taken = actions[:, index] if result.executed is None else result.executed[:, 0]
+            self._add(before, taken, result)
         return self.observations
 
     def _add(self, before: Observation, actions: NDArray[Any], result: StepResult) -> None:
@@ -110,6 +112,8 @@ class EpisodeCollector:
             return
         row = {name: array for name, array in before.items() if name != INSTRUCTIONS}
         kept = actions if actions.dtype.kind in "iu" else np.clip(actions, -1, 1)
+        if result.interventions is not None:
+            row[INTERVENED] = result.interventions[:, 0]
         self._steps.append({**row, ACTIONS: kept, REWARDS: result.rewards[:, 0], SUCCESSES: solved})
 
     def episodes(self) -> list[CollectedEpisode]:

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector, Keep
+from recipes.embodied.env_config import InterventionConfig
 from recipes.embodied.env_types import ENV_TYPES
-from recipes.embodied.env_worker import EnvWorker, StagedEnvironments
+from recipes.embodied.env_worker import EnvWorker, StagedEnvironments, attach
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.filming import EpisodeFilm
+from recipes.embodied.interventions.table import NONE
 from rlinf_core import ConfigError
 from rlinf_core.runners.embodied_protocols import Layout
+
+# Who acts in steps in which nobody intervenes.
+Actor: TypeAlias = Literal["policy", "expert", "nobody"]
 
 
 class CollectingEnvWorker(EnvWorker):
     """Carries out one episode in each of the environments of `env.eval`."""
 
-    def init_worker(self, layout: Layout) -> EnvSpec:
-        """Make the environments; return what a policy must know of them."""
+    def init_worker(self, layout: Layout, intervention: InterventionConfig | None = None) -> EnvSpec:
+        """Make the environments; return what a policy must know of them.
+
+        Args:
+            layout: of the job.
+            intervention: who takes over from whoever else acts; None: nobody.
+        """
         self._rollout = self._config.rollout.group_name
         self._eval = StagedEnvironments(self._config, self._config.env.eval, self, layout, training=False)
+        if intervention is not None and intervention.source != NONE:
+            for batch in self._eval.batches:
+                attach(batch, intervention)
         return self._eval.batches[0].spec
 
     def describe(self) -> dict[str, Any]:
@@ -47,13 +60,15 @@ class CollectingEnvWorker(EnvWorker):
             raise RuntimeError("called before init_worker()")
         return self._eval.batches
 
-    def collect(self, reset: int, keep: Keep, *, expert: bool = False, film: bool = False) -> list[CollectedEpisode]:
+    def collect(self, reset: int, keep: Keep, *, actor: Actor = "policy", film: bool = False) -> list[CollectedEpisode]:
         """Carry out the episodes that begin with a reset.
 
         Args:
             reset: its number.
             keep: what is kept of every step.
-            expert: act by the environment's scripted expert; else by the rollout workers' `evaluate`.
+            actor: whose actions those are in which nobody intervenes: the environment's scripted expert, the policy
+                by the rollout workers' `evaluate`, or nobody: the arm stands still until the person moves it, and an
+                episode begins with the first motion.
             film: keep what `footage` returns.
 
         Raises:
@@ -67,10 +82,13 @@ class CollectingEnvWorker(EnvWorker):
         collectors = [EpisodeCollector(batch, reset, task, keep) for batch in stages.batches]
         if film:
             self._films = [EpisodeFilm(batch, reset) for batch in stages.batches]
-        if expert:
+        if actor != "policy":
             for batch, collector in zip(stages.batches, collectors, strict=True):
+                if actor == "nobody" and batch.intervention is not None:
+                    batch.intervention.wait_for_person()
+                still = np.zeros((batch.num_envs, 1, batch.action_size), np.float32)
                 while not collector.over:
-                    collector.step(_expert_actions(batch))
+                    collector.step(_expert_actions(batch) if actor == "expert" else still)
         else:
             for stage, collector in enumerate(collectors):
                 self._send(stages, stage, stages.first_message(collector.observations))

@@ -10,11 +10,12 @@ from typing import Any, Final, cast
 
 from recipes.embodied.acting_worker import ActingWorker
 from recipes.embodied.collecting import CollectedEpisode, Keep
-from recipes.embodied.collecting_workers import CollectingEnvWorker
+from recipes.embodied.collecting_workers import Actor, CollectingEnvWorker
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_config import EnvironmentConfig
+from recipes.embodied.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.filming import Footage
+from recipes.embodied.interventions.table import drives_one
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
 from rlinf_core.runners.embodied_protocols import Layout
 from rlinf_core.worker.handle import wait_together
@@ -29,6 +30,7 @@ class Collection:
         config: the whole file; `env.eval` says what is collected.
         cluster: where the workers run.
         checkpoint: whose weights act; None: the environment's scripted expert.
+        intervention: who takes over from them; without a checkpoint that is a person who does everything.
 
     Attributes:
         spec: of the environments.
@@ -37,7 +39,13 @@ class Collection:
         images: what the policy does to images, see `BasePolicy.describe_images`; empty without a checkpoint.
     """
 
-    def __init__(self, config: EmbodiedConfig, cluster: Cluster, checkpoint: Path | None) -> None:
+    def __init__(
+        self,
+        config: EmbodiedConfig,
+        cluster: Cluster,
+        checkpoint: Path | None,
+        intervention: InterventionConfig | None = None,
+    ) -> None:
         placement = HybridComponentPlacement(config, cluster)
         # A group forwards the calls of its workers' methods to all ranks.
         self._env = cast(
@@ -45,6 +53,7 @@ class Collection:
             CollectingEnvWorker.create_group(config).launch(cluster, placement_strategy=placement.get_strategy("env")),
         )
         self._rollout: Any = None
+        self._alone: Actor = "expert" if intervention is None else "nobody"
         rollouts = 1
         if checkpoint is not None:
             group = ActingWorker.create_group(config).launch(
@@ -54,7 +63,7 @@ class Collection:
         name = f"{config.env.group_name}-episodes-{next(_numbers)}"
         self._channel = Channel.create(name)
         layout = Layout(1, rollouts, self._env.world_size, name)
-        self.spec: EnvSpec = self._env.init_worker(layout).wait()[0]
+        self.spec: EnvSpec = self._env.init_worker(layout, intervention).wait()[0]
         self.facts: dict[str, Any] = self._env.describe().wait()[0]
         self.num_envs = config.env.eval.total_num_envs
         self.images: dict[str, Any] = {}
@@ -73,7 +82,7 @@ class Collection:
         """Return the episodes of one reset after the other, without an end, each list by environment."""
         for reset in itertools.count():
             if self._rollout is None:
-                by_rank = self._env.collect(reset, keep, expert=True, film=film).wait()
+                by_rank = self._env.collect(reset, keep, actor=self._alone, film=film).wait()
             else:
                 by_rank, _ = wait_together(self._env.collect(reset, keep, film=film), self._rollout.evaluate())
             yield sorted((episode for rank in by_rank for episode in rank), key=lambda each: each.env)
@@ -81,7 +90,11 @@ class Collection:
 
 @contextmanager
 def collecting(
-    config: EmbodiedConfig, environments: EnvironmentConfig, episodes: int, checkpoint: Path | None
+    config: EmbodiedConfig,
+    environments: EnvironmentConfig,
+    episodes: int,
+    checkpoint: Path | None,
+    intervention: InterventionConfig | None = None,
 ) -> Generator[Collection, None, None]:
     """Start the workers that collect episodes, on a cluster of their own, within the block.
 
@@ -90,6 +103,7 @@ def collecting(
         environments: `env.train` or `env.eval`, with the seed of the starts.
         episodes: how many are wanted; more environments than that are not made.
         checkpoint: see `Collection`.
+        intervention: see `Collection`; a person drives one environment of each env worker.
 
     Raises:
         ConfigError: the environments cannot be made, or an episode has no end.
@@ -98,13 +112,14 @@ def collecting(
     with Cluster(cluster_cfg=config.cluster) as cluster:
         workers = HybridComponentPlacement(config, cluster).get_world_size("env")
         shares = workers * config.rollout.pipeline_stage_num
+        one = intervention is not None and drives_one(intervention.source)
         chosen = environments.model_copy(
             update={
                 "auto_reset": False,
                 "group_size": 1,
                 "rollout_epoch": 1,
-                "total_num_envs": min(environments.total_num_envs, -(-episodes // shares) * shares),
+                "total_num_envs": shares if one else min(environments.total_num_envs, -(-episodes // shares) * shares),
             }
         )
         env = config.env.model_copy(update={"eval": chosen})
-        yield Collection(config.model_copy(update={"env": env}), cluster, checkpoint)
+        yield Collection(config.model_copy(update={"env": env}), cluster, checkpoint, intervention)

@@ -16,7 +16,7 @@ from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.values import Count, FilePaths, NonNegativeInt
 from rlinf_core.requirements import install_command, missing_modules
-from rlinf_core.scalars import Text
+from rlinf_core.scalars import Bool, Text
 
 
 class DemonstrationsConfig(ConfigModel):
@@ -38,6 +38,11 @@ class DemonstrationsConfig(ConfigModel):
         default_factory=dict[str, str],
         description="The data set's camera for each of the environment's, such as {main: agentview_rgb}. Default: those"
         " of the same name, and the only one for the only one.",
+    )
+    only_interventions: Bool = Field(
+        default=False,
+        description="Imitate only the actions of who took over from a policy, where a data set tells which ones those"
+        " are (`rlinf record RUN --device`); data sets that do not tell are imitated as a whole.",
     )
     normalization: Literal["none", "mean_std", "quantile"] = Field(
         default="mean_std",

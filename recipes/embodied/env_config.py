@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
+from recipes.embodied.interventions.table import NONE, SOURCES
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
@@ -52,6 +53,29 @@ class VideoConfig(ConfigModel):
     )
     fps: Count = Field(default=20, description="Frames a second; each action is one frame.")
     episodes: Count = Field(default=9, description="Episodes in one video, side by side.")
+
+
+class InterventionConfig(ConfigModel):
+    """The people, or the script, that take over from the policy."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("options",),
+            lambda intervention, sizes: intervention.source == NONE,
+            "nobody takes over: `source` is none",
+            "remove it, or name a `source`",
+            because=("source",),
+        ),
+    )
+
+    source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES))] = Field(
+        default=NONE,
+        description=f"Who takes over from the policy: none, {', '.join(SOURCES)}, or `package.module:Class` for one of"
+        " your own.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Options of the source, by name (docs/robots.md)."
+    )
 
 
 class EnvironmentConfig(ConfigModel):
@@ -151,10 +175,14 @@ class EnvironmentConfig(ConfigModel):
     video_cfg: VideoConfig = Field(
         default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
+    intervention: InterventionConfig = Field(
+        default_factory=InterventionConfig,
+        description="People in the loop, while training: source, options. Evaluations have none.",
+    )
 
 
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
-_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1}
+_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1, "intervention": InterventionConfig()}
 
 
 def _as_in_training(given: EnvironmentConfig, info: ValidationInfo) -> EnvironmentConfig:

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
-from recipes.embodied.env_config import EnvironmentConfig
+from recipes.embodied.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.episodes import EpisodeSums, Sums
 from recipes.embodied.filming import EpisodeFilm, Footage
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.table import NONE
 from recipes.embodied.layout import routes_of
-from recipes.embodied.messages import CHUNKS, OUTCOME, sliced, stacked
+from recipes.embodied.messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.off_policy_config import is_off_policy
 from recipes.embodied.routing import Routes
 from recipes.training.finite import NonFiniteError
@@ -73,6 +75,9 @@ class StagedEnvironments:
             )
             for stage in range(self.routes.stages)
         ]
+        if training and environments.intervention.source != NONE:
+            for batch in self.batches:
+                attach(batch, environments.intervention)
         # Whether the episodes that are under way are to be continued by the next pass.
         self._continues = False
         steps = self._pass_steps(training=training)
@@ -109,6 +114,8 @@ class StagedEnvironments:
         """Return what rollout workers are sent after a step; final observations only where their value is needed."""
         message: dict[str, Any] = {name: getattr(result, name) for name in OUTCOME}
         message["observations"] = result.observations
+        if result.executed is not None and result.interventions is not None:
+            message[EXECUTED], message[INTERVENTIONS] = result.executed, result.interventions
         if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
             message["final_observations"] = result.final_observations
         return message
@@ -153,7 +160,19 @@ class StagedEnvironments:
     def close(self) -> None:
         """Release what the environments hold."""
         for batch in self.batches:
+            if batch.intervention is not None:
+                batch.intervention.close()
             batch.close()
+
+
+def attach(batch: VectorEnv, intervention: InterventionConfig) -> None:
+    """Let a source intervene in environments.
+
+    Raises:
+        ConfigError: there is no such source, or the environments are none for it.
+        InterventionError: its device cannot be opened.
+    """
+    batch.intervention = open_source(intervention.source, batch, intervention.options)
 
 
 class EnvWorker(Worker):

@@ -47,6 +47,7 @@ class ImitationData:
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
         named = check_fits(data, self.spec, config.cameras)
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
+        self._imitated = imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
         # The last row of each row's episode.
         bounds = self.demonstrations.bounds
         self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
@@ -82,12 +83,31 @@ class ImitationData:
 
     def loss(self, policy: BasePolicy, count: int) -> Tensor:
         """Return the mean loss of a random batch of rows, drawn from torch's own generator."""
-        rows = torch.randint(len(self), (count,)).numpy()
+        drawn = torch.randint(len(self._imitated), (count,)).numpy()
+        rows = self._imitated[drawn]
         observations, actions, valid = self.rows(rows)
         losses = policy.imitation_losses(policy.prepare(observations), policy.from_env(actions)).float()
         counted = torch.from_numpy(valid).to(losses.device)  # pyright: ignore[reportUnknownMemberType]
         counted = counted.reshape(*counted.shape, *(1,) * (losses.dim() - 2)).expand_as(losses)
         return (losses * counted).sum() / counted.sum()
+
+
+def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[np.int64]:
+    """Return the rows whose actions are imitated: all, or those in which somebody intervened.
+
+    Raises:
+        DatasetError: nobody did.
+    """
+    if not only_interventions or data.interventions is None:
+        return np.arange(len(data))
+    found = np.flatnonzero(data.interventions)
+    if not len(found):
+        raise DatasetError(
+            "nobody intervened in the demonstrations",
+            where=data.where,
+            help="remove `data.only_interventions`, or record corrections by `rlinf record RUN --device`",
+        )
+    return found
 
 
 def spec_of(data: Demonstrations) -> EnvSpec:

@@ -9,6 +9,10 @@ import numpy as np
 
 # What a step of the environments tells, by its name in `StepResult`; each [B, C].
 OUTCOME = ("rewards", "terminations", "truncations", "valid")
+# In messages of environments in which not only the policy acts: the actions that were carried out [B, C, A], and which
+# of them somebody else chose, bool [B, C].
+EXECUTED = "executed"
+INTERVENTIONS = "interventions"
 # In the first message of a pass: how many chunks of actions it has, the same number for each environment, int64 [B].
 CHUNKS = "chunks"
 

@@ -45,6 +45,14 @@ class ReplayConfig(ConfigModel):
     demonstrations_share: Fraction = Field(
         default=0.5, description="Share of every batch that comes from `data.train_data_paths`, where there are any."
     )
+    interventions_share: Fraction = Field(
+        default=0.25,
+        description="Share of every batch that comes from steps in which somebody intervened, as soon as there are any"
+        " (`env.train.intervention`).",
+    )
+    interventions_capacity: Count = Field(
+        default=100_000, description="Rows of such steps that are kept besides, over all actors; at most `capacity`."
+    )
     recording_path: OptionalPath = Field(
         default=None,
         description="Folder, on the node of the actors, in which every step is recorded as it arrives, so that nothing"

@@ -39,7 +39,7 @@ OFF_POLICY: Final = (
         because=("algorithm.loss_type",),
     ),
     NoEffect(
-        ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization"),
+        ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization", "data.only_interventions"),
         _learns_off_policy,
         _loss_type,
         because=("algorithm.loss_type",),
@@ -81,5 +81,12 @@ OFF_POLICY: Final = (
         "there are no demonstrations",
         "remove it, or write `data.train_data_paths`",
         because=("data.train_data_paths",),
+    ),
+    NoEffect(
+        tuple(f"algorithm.off_policy.replay.interventions_{name}" for name in ("share", "capacity")),
+        lambda config, sizes: config.env.train.intervention.source == "none",
+        "nobody intervenes",
+        "remove it, or name an `env.train.intervention.source`",
+        because=("env.train.intervention.source",),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from recipes.embodied.interventions.table import NONE
 from recipes.embodied.off_policy_config import DEFAULT_BATCH
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.tree import Path
@@ -27,6 +28,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
             f"`critics_in_target: {settings.critics_in_target}` of {settings.critics} critics",
             f"write at most {settings.critics}",
         )
+    _check_shares(config, report)
     fsdp = config.actor.fsdp_config
     if actors > 1 and fsdp.sharding_strategy != "no_shard":
         report(
@@ -54,6 +56,20 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
     if config.actor.model.precision != "fp32":
         message = f"`loss_type: {config.algorithm.loss_type}` computes in fp32"
         report(("actor", "model", "precision"), "conflicting-settings", message, "write `fp32`", about=[_LOSS])
+
+
+def _check_shares(config: EmbodiedConfig, report: Report) -> None:
+    """Require that something is left for the steps of the policy itself."""
+    replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
+    shown = replay.demonstrations_share if config.data.train_data_paths else 0.0
+    helped = replay.interventions_share if config.env.train.intervention.source != NONE else 0.0
+    if shown + helped > 1:
+        report(
+            blame(config, (*at, "interventions_share"), (*at, "demonstrations_share")),
+            "conflicting-settings",
+            f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` are more than the whole batch",
+            "write shares whose sum is at most 1",
+        )
 
 
 def _check_policy(config: EmbodiedConfig, report: Report) -> None:

@@ -8,16 +8,21 @@ from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
-from recipes.demonstrations.info import ACTION, IMAGES, REWARD, STATE, SUCCESS, Feature
+from recipes.demonstrations.info import ACTION, IMAGES, INTERVENTION, REWARD, STATE, SUCCESS, Feature
 from recipes.demonstrations.writer import DatasetWriter, check_new
-from recipes.embodied.collecting import ACTIONS, REWARDS, SUCCESSES, CollectedEpisode
+from recipes.embodied.collecting import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.collection import collecting
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.env_config import InterventionConfig
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec
-from rlinf_core import Job, RLinfError
+from recipes.embodied.interventions.table import SOURCES
+from rlinf_core import ConfigError, Job, RLinfError
+from rlinf_core.registry import import_target
 from rlinf_core.runners.checkpoint import versions
+from rlinf_core.suggest import did_you_mean
 
 # Where successes alone are kept: episodes that are tried for each one that is wanted, before recording gives up.
 _TRIES: Final = 20
@@ -30,6 +35,7 @@ def record(
     *,
     episodes: int,
     checkpoint: Path | None = None,
+    device: str | None = None,
     successes_only: bool = False,
     video: bool = False,
     fps: int | None = None,
@@ -44,6 +50,8 @@ def record(
         folder: of the data set; must not exist.
         episodes: how many are kept.
         checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
+        device: an intervention source that takes over from the policy; without a checkpoint a person who does
+            everything. Its options are those of `env.train.intervention`, where that names the same. None: nobody.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
         fps: rows in a second; None: `env.train.video_cfg.fps`.
@@ -65,7 +73,8 @@ def record(
     knows_success = False
     starts: list[dict[str, int]] = []
     origin = {
-        "recorded_by": "expert" if checkpoint is None else str(checkpoint),
+        "recorded_by": device or "expert" if checkpoint is None else str(checkpoint),
+        **({} if device is None else {"interventions_by": device}),
         "env": {
             "env_type": environments.env_type,
             "task": environments.task,
@@ -75,8 +84,9 @@ def record(
         "versions": dict(versions()),
         "starts": starts,
     }
-    with collecting(config, environments, episodes, checkpoint) as collection:
-        features = features_of(collection.spec, video=video)
+    intervention = None if device is None else _intervention(environments.intervention, device)
+    with collecting(config, environments, episodes, checkpoint, intervention) as collection:
+        features = features_of(collection.spec, video=video, interventions=device is not None)
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:
@@ -106,7 +116,31 @@ def record(
     }
 
 
-def features_of(spec: EnvSpec, *, video: bool = False) -> dict[str, Feature]:
+def _intervention(written: InterventionConfig, device: str) -> InterventionConfig:
+    """Return the settings of a device.
+
+    Raises:
+        ConfigError: there is no such source, or an option is wrong or missing.
+    """
+    if device not in SOURCES and ":" not in device:
+        known = list(SOURCES)
+        listed = "known: " + ", ".join(f"`{name}`" for name in known)
+        raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, known) or listed)
+    options = written.options if written.source == device else {}
+    if device in SOURCES:
+        owner = import_target(SOURCES[device].options, "options")
+        try:
+            cast("type[BaseModel]", owner).model_validate(options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(
+                f"`--device {device}`: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                help="write `env.train.intervention={source: " + device + ", options: {...}}`",
+            ) from error
+    return InterventionConfig(source=device, options=options)
+
+
+def features_of(spec: EnvSpec, *, video: bool = False, interventions: bool = False) -> dict[str, Feature]:
     """Return the features of a data set of an environment."""
     found: dict[str, Feature] = {}
     if spec.state_size:
@@ -119,13 +153,14 @@ def features_of(spec: EnvSpec, *, video: bool = False) -> dict[str, Feature]:
         REWARD: Feature("float32", (1,)),
         _DONE: Feature("bool", (1,)),
         SUCCESS: Feature("bool", (1,)),
+        **({INTERVENTION: Feature("bool", (1,))} if interventions else {}),
     }
 
 
 def columns_of(episode: CollectedEpisode) -> Mapping[str, NDArray[Any]]:
     """Return the columns of an episode by the names of its features."""
     columns = dict(episode.columns)
-    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS}
+    renamed = {STATES: STATE, ACTIONS: ACTION, REWARDS: REWARD, SUCCESSES: SUCCESS, INTERVENED: INTERVENTION}
     found = {renamed.get(name, name): array for name, array in columns.items()}
     prefix = image_key("")
     found = {

@@ -16,6 +16,7 @@ from recipes.embodied.data_config import check_data
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
+from recipes.embodied.intervention_rules import check_intervention
 from recipes.embodied.model_folders import check_model_folder
 from recipes.embodied.off_policy_config import is_off_policy
 from recipes.embodied.off_policy_rules import check_off_policy
@@ -61,6 +62,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     else:
         check_batches(config, world_sizes.get("actor") or 1, report)
         _check_algorithm(config, report)
+    check_intervention(config, world_sizes.get("env"), report)
     _check_staleness(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)

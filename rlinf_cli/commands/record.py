@@ -30,6 +30,15 @@ def record(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="Let a person drive, or correct the policy: keyboard, gamepad, spacemouse, remote; or scripted.",
+            show_default=False,
+        ),
+    ] = None,
     successes_only: Annotated[
         bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
     ] = False,
@@ -56,7 +65,11 @@ def record(
     FILE is a configuration; its `env.train` says which environment. With RUN, a run folder or its name, the policy of
     its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps the episodes that are whole.
 
+    With --device a person moves the arm; with RUN or --checkpoint, too, the policy acts until the person takes over.
+    The device is on the node of `env`, and its options are those of `env.train.intervention`.
+
     rlinf record laptop --out demos/pick -n 50
+    rlinf record robot.yaml --device spacemouse --out demos/mine -n 20
     rlinf record runs/embodied-20260314-101502 --out demos/learned --successes-only
     """
     from rlinf_cli.using import checkpoint_of, used_job
@@ -72,6 +85,7 @@ def record(
         folder,
         episodes=episodes,
         checkpoint=checkpoint_of(checkpoint, used.run),
+        **({} if device is None else {"device": device}),
         successes_only=successes_only,
         video=video,
         fps=fps,

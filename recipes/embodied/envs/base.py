@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from dataclasses import replace
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ from recipes.embodied.envs.types import (
     StepResult,
     Transition,
 )
+from recipes.embodied.interventions.executed import ExecutedActions
+from recipes.embodied.interventions.types import InterventionSource, Motion, Progress, Verdict
+from rlinf_core import ConfigError
 
 # Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].
 Watcher: TypeAlias = Callable[[BoolArray, BoolArray, BoolArray], None]
@@ -52,9 +56,14 @@ class VectorEnv(ABC):
         default_max_episode_steps: limit where the settings give none; None: episodes are not limited. A subclass may
             set it, for the class or in its constructor.
         watcher: is called after every step of an action; None: nobody is.
+        intervention: takes over from the policy; None: nobody does.
+        alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
+        paces_itself: whether a step takes as long as an action does on a real arm.
     """
 
     default_max_episode_steps: int | None = 50
+    alters_actions: ClassVar[bool] = False
+    paces_itself: bool = False
 
     def __init__(self, settings: EnvSettings) -> None:
         count = settings.num_envs
@@ -69,6 +78,7 @@ class VectorEnv(ABC):
         self._episodes = RunningEpisodes(count)
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
         self.watcher: Watcher | None = None
+        self.intervention: InterventionSource | None = None
 
     @property
     @abstractmethod
@@ -107,6 +117,42 @@ class VectorEnv(ABC):
             None where there is no expert for this task.
         """
         return None
+
+    def steer(self, motion: Motion, row: int) -> FloatArray:
+        """Return the action, float32 [A], that moves the hand of an environment as a person asks.
+
+        By default an action begins with the motion along the axes, then come the turns about them as far as there is
+        room, and the last of more than three numbers closes the gripper (1) or opens it (-1).
+
+        Raises:
+            ConfigError: actions are choices.
+        """
+        if self.spec.num_choices is not None:
+            raise ConfigError(
+                "a person cannot steer an environment whose actions are choices",
+                help="take `env.train.intervention` out, or give your environment a `steer`",
+            )
+        found = np.zeros(self.action_size, np.float32)
+        axes = (*motion.linear, *motion.angular)[: self.action_size - (self.action_size > 3)]
+        found[: len(axes)] = axes
+        if self.action_size > 3:
+            found[-1] = 1 if motion.gripper_closed else -1
+        return found
+
+    @property
+    def action_size(self) -> int:
+        """Numbers of an action, A."""
+        return self.spec.action_size
+
+    @property
+    def progress(self) -> Progress:
+        """The step that is about to be taken."""
+        return Progress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
+
+    @property
+    def reports_actions(self) -> bool:
+        """Whether the result of a step tells what was carried out, because that may be other than what was asked."""
+        return self.alters_actions or self.intervention is not None
 
     def _failures(self) -> NDArray[np.str_] | None:
         """Return what has gone wrong in each running episode, such as `dropped`, text [B]; empty: nothing.
@@ -228,6 +274,7 @@ class VectorEnv(ABC):
         resting = self._episodes.resting.copy()
         # Few operations on arrays: in a small batch of a fast simulator each of them is felt.
         some_rest = bool(resting.any())
+        executed = ExecutedActions(actions, self.intervention) if self.reports_actions else None
         for index in range(chunk):
             active = ~resting
             rows = np.flatnonzero(active) if some_rest else None
@@ -237,7 +284,8 @@ class VectorEnv(ABC):
             if self.settings.mask_after_success:  # steps that are carried out and not learned from
                 valid[:, index] &= ~self._episodes.success_once
             self._observed_next = index == chunk - 1
-            moved = self._guard.finite_rewards(self._advance(actions[:, index], rows), valid[:, index])
+            moved = self._advance(actions[:, index], rows) if executed is None else self._obey(executed, index, rows)
+            moved = self._guard.finite_rewards(moved, valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             if self.watcher is not None:
                 self.watcher(active, terminations[:, index], truncations[:, index])
@@ -246,8 +294,9 @@ class VectorEnv(ABC):
             some_rest = bool(resting.any())
         observations = self._guard.finite_observations(self._observe(), resting, truncations, valid)
         fresh = resting & ~self._episodes.resting
+        told = (None, None) if executed is None else (executed.actions, executed.taken)
         if not fresh.any():
-            return StepResult(observations, rewards, terminations, truncations, valid, None, None)
+            return StepResult(observations, rewards, terminations, truncations, valid, None, None, *told)
         final, ended = observations, np.flatnonzero(fresh)
         episodes = self._episodes.finished(ended, knows_success=self.knows_success)
         if self.settings.auto_reset:
@@ -256,7 +305,14 @@ class VectorEnv(ABC):
             observations = self.observe()
         else:
             self._episodes.resting[:] = resting
-        return StepResult(observations, rewards, terminations, truncations, valid, final, episodes)
+        return StepResult(observations, rewards, terminations, truncations, valid, final, episodes, *told)
+
+    def _obey(self, executed: ExecutedActions, index: int, rows: IntArray | None) -> Transition:
+        """Carry out the policy's action or that of who intervenes, and keep which one it was."""
+        moved = self._advance(executed.take(index), rows)
+        if moved.actions is not None:
+            executed.replace(index, moved.actions)
+        return judged(moved, executed.verdicts)
 
     def save(self) -> State | None:
         """Return the state of all episodes, as arrays [B, ...] by name; None where `_save` returns none."""
@@ -309,3 +365,15 @@ class VectorEnv(ABC):
         truncations &= active
         if not self.settings.ignore_terminations:
             np.logical_and(moved.terminations, active, out=terminations)
+
+
+def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
+    """Return a transition as a person judges it: the episode ends, and a success is rewarded by 1 and counts."""
+    if not verdicts:
+        return moved
+    rewards, terminations = moved.rewards.copy(), moved.terminations.copy()
+    successes = np.zeros(len(rewards), np.bool_) if moved.successes is None else moved.successes.copy()
+    for row, verdict in verdicts.items():
+        rewards[row] += (verdict == "success") and not successes[row]
+        terminations[row], successes[row] = True, verdict == "success"
+    return replace(moved, rewards=rewards, terminations=terminations, successes=successes)

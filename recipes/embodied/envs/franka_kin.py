@@ -18,6 +18,7 @@ from recipes.embodied.envs.experts import gripper_move, move_toward
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.interventions.types import Motion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     CONTROL_SECONDS,
@@ -35,6 +36,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.embodied.robots.steering import steered
 
 TASKS = ("pick", "reach")
 INSTRUCTIONS = {"pick": "pick up the block", "reach": REACH_INSTRUCTION}
@@ -158,6 +160,10 @@ class FrankaKinEnv(VectorEnv):
         moves = move_toward(self._joints, np.where(self._held, lifted, self._target))
         grip = gripper_move(self._held | (near & ~self._closed))
         return np.vstack((moves, grip)).T.astype(np.float32)
+
+    def steer(self, motion: Motion, row: int) -> FloatArray:
+        """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
+        return steered(self._joints[:, row], motion, grips=self._picks)
 
     def _failures(self) -> NDArray[np.str_] | None:
         if not self._picks:

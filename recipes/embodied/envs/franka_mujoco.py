@@ -25,6 +25,7 @@ from recipes.embodied.envs.franka_tasks import TASKS, PlaceTask, Scene
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.interventions.types import Motion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
@@ -35,6 +36,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
+from recipes.embodied.robots.steering import steered
 
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)
 # Newtons above which a finger counts as pressing.
@@ -139,6 +141,10 @@ class FrankaMujocoEnv(VectorEnv):
     def expert(self) -> FloatArray:
         """See `VectorEnv`."""
         return self._task.expert(self._scene).T.astype(np.float32)
+
+    def steer(self, motion: Motion, row: int) -> FloatArray:
+        """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
+        return steered(self._scene.joints[:, row], motion, grips=self._grasps)
 
     def _failures(self) -> NDArray[np.str_] | None:
         if not self._grasps:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.interventions.types import Motion
 from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
@@ -28,6 +29,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
+from recipes.embodied.robots.steering import steered
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
@@ -109,6 +111,10 @@ class FrankaRobotEnv(VectorEnv):
     def _see(self, joints: NDArray[np.float64]) -> None:
         self._joints = joints[:, None]
         self._hand = hand_pose(self._joints)[0]
+
+    def steer(self, motion: Motion, row: int) -> FloatArray:
+        """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
+        return steered(self._joints[:, 0], motion, grips=False)
 
     def _observe(self) -> Observation:
         states: FloatArray = np.empty((1, REACH_STATES), np.float32)

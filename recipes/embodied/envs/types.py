@@ -142,12 +142,15 @@ class Transition:
         terminations: bool [B], the task ended.
         truncations: bool [B], the environment itself cut the episode off; None: it never does.
         successes: bool [B], the task is solved in this state; None: it does not know success.
+        actions: float32 [B, A], what was carried out where that is not what was asked for, as where a robot's
+            controller keeps a limit; None: what was asked for. Only environments that `alters_actions` give it.
     """
 
     rewards: FloatArray
     terminations: BoolArray
     truncations: BoolArray | None = None
     successes: BoolArray | None = None
+    actions: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,8 @@ class StepResult:
         final_observations: observations at the end of those episodes that ended; rows of other environments hold their
             present one. None when no episode ended.
         episodes: what is known of those that ended; None when none did.
+        executed: [B, C, A], the actions that were carried out; None: those of the policy, always.
+        interventions: bool [B, C], actions that somebody else than the policy chose; None likewise.
     """
 
     observations: Observation
@@ -196,6 +201,8 @@ class StepResult:
     valid: BoolArray
     final_observations: Observation | None
     episodes: FinishedEpisodes | None
+    executed: NDArray[Any] | None = None
+    interventions: BoolArray | None = None
 
     @property
     def dones(self) -> BoolArray:

@@ -13,6 +13,7 @@ import torch
 from recipes.embodied.actor_worker import memory
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.types import EnvSpec
+from recipes.embodied.interventions.table import NONE
 from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.folder import load_normalization, write_description
@@ -23,6 +24,7 @@ from recipes.embodied.off_policy.sources import (
     add_recording,
     add_steps,
     demonstrations_buffer,
+    intervened,
     steps_of,
     transition_spec,
 )
@@ -41,6 +43,7 @@ from rlinf_core.runners.embodied_protocols import Layout
 
 ONLINE: Final = "online"
 DEMONSTRATIONS: Final = "demonstrations"
+INTERVENTIONS: Final = "interventions"
 # In a checkpoint: the weights of critics, what belongs to no rank, and the buffer of each rank.
 CRITIC: Final = "critic"
 REPLAY: Final = "replay"
@@ -114,7 +117,13 @@ class OffPolicyActor(Worker):
         replay = self._config.algorithm.off_policy.replay
         how = Prioritization(replay.priority_alpha, replay.priority_beta) if replay.prioritized else None
         lanes = self._config.env.train.total_num_envs // self._routes.actors
-        online = ReplayBuffer(transition_spec(spec), lanes, replay.capacity // self._world_size, how)
+        columns = transition_spec(spec)
+        online = ReplayBuffer(columns, lanes, replay.capacity // self._world_size, how)
+        buffers, shares = {ONLINE: online}, dict[str, float]()
+        if self._config.env.train.intervention.source != NONE:
+            rows = min(replay.interventions_capacity, replay.capacity) // self._world_size
+            buffers[INTERVENTIONS] = ReplayBuffer(columns, lanes, rows, how)
+            shares[INTERVENTIONS] = replay.interventions_share
         self._recorder: SegmentWriter | None = None
         if replay.recording_path is not None:
             folder = Path(replay.recording_path) / str(self._rank)
@@ -123,12 +132,12 @@ class OffPolicyActor(Worker):
                 report=lambda damage: self.log_warning("the recording was cut off: %s", damage),
                 warn=lambda text: self.log_warning("%s", text),
             )
-            add_recording(online, folder, lambda damage: self.log_warning("not read: %s", damage))
-        if not self._config.data.train_data_paths:
-            return ReplayMixture({ONLINE: online}, {ONLINE: 1.0})
-        shown = demonstrations_buffer(self._config.data, spec, how)
-        share = replay.demonstrations_share
-        return ReplayMixture({ONLINE: online, DEMONSTRATIONS: shown}, {ONLINE: 1 - share, DEMONSTRATIONS: share})
+            helped = buffers.get(INTERVENTIONS)
+            add_recording(online, folder, lambda damage: self.log_warning("not read: %s", damage), helped)
+        if self._config.data.train_data_paths:
+            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how)
+            shares[DEMONSTRATIONS] = replay.demonstrations_share
+        return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
     # Weights
 
@@ -160,13 +169,15 @@ class OffPolicyActor(Worker):
         expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
         key = trajectory_key(self._rank, step, config.runner.max_staleness)
         pieces: list[RolloutChunks] = self._channel.get_batch(expected, key=key)
-        self._arrived = 0
+        self._arrived = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in passes_of(pieces, config.env.train.rollout_epoch, lanes):
             steps = steps_of(chunks)
             if self._recorder is not None:
                 self._recorder.append(steps)
             add_steps(self._mixture.buffers[ONLINE], steps)
+            if INTERVENTIONS in self._mixture.buffers:
+                self._helped += add_steps(self._mixture.buffers[INTERVENTIONS], intervened(steps))
             # Rows that do not count are counted all the same, so that all ranks take equally many updates.
             self._arrived += steps["valid"].size * self._routes.actors
         self._seen += self._arrived
@@ -176,6 +187,8 @@ class OffPolicyActor(Worker):
         """Return how full the buffer is; there are no advantages off policy."""
         online = self._mixture.buffers[ONLINE]
         found = {f"replay/{name}": float(len(each)) for name, each in self._mixture.buffers.items()}
+        if INTERVENTIONS in self._mixture.buffers:
+            found["env/intervened"] = self._helped * self._routes.actors / max(1, self._arrived)
         return {**found, "replay/gib": online.nbytes / 2**30, "env/steps": float(self._arrived)}
 
     def run_training(self, step: int | None = None) -> dict[str, float]:
@@ -233,9 +246,8 @@ class OffPolicyActor(Worker):
         path = Path(folder)
         (path / REPLAY).mkdir(exist_ok=True)
         arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save()
-        if DEMONSTRATIONS in self._mixture.buffers and self._config.algorithm.off_policy.replay.prioritized:
-            shown = self._mixture.buffers[DEMONSTRATIONS].save()
-            arrays |= {f"{DEMONSTRATIONS}/{name}": each for name, each in shown.items()}
+        for source in self._further_saved():
+            arrays |= {f"{source}/{name}": each for name, each in self._mixture.buffers[source].save().items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
             torch.save(self._learner.state(), path / _STATE)
@@ -267,13 +279,22 @@ class OffPolicyActor(Worker):
         with np.load(path / REPLAY / f"{self._rank}.npz", allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         self._seen = int(arrays.pop("seen"))
-        shown = {name: arrays.pop(name) for name in list(arrays) if name.startswith(f"{DEMONSTRATIONS}/")}
+        parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
         self._mixture.buffers[ONLINE].load(arrays)
-        if shown:
-            named = {name.removeprefix(f"{DEMONSTRATIONS}/"): each for name, each in shown.items()}
-            self._mixture.buffers[DEMONSTRATIONS].load(named)
+        for source in self._further_saved():
+            if parts[source]:  # a run may have begun without
+                self._mixture.buffers[source].load(parts[source])
         self._learner.check_weights(folder)
         return self._state.version
+
+    def _further_saved(self) -> list[str]:
+        """Return the further buffers that a checkpoint needs: demonstrations are read again, their priorities not."""
+        prioritized = self._config.algorithm.off_policy.replay.prioritized
+        return [
+            source
+            for source in (DEMONSTRATIONS, INTERVENTIONS)
+            if source in self._mixture.buffers and (prioritized or source != DEMONSTRATIONS)
+        ]
 
     def _close(self) -> None:
         """Give the room of an unfinished segment back."""
@@ -300,6 +321,11 @@ def passes_of(pieces: list[RolloutChunks], passes: int, lanes: int) -> list[Roll
     if len(found) != passes:
         raise ValueError(f"{len(found)} passes arrived, and {passes} were expected")
     return [joined(each) for each in found]
+
+
+def _taken_from(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Take the arrays whose names begin with a prefix out of a dictionary, and return them without it."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 
 def critic_metrics(figures: Figures) -> dict[str, float]:

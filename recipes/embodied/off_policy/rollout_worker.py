@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.layout import routes_of
-from recipes.embodied.messages import CHUNKS
+from recipes.embodied.messages import CHUNKS, EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base import Inputs, PolicyOutput
 from recipes.embodied.precision import computing, output_in_float32
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
@@ -17,6 +18,7 @@ from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks
 
 # Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
 NEXT = "next/"
+ACTIONS = "actions"
 
 
 class TransitionRecorder(RolloutBuffer):
@@ -26,6 +28,13 @@ class TransitionRecorder(RolloutBuffer):
         """Record the observations after a step: those in which an episode ended where one did."""
         for name, tensor in inputs.items():
             self._write(self._steps, f"{NEXT}{name}", step, tensor)
+
+    def add_outcome(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
+        """Record the outcome, and the actions that were carried out where they need not be the policy's."""
+        super().add_outcome(step, outcome, finals)
+        for name, column in ((EXECUTED, ACTIONS), (INTERVENTIONS, INTERVENTIONS)):
+            if name in outcome:
+                self._write(self._steps, column, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
 
 
 class OffPolicyRolloutWorker(MultiStepRolloutWorker):

@@ -15,6 +15,7 @@ from recipes.demonstrations.load import load_demonstrations
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec, Observation
 from recipes.embodied.imitation import check_fits
+from recipes.embodied.messages import INTERVENTIONS
 from recipes.embodied.off_policy.rollout_worker import NEXT
 from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
 from recipes.embodied.replay.segments import Damage, read_segments
@@ -43,9 +44,16 @@ def steps_of(chunks: RolloutChunks) -> Steps:
     for name, each in chunks.steps.items():
         if name.startswith(NEXT):
             found[f"{_AFTER}{name.removeprefix(NEXT)}"] = each.numpy()
-    for name in (_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID):
-        found[name] = chunks.steps[name][:, :, 0].numpy()
+    for name in (_ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID, INTERVENTIONS):
+        if name in chunks.steps:
+            found[name] = chunks.steps[name][:, :, 0].numpy()
     return found
+
+
+def intervened(steps: Steps) -> Steps:
+    """Return the steps of which only those count in which somebody intervened."""
+    nobody = np.zeros_like(steps[_VALID])
+    return {**steps, _VALID: steps[_VALID] & steps.get(INTERVENTIONS, nobody)}
 
 
 def add_steps(buffer: ReplayBuffer, steps: Steps) -> int:
@@ -71,8 +79,17 @@ def _named(steps: Mapping[str, NDArray[Any]], prefix: str, row: int) -> Observat
     return {name.removeprefix(prefix): each[row] for name, each in steps.items() if name.startswith(prefix)}
 
 
-def add_recording(buffer: ReplayBuffer, folder: Path, report: Callable[[Damage], None]) -> int:
-    """Add the steps of earlier runs; return how many. Those of another number of environments are cut or spread."""
+def add_recording(
+    buffer: ReplayBuffer, folder: Path, report: Callable[[Damage], None], interventions: ReplayBuffer | None = None
+) -> int:
+    """Add the steps of earlier runs; return how many. Those of another number of environments are cut or spread.
+
+    Args:
+        buffer: of all steps.
+        folder: with the segments.
+        report: is told of what cannot be read.
+        interventions: of those steps in which somebody intervened; None: they have no buffer of their own.
+    """
     count = 0
     for steps in read_segments(folder, report):
         environments = steps[_VALID].shape[1]
@@ -82,10 +99,18 @@ def add_recording(buffer: ReplayBuffer, folder: Path, report: Callable[[Damage],
             if missing:
                 part = {name: np.pad(each, _after(each, missing)) for name, each in part.items()}
             count += add_steps(buffer, part)
+            if interventions is not None:
+                add_steps(interventions, intervened(part))
         if environments != buffer.lanes:
-            buffer.cut_off()
-    buffer.cut_off()
+            _cut_off(buffer, interventions)
+    _cut_off(buffer, interventions)
     return count
+
+
+def _cut_off(*buffers: ReplayBuffer | None) -> None:
+    for each in buffers:
+        if each is not None:
+            each.cut_off()
 
 
 def _after(array: NDArray[Any], missing: int) -> list[tuple[int, int]]:

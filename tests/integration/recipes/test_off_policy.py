@@ -21,21 +21,28 @@ SAC = (
 )
 
 
+# The expert takes over every now and then.
+HELPED = ("env.train.intervention={source: scripted, options: {probability: 0.1, shortest: 2, longest: 5}}",)
+
+
 def learned(run: Run) -> list[dict[str, float]]:
     """Return the metrics of all steps that do not depend on the machine."""
     kinds = ("env/", "train/", "replay/", "rollout/")
     return [{name: value for name, value in each.metrics.items() if name.startswith(kinds)} for each in run.metrics]
 
 
-def test_halves_of_a_run_make_the_whole_buffer_and_temperature_included(train: Train) -> None:
-    whole = train(*SAC)
-    first = train(*SAC, "runner.max_steps=2")
+def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_included(train: Train) -> None:
+    whole = train(*SAC, *HELPED)
+    first = train(*SAC, *HELPED, "runner.max_steps=2")
     (half,) = [each.path for each in first.folder.checkpoints.complete() if each.step == 2]
-    second = train(*SAC, f"runner.resume_dir={half}")
+    second = train(*SAC, *HELPED, f"runner.resume_dir={half}")
     # Nothing is learned before 100 steps, and then a tenth of an update for each step: 6, 14, 22 updates in all.
     assert [each["train/updates"] for each in learned(whole)] == [0, 6, 14, 22]
     assert [each["replay/online"] for each in learned(whole)] == [80, 160, 240, 320]
     assert learned(second)[-2:] == learned(whole)[-2:]
+    helped = [each["env/intervened"] for each in learned(whole)]
+    assert [each["replay/interventions"] for each in learned(whole)] == [80 * sum(helped[: n + 1]) for n in range(4)]
+    assert 0 < sum(helped) < 4
     for name, weight in whole.weights().items():
         assert torch.equal(weight, second.weights()[name]), name
 
@@ -64,8 +71,12 @@ def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) 
 @pytest.mark.nightly
 def test_what_is_recorded_is_there_for_the_next_run(train: Train) -> None:
     folder = train.folder / "steps"
-    recording = f"algorithm.off_policy.replay.recording_path={folder}"
-    train(*SAC, recording, "runner.max_steps=2")
-    assert sum(int(each["valid"].sum()) for each in read_segments(folder / "0")) == 160
-    run = train(*SAC, recording, "runner.max_steps=1")
+    recording = (*SAC, *HELPED, f"algorithm.off_policy.replay.recording_path={folder}")
+    train(*recording, "runner.max_steps=2")
+    parts = list(read_segments(folder / "0"))
+    assert sum(int(each["valid"].sum()) for each in parts) == 160
+    helped = sum(int(each["interventions"].sum()) for each in parts)
+    assert 0 < helped < 160
+    run = train(*recording, "runner.max_steps=1")
     assert learned(run)[0]["replay/online"] == 240
+    assert learned(run)[0]["replay/interventions"] == helped + 80 * learned(run)[0]["env/intervened"]

@@ -1,0 +1,104 @@
+"""Options of the intervention sources that come with the recipe. Checking a file needs no device library."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_Count = Annotated[int, Field(ge=1)]
+_Sign = Literal[-1, 1]
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScriptedOptions(_Options):
+    """Options of `scripted`: the environment's expert takes over at random moments.
+
+    Attributes:
+        probability: of a takeover in each step in which the policy acts.
+        shortest: fewest steps of a takeover.
+        longest: most steps of a takeover.
+        seed: of the moments.
+    """
+
+    probability: Annotated[float, Field(ge=0, le=1)] = 0.05
+    shortest: _Count = 5
+    longest: _Count = 15
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ScriptedOptions:
+        if self.shortest > self.longest:
+            raise ValueError(f"`shortest: {self.shortest}` is more than `longest: {self.longest}`")
+        return self
+
+
+class PersonOptions(_Options):
+    """Options of all devices of a person.
+
+    Attributes:
+        hz: steps in a second that a simulation is slowed down to, so that a person can follow; None: the environment's
+            own rate, else 20. A real arm has its own pace.
+        release_steps: steps without a motion after which the policy acts again.
+        deadband: share of the largest deflection below which an axis counts as at rest.
+        speed: factor of all motions, at most 1.
+        signs: of the six axes: forward, left, up, and about these; -1 turns one round.
+    """
+
+    hz: Annotated[float, Field(gt=0, le=1000)] | None = None
+    release_steps: Annotated[int, Field(ge=0)] = 5
+    deadband: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    speed: Annotated[float, Field(gt=0, le=1)] = 1.0
+    signs: tuple[_Sign, _Sign, _Sign, _Sign, _Sign, _Sign] = (1, 1, 1, 1, 1, 1)
+
+
+class KeyboardOptions(PersonOptions):
+    """Options of `keyboard`.
+
+    Attributes:
+        device: file of the keyboard, as in `/dev/input/by-id/usb-ACME-event-kbd`, read by the package `evdev`; None:
+            the terminal that the process was started from.
+    """
+
+    device: str | None = None
+
+
+class GamepadOptions(PersonOptions):
+    """Options of `gamepad`.
+
+    Attributes:
+        device: its file, as in `/dev/input/by-id/usb-ACME-event-joystick`; None: the only one there is.
+    """
+
+    device: str | None = None
+
+
+class SpaceMouseOptions(PersonOptions):
+    """Options of `spacemouse`.
+
+    Attributes:
+        serial: serial number of the device; None: the only one there is.
+    """
+
+    serial: str | None = None
+
+
+class RemoteOptions(PersonOptions):
+    """Options of `remote`: a person elsewhere, over TCP.
+
+    Attributes:
+        token_file: a file, readable by its owner alone, whose first line the other side must send first.
+        host: address to listen on.
+        port: TCP port.
+        hold_steps: steps without a message after which the arm stands still while the person is still in charge.
+        lost_steps: steps without a message after which the run ends.
+    """
+
+    token_file: str
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, lt=65536)] = 17320
+    hold_steps: _Count = 4
+    lost_steps: _Count = 200

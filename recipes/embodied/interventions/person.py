@@ -1,0 +1,136 @@
+"""The part that all devices of a person have in common: when a takeover begins and ends, gripper, pace."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recipes.embodied.interventions.options import PersonOptions
+from recipes.embodied.interventions.types import (
+    STILL,
+    Axes,
+    InterventionSource,
+    Motion,
+    Steerable,
+    Takeover,
+    Verdict,
+)
+from rlinf_core import ConfigError
+
+_DEFAULT_HZ = 20.0
+
+
+class Controls(NamedTuple):
+    """State of a device, and what was pressed on it since the last look.
+
+    Attributes:
+        linear: forward, left, up, each from -1 to 1.
+        angular: about these.
+        engaged: a button is held, or was pressed, that takes over even without a motion.
+        toggles_gripper: the gripper's button was pressed.
+        verdict: a button was pressed that judges the episode.
+    """
+
+    linear: Axes = STILL
+    angular: Axes = STILL
+    engaged: bool = False
+    toggles_gripper: bool = False
+    verdict: Verdict | None = None
+
+
+class Engagement:
+    """Decides in which steps a person acts: from the step on in which a control is moved, until some without.
+
+    Args:
+        options: dead band, speed, signs of axes, and steps after which the policy acts again.
+    """
+
+    def __init__(self, options: PersonOptions) -> None:
+        self._options = options
+        self._left = 0
+        self.gripper_closed = False
+
+    def step(self, controls: Controls) -> Motion | None:
+        """Return the motion of a step; None: the person does not act."""
+        band, speed = self._options.deadband, self._options.speed
+        axes = (*controls.linear, *controls.angular)
+        moved = [0.0 if abs(axis) <= band else (abs(axis) - band) / (1 - band) * np.sign(axis) for axis in axes]
+        if controls.toggles_gripper:
+            self.gripper_closed = not self.gripper_closed
+        if any(moved) or controls.engaged or controls.toggles_gripper:
+            self._left = self._options.release_steps + 1
+        if not self._left:
+            return None
+        self._left -= 1
+        pairs = zip(moved, self._options.signs, strict=True)
+        x, y, z, roll, pitch, yaw = (float(np.clip(axis, -1, 1)) * speed * sign for axis, sign in pairs)
+        return Motion((x, y, z), (roll, pitch, yaw), self.gripper_closed)
+
+    def begin(self) -> None:
+        """Forget the gripper and the takeover of the episode before; the arm starts with an open gripper."""
+        self.gripper_closed, self._left = False, 0
+
+
+class PersonSource(InterventionSource):
+    """A device by which a person drives the one environment of a worker. A subclass has `poll`."""
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        super().__init__(env, options)
+        if env.num_envs != 1:
+            raise ConfigError(
+                f"a person drives one environment, and this worker has {env.num_envs}",
+                help="make `env.train.total_num_envs` the number of env workers",
+            )
+        self._engagement = Engagement(options)
+        self._hz = options.hz or env.control_hz or _DEFAULT_HZ
+        self._due = 0.0
+        self._episode: tuple[int, int] | None = None
+
+    @abstractmethod
+    def poll(self) -> Controls:
+        """Return the state of the device, without waiting.
+
+        Raises:
+            InterventionError: the device was lost.
+        """
+
+    def read(self) -> Takeover | None:
+        """See `InterventionSource`."""
+        if not self.env.paces_itself:
+            self._pace()
+        return self._step()
+
+    def wait_for_person(self) -> None:
+        """See `InterventionSource`."""
+        self._new_episode()
+        while self._engagement.step(self.poll()) is None:
+            time.sleep(1 / self._hz)
+
+    def _new_episode(self) -> None:
+        progress = self.env.progress
+        episode = (progress.reset, int(progress.episode[0]))
+        if episode != self._episode:
+            self._episode = episode
+            self._engagement.begin()
+
+    def _step(self) -> Takeover | None:
+        self._new_episode()
+        controls = self.poll()
+        motion = self._engagement.step(controls)
+        if motion is None and controls.verdict is None:
+            return None
+        actions = np.zeros((1, self.env.action_size), np.float32)
+        if motion is not None:
+            actions[0] = self.env.steer(motion, 0)
+        verdicts: dict[int, Verdict] = {} if controls.verdict is None else {0: controls.verdict}
+        return Takeover(np.array([motion is not None]), actions, verdicts)
+
+    def _pace(self) -> None:
+        """Wait until the next step of a simulation is due."""
+        now = time.monotonic()
+        if now < self._due:
+            time.sleep(self._due - now)
+        self._due = max(self._due, now) + 1 / self._hz

@@ -1,0 +1,37 @@
+"""Constructors of intervention sources by name, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.embodied.interventions.packages import missing_package
+from recipes.embodied.interventions.table import SOURCES
+from recipes.embodied.interventions.types import InterventionSource, Steerable
+from rlinf_core.algorithms.options import checked_options
+from rlinf_core.registry import Registry
+from rlinf_core.requirements import missing_modules
+
+_SOURCES: Registry[type[InterventionSource]] = Registry(
+    "intervention source", {name: known.target for name, known in SOURCES.items()}
+)
+register_source = _SOURCES.register
+
+
+def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> InterventionSource:
+    """Return an intervention source for a batch of environments.
+
+    Args:
+        name: one of ours, a registered one, or `package.module:Class` of your own.
+        env: the batch.
+        options: by name.
+
+    Raises:
+        ConfigError: there is no such source, its package is missing, or an option is wrong.
+        InterventionError: the device cannot be opened.
+    """
+    known = SOURCES.get(name)
+    if known is not None and known.module is not None and missing_modules([known.module]):
+        raise missing_package(name, known.install or known.module)
+    made = _SOURCES.get(name)
+    return made(env, checked_options(made, options, "env.train.intervention.options"))

@@ -1,0 +1,72 @@
+"""An expert that takes over at random moments: for tests, and for trying how much help from people would be worth."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.embodied.interventions.options import ScriptedOptions
+from recipes.embodied.interventions.types import InterventionSource, Steerable, Takeover
+from rlinf_core import ConfigError
+
+# Steps whose moments are drawn together; a takeover ends with its block.
+BLOCK: Final = 256
+
+
+def takeover_steps(options: ScriptedOptions, env: int, reset: int, episode: int, block: int) -> NDArray[np.bool_]:
+    """Return in which of a block of 256 steps the expert acts, bool [256].
+
+    A function of its arguments alone, so that a run that is continued is helped as an uninterrupted one.
+
+    Args:
+        options: how often, and how long.
+        env: number of the environment among all of the job.
+        reset: number of the reset.
+        episode: number of the episode since then.
+        block: number of the block of steps in the episode.
+    """
+    random = np.random.default_rng([options.seed, env, reset, episode, block])
+    found = np.zeros(BLOCK, np.bool_)
+    step = 0
+    while step < BLOCK:
+        if random.random() < options.probability:
+            length = int(random.integers(options.shortest, options.longest + 1))
+            found[step : step + length] = True
+            step += length
+        else:
+            step += 1
+    return found
+
+
+class ScriptedSource(InterventionSource):
+    """The environment's own expert, see `VectorEnv.expert`."""
+
+    options_model = ScriptedOptions
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        super().__init__(env, options)
+        self._blocks: dict[int, tuple[tuple[int, int, int], NDArray[np.bool_]]] = {}
+
+    def read(self) -> Takeover | None:
+        """See `InterventionSource`."""
+        progress = self.env.progress
+        rows = np.zeros(self.env.num_envs, np.bool_)
+        for row in range(self.env.num_envs):
+            block, step = divmod(int(progress.steps[row]), BLOCK)
+            key = (progress.reset, int(progress.episode[row]), block)
+            known = self._blocks.get(row)
+            if known is None or known[0] != key:
+                steps = takeover_steps(self.options, int(progress.numbers[row]), *key)
+                known = self._blocks[row] = (key, steps)
+            rows[row] = known[1][step]
+        if not rows.any():
+            return None
+        actions = self.env.expert()
+        if actions is None:
+            raise ConfigError(
+                "`intervention.source: scripted` needs a scripted expert, and this task has none",
+                help="choose a device of a person, or give your environment an `expert`",
+            )
+        return Takeover(rows, np.asarray(actions, np.float32), {})

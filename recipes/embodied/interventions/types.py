@@ -1,0 +1,136 @@
+"""The interface of intervention sources, and what they exchange with environments. numpy only, no device library.
+
+A source of your own is a subclass of `InterventionSource` with one method, `read`; `source: package.module:Class` names
+it in a file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_core import RuntimeFailure
+
+# A person's judgement of the episode that is under way, which ends it.
+Verdict: TypeAlias = Literal["success", "failure"]
+Axes: TypeAlias = tuple[float, float, float]
+STILL: Axes = (0.0, 0.0, 0.0)
+
+
+class InterventionError(RuntimeFailure):
+    """A device cannot be opened or was lost, or what it sent makes no sense; `where` is the source and its device."""
+
+
+class Motion(NamedTuple):
+    """A motion of the hand that a person asks for, in shares of the fastest, each from -1 to 1.
+
+    Attributes:
+        linear: forward, to the left, up, as seen from the arm's base.
+        angular: about these three axes.
+        gripper_closed: the gripper is to be closed, or open.
+    """
+
+    linear: Axes
+    angular: Axes
+    gripper_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a source does in one step of a batch of environments.
+
+    Attributes:
+        rows: bool [B], environments in which it replaces the policy's action.
+        actions: float32 [B, A], its actions; rows of other environments may hold anything.
+        verdicts: by row, of episodes that end with this step.
+    """
+
+    rows: NDArray[np.bool_]
+    actions: NDArray[np.float32]
+    verdicts: dict[int, Verdict]
+
+
+class Progress(NamedTuple):
+    """The step that a batch of environments is about to take.
+
+    Attributes:
+        numbers: int64 [B], of the environments among all of the job.
+        reset: number of the last reset.
+        episode: int64 [B], number of the present episode since the reset.
+        steps: int64 [B], steps of the present episode so far.
+    """
+
+    numbers: NDArray[np.int64]
+    reset: int
+    episode: NDArray[np.int64]
+    steps: NDArray[np.int64]
+
+
+class Steerable(Protocol):
+    """The part of a batch of environments that sources see."""
+
+    num_envs: int
+
+    @property
+    def progress(self) -> Progress:
+        """The step that is about to be taken."""
+        ...
+
+    @property
+    def action_size(self) -> int:
+        """A."""
+        ...
+
+    @property
+    def control_hz(self) -> float | None:
+        """Actions in a second; None: not known."""
+        ...
+
+    @property
+    def paces_itself(self) -> bool:
+        """Whether a step takes as long as an action does on a real arm."""
+        ...
+
+    def expert(self) -> NDArray[np.float32] | None:
+        """Return actions of a scripted expert, float32 [B, A]; None: there is none."""
+        ...
+
+    def steer(self, motion: Motion, row: int) -> NDArray[np.float32]:
+        """Return the action, float32 [A], that moves the hand of one environment as a person asks."""
+        ...
+
+
+class InterventionSource(ABC):
+    """A source of actions that replace those of the policy.
+
+    Args:
+        env: the batch of environments.
+        options: `intervention.options` of the file; where the class has an attribute `options_model`, its instance.
+
+    Raises:
+        InterventionError: the device cannot be opened.
+        ConfigError: the environment is none for this source.
+    """
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        self.env, self.options = env, options
+
+    @abstractmethod
+    def read(self) -> Takeover | None:
+        """Return what happens in the step that is about to be taken; None: the policy acts everywhere.
+
+        Called once before every step. Must not wait, but for the pace of a person who watches a simulation.
+
+        Raises:
+            InterventionError: the device was lost.
+        """
+
+    def wait_for_person(self) -> None:  # noqa: B027 - scripts need nobody
+        """Wait until somebody takes over, at the beginning of a demonstration."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Release the device. May be called twice."""

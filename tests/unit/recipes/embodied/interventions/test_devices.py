@@ -1,0 +1,326 @@
+"""Devices of people: what their reports mean, when a takeover begins and ends, and how they are lost.
+
+No device is attached here. The libraries are replaced by modules with the functions of theirs that are called.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.interventions import spacemouse
+from recipes.embodied.interventions.event_device import InputEvent
+from recipes.embodied.interventions.gamepad import (
+    LEFT_TRIGGER,
+    LEFT_X,
+    LEFT_Y,
+    RIGHT_SHOULDER,
+    RIGHT_TRIGGER,
+    RIGHT_X,
+    SELECT,
+    SOUTH,
+    START,
+    GamepadSource,
+    GamepadState,
+)
+from recipes.embodied.interventions.keyboard import KeyboardSource, Terminal
+from recipes.embodied.interventions.keys import controls_of
+from recipes.embodied.interventions.options import GamepadOptions, KeyboardOptions, PersonOptions, SpaceMouseOptions
+from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
+from recipes.embodied.interventions.spacemouse import SpaceMouseSource, SpaceMouseState
+from recipes.embodied.interventions.types import InterventionError
+from rlinf_core.errors import ConfigError
+from tests.unit.recipes.embodied.conftest import CountingEnv
+
+FAST = {"hz": 1000.0}
+
+
+def one_env() -> Any:
+    env = make_env("franka_kin", EnvSettings(num_envs=1))
+    env.reset()
+    return env
+
+
+class TestEngagement:
+    def test_the_person_acts_from_the_first_motion_until_some_steps_without_one(self) -> None:
+        engagement = Engagement(PersonOptions(release_steps=2))
+        moves = [0.0, 0.05, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+        acts = [engagement.step(Controls((x, 0, 0))) is not None for x in moves]
+        assert acts == [False, False, True, True, True, False, False, True]
+
+    def test_a_button_takes_over_without_a_motion(self) -> None:
+        engagement = Engagement(PersonOptions(release_steps=0))
+        held = engagement.step(Controls(engaged=True))
+        assert held is not None
+        assert held.linear == (0, 0, 0)
+        assert engagement.step(Controls()) is None
+        gripped = engagement.step(Controls(toggles_gripper=True))
+        assert gripped is not None
+        assert gripped.gripper_closed
+        assert engagement.step(Controls(verdict="success")) is None
+
+    def test_axes_are_scaled_beyond_the_dead_band_and_turned_round_on_demand(self) -> None:
+        options = PersonOptions(deadband=0.2, speed=0.5, signs=(1, -1, 1, 1, 1, 1))
+        motion = Engagement(options).step(Controls((0.6, 1.0, -1.0), (0.1, 0, 2.0)))
+        assert motion is not None
+        assert motion.linear == pytest.approx((0.25, -0.5, -0.5))
+        assert motion.angular == pytest.approx((0, 0, 0.5))
+
+    def test_an_episode_begins_with_an_open_gripper_and_the_policy(self) -> None:
+        engagement = Engagement(PersonOptions())
+        engagement.step(Controls((1, 0, 0), toggles_gripper=True))
+        engagement.begin()
+        assert engagement.step(Controls()) is None
+        assert not engagement.gripper_closed
+
+
+class Scripted(PersonSource):
+    def __init__(self, env: Any, *controls: Controls) -> None:
+        super().__init__(env, PersonOptions(hz=1000))
+        self.controls = list(controls)
+
+    def poll(self) -> Controls:
+        return self.controls.pop(0) if self.controls else Controls()
+
+
+def test_a_person_moves_the_one_environment_of_a_worker() -> None:
+    env = one_env()
+    env.intervention = Scripted(env, Controls(), Controls((0, 0, 1)), Controls(verdict="failure"))
+    policy = np.full((1, 1, 8), 0.125, np.float32)
+    assert env.step(policy).executed.tolist() == policy.tolist()
+    height = env._hand[2, 0]
+    lifted = env.step(policy)
+    assert lifted.interventions.all()
+    assert env._hand[2, 0] > height
+    ended = env.step(policy)
+    assert ended.terminations.all()
+    with pytest.raises(ConfigError, match="a person drives one environment, and this worker has 2"):
+        Scripted(CountingEnv(EnvSettings(num_envs=2)))
+
+
+def test_a_demonstration_waits_for_the_person() -> None:
+    env = one_env()
+    source = Scripted(env, Controls(), Controls(), Controls((1, 0, 0)), Controls((0, 1, 0)))
+    source.wait_for_person()
+    assert source.controls == [Controls((0, 1, 0))]
+
+
+def test_keys() -> None:
+    assert controls_of({"w", "a"}, set()) == Controls((1, 1, 0))
+    assert controls_of({"w", "s"}, {"space"}) == Controls(toggles_gripper=True)
+    assert controls_of(set(), {"enter"}).verdict == "success"
+    assert controls_of(set(), {"backspace"}).verdict == "failure"
+    assert controls_of({"tab"}, set()).engaged
+
+
+class TestTerminal:
+    def test_typed_keys_move_and_the_terminal_gets_its_settings_back(self) -> None:
+        import termios
+
+        person, terminal = os.openpty()
+        before = termios.tcgetattr(terminal)
+        keyboard = Terminal(os.ttyname(terminal))
+        os.write(person, b"wW\tq")
+        deadline = 1000
+        found: set[str] = set()
+        while "tab" not in found and deadline:
+            found |= keyboard.read()
+            deadline -= 1
+        assert found == {"w", "tab"}
+        assert keyboard.read() == set()
+        assert termios.tcgetattr(terminal) != before
+        keyboard.close()
+        keyboard.close()
+        assert termios.tcgetattr(terminal) == before
+        os.close(person)
+        os.close(terminal)
+
+    def test_a_worker_has_none(self) -> None:
+        with pytest.raises(InterventionError, match="no terminal") as caught:
+            Terminal("/nowhere")
+        assert "rlinf robot teleop" in str(caught.value.help)
+
+
+class FakeInput:
+    """As `evdev.InputDevice`."""
+
+    def __init__(self, path: str) -> None:
+        if "gone" in path:
+            raise OSError(2, "No such file or directory")
+        self.path, self.events = path, list[Any]()
+        self.lost = self.closed = False
+
+    def capabilities(self) -> dict[int, list[int]]:
+        return {1: [SOUTH]} if "pad" in self.path else {1: [30]}
+
+    def absinfo(self, axis: int) -> Any:
+        if axis == 16:
+            raise OSError(22, "Invalid argument")
+        return SimpleNamespace(min=0 if axis in (2, 5) else -32768, max=255 if axis in (2, 5) else 32767)
+
+    def read_one(self) -> Any:
+        if self.lost:
+            raise OSError(19, "No such device")
+        return self.events.pop(0) if self.events else None
+
+    def put(self, kind: int, code: int, value: int) -> None:
+        self.events.append(SimpleNamespace(type=kind, code=code, value=value))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def evdev(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = SimpleNamespace(InputDevice=FakeInput, list_devices=lambda: ["/dev/input/kbd", "/dev/input/pad"])
+    monkeypatch.setitem(sys.modules, "evdev", module)
+    return module
+
+
+class TestGamepad:
+    def test_sticks_triggers_and_buttons(self) -> None:
+        state = GamepadState({LEFT_X: (-100, 100), LEFT_Y: (-100, 100), RIGHT_X: (0, 200), RIGHT_TRIGGER: (0, 255)})
+        state.change(InputEvent(False, LEFT_Y, -100))
+        state.change(InputEvent(False, LEFT_X, 50))
+        state.change(InputEvent(False, RIGHT_X, 100))
+        state.change(InputEvent(False, RIGHT_TRIGGER, 255))
+        state.change(InputEvent(False, LEFT_TRIGGER, 255))  # no such axis on this device
+        state.change(InputEvent(True, SOUTH, 1))
+        state.change(InputEvent(True, SOUTH, 0))
+        state.change(InputEvent(True, RIGHT_SHOULDER, 1))
+        first = state.take()
+        assert first.linear == pytest.approx((1, -0.5, 1))
+        assert first.angular == pytest.approx((0, 0, 0))
+        assert first.toggles_gripper
+        assert first.engaged
+        second = state.take()
+        assert not second.toggles_gripper
+        assert second.engaged
+        for button, verdict in ((START, "success"), (SELECT, "failure")):
+            state.change(InputEvent(True, button, 1))
+            assert state.take().verdict == verdict
+
+    def test_the_only_one_is_found_and_its_loss_is_told(self, evdev: Any) -> None:
+        source = GamepadSource(one_env(), GamepadOptions(**FAST))
+        device = source._device._device
+        assert device.path == "/dev/input/pad"
+        device.put(3, LEFT_Y, -32768)
+        device.put(0, 0, 0)
+        assert source.poll().linear[0] == pytest.approx(1)
+        device.lost = True
+        with pytest.raises(InterventionError, match="was lost") as caught:
+            source.poll()
+        assert "/dev/input/pad" in str(caught.value)
+        source.close()
+        assert device.closed
+
+    def test_none_several_or_an_unreadable_one(self, evdev: Any) -> None:
+        env = one_env()
+        evdev.list_devices = list
+        with pytest.raises(InterventionError, match="there is no gamepad"):
+            GamepadSource(env, GamepadOptions())
+        evdev.list_devices = lambda: ["/dev/pad1", "/dev/pad2", "/dev/gone"]
+        with pytest.raises(InterventionError, match="there are 2 gamepads"):
+            GamepadSource(env, GamepadOptions())
+        with pytest.raises(InterventionError, match="cannot be opened"):
+            GamepadSource(env, GamepadOptions(device="/dev/gone"))
+
+
+def test_a_keyboard_by_its_file_tells_releases(evdev: Any) -> None:
+    source = KeyboardSource(one_env(), KeyboardOptions(device="/dev/input/kbd"))
+    assert source._events is not None
+    device = source._events._device
+    device.put(1, 17, 1)  # w
+    device.put(1, 57, 1)  # space
+    assert source.poll() == Controls((1, 0, 0), toggles_gripper=True)
+    device.put(1, 17, 2)
+    assert source.poll() == Controls((1, 0, 0))
+    device.put(1, 17, 0)
+    device.put(1, 57, 0)
+    assert source.poll() == Controls()
+    source.close()
+
+
+class FakeHid:
+    """As `hid.device`."""
+
+    def __init__(self) -> None:
+        self.reports: list[list[int]] = []
+        self.lost = self.closed = False
+
+    def open_path(self, path: bytes) -> None:
+        if path == b"locked":
+            raise OSError("open failed")
+
+    def set_nonblocking(self, on: int) -> None:
+        assert on
+
+    def read(self, size: int) -> list[int]:
+        if self.lost:
+            raise OSError("read error")
+        return self.reports.pop(0) if self.reports else []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def told(number: int, *counts: int) -> list[int]:
+    return [number, *struct.pack(f"<{len(counts)}h", *counts)]
+
+
+class TestSpaceMouse:
+    @pytest.mark.parametrize(
+        "reports", [[told(1, 350, -175, 0, 0, 0, -350)], [told(1, 350, -175, 0), told(2, 0, 0, -350)]]
+    )
+    def test_both_kinds_of_reports(self, reports: list[list[int]]) -> None:
+        state = SpaceMouseState()
+        for report in reports:
+            state.change(report)
+        found = state.take()
+        # To the right and forward; turned against the clock as seen from above.
+        assert found.linear == pytest.approx((0.5, -1, 0))
+        assert found.angular == pytest.approx((0, 0, 1))
+
+    def test_buttons(self) -> None:
+        state = SpaceMouseState()
+        state.change([3, 1])
+        state.change([3, 0])
+        assert state.take().toggles_gripper
+        assert not state.take().toggles_gripper
+        state.change([3, 2])
+        assert state.take().engaged
+        assert state.take().engaged
+        state.change([])
+        state.change([1, 0])  # too short to mean anything
+        assert state.take().linear == (0, 0, 0)
+
+    def test_it_is_found_by_its_vendor_and_its_loss_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = FakeHid()
+        mouse = {"vendor_id": 0x046D, "product_id": 0xC077, "path": b"mouse"}  # an ordinary mouse of the old vendor
+        cap = {"vendor_id": 0x256F, "product_id": 0xC635, "path": b"cap", "serial_number": "A1"}
+        module = SimpleNamespace(device=lambda: device, enumerate=lambda: [mouse, cap, dict(cap)])
+        monkeypatch.setitem(sys.modules, "hid", module)
+        source = SpaceMouseSource(one_env(), SpaceMouseOptions(**FAST))
+        device.reports += [told(1, 0, -350, 0), [3, 1]]
+        assert source.poll() == Controls((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), toggles_gripper=True)
+        device.lost = True
+        with pytest.raises(InterventionError, match="spacemouse A1: the device was lost"):
+            source.poll()
+        source.close()
+        assert device.closed
+        with pytest.raises(InterventionError, match="there is no SpaceMouse"):
+            spacemouse._found(module, "B2")
+        module.enumerate = lambda: [cap, {**cap, "path": b"other", "serial_number": "B2"}]
+        with pytest.raises(InterventionError, match="there are 2 SpaceMouse devices"):
+            spacemouse._found(module, None)
+        cap["path"] = b"locked"
+        with pytest.raises(InterventionError, match="cannot be opened"):
+            SpaceMouseSource(one_env(), SpaceMouseOptions(serial="A1"))

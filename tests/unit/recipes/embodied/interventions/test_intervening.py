@@ -1,0 +1,227 @@
+"""Who acted in each step, from the source to the replay buffer and to demonstrations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipes.demonstrations.demonstrations import Demonstrations
+from recipes.demonstrations.errors import DatasetError
+from recipes.embodied.collecting import EpisodeCollector
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings
+from recipes.embodied.imitation import imitated_rows
+from recipes.embodied.interventions.options import ScriptedOptions
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
+from recipes.embodied.interventions.types import InterventionError, InterventionSource, Motion, Takeover
+from recipes.embodied.messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.models.base import PolicyOutput
+from recipes.embodied.off_policy.rollout_worker import TransitionRecorder
+from recipes.embodied.off_policy.sources import add_steps, intervened, steps_of, transition_spec
+from recipes.embodied.recording import columns_of, features_of
+from recipes.embodied.replay.buffer import ReplayBuffer
+from rlinf_core.errors import ConfigError
+from tests.unit.recipes.embodied.conftest import CountingEnv
+
+OPTIONS = ScriptedOptions(probability=0.1, shortest=2, longest=6, seed=7)
+
+
+def arm(num_envs: int = 3, *, task: str = "pick", **settings: Any) -> VectorEnv:
+    return make_env("franka_kin", EnvSettings(num_envs=num_envs, task=task, max_episode_steps=30, **settings))
+
+
+class Witness(ScriptedSource):
+    """The scripted expert, with a note of what it did in each step."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        super().__init__(env, OPTIONS)
+        self.rows: list[np.ndarray] = []
+        self.actions: list[np.ndarray | None] = []
+
+    def read(self) -> Takeover | None:
+        found = super().read()
+        self.rows.append(np.zeros(self.env.num_envs, np.bool_) if found is None else found.rows.copy())
+        self.actions.append(None if found is None else found.actions.copy())
+        return found
+
+
+class Script(InterventionSource):
+    """Does what a test says, one entry for each step."""
+
+    def __init__(self, env: VectorEnv, *steps: Takeover | None) -> None:
+        super().__init__(env, None)
+        self.steps = list(steps)
+
+    def read(self) -> Takeover | None:
+        return self.steps.pop(0) if self.steps else None
+
+
+def takeover(*rows: int, envs: int = 2, value: float = 0.5, **verdicts: Any) -> Takeover:
+    taken = np.isin(np.arange(envs), rows)
+    return Takeover(taken, np.full((envs, 1), value, np.float32), {int(k[1:]): v for k, v in verdicts.items()})
+
+
+def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
+    env, ticks = arm(), 200
+    witness = env.intervention = Witness(env)
+    random = np.random.default_rng(0)
+    recorder = TransitionRecorder(ticks, 0)
+    observations = env.reset(0)
+    asked, numbers = [], []
+    for tick in range(ticks):
+        actions = random.uniform(-1, 1, (3, 1, 8)).astype(np.float32)
+        asked.append(actions[:, 0].copy())
+        progress = env.progress
+        numbers.append((progress.reset, progress.episode.copy(), progress.steps.copy()))
+        states = {"states": torch.from_numpy(observations["states"])}
+        recorder.add_action(tick, states, PolicyOutput(torch.from_numpy(actions), torch.zeros(3, 1, 8), None))
+        result = env.step(actions)
+        assert result.executed is not None
+        assert result.interventions is not None
+        outcome = {name: getattr(result, name) for name in ("rewards", "terminations", "truncations", "valid")}
+        recorder.add_outcome(tick, {**outcome, EXECUTED: result.executed, INTERVENTIONS: result.interventions}, None)
+        observations = result.observations
+        final = observations if result.final_observations is None else result.final_observations
+        recorder.add_following(tick, {"states": torch.from_numpy(final["states"])})
+    steps = steps_of(recorder.finish(None))
+
+    flags = steps[INTERVENTIONS]
+    assert np.array_equal(flags, np.stack(witness.rows))
+    # The moments are a function of the episode alone: a run that is continued is helped in the same steps.
+    for tick, (reset, episodes, counts) in enumerate(numbers):
+        for row in range(3):
+            drawn = takeover_steps(OPTIONS, row, reset, int(episodes[row]), int(counts[row]) // BLOCK)
+            assert flags[tick, row] == drawn[counts[row] % BLOCK], (tick, row)
+    assert 0.1 < flags.mean() < 0.6
+    for tick in range(ticks):
+        theirs = witness.actions[tick]
+        for row in range(3):
+            wanted = asked[tick][row] if theirs is None or not flags[tick, row] else np.clip(theirs[row], -1, 1)
+            assert np.array_equal(steps["actions"][tick, row], wanted), (tick, row)
+
+    everything, helped = (ReplayBuffer(transition_spec(env.spec), 3, 3000) for _ in range(2))
+    assert add_steps(everything, steps) == steps["valid"].sum()
+    assert add_steps(helped, intervened(steps)) == (flags & steps["valid"]).sum()
+    kept = helped.gather(helped.rows, np.ones(len(helped), np.float32), 1, 0.9)
+    assert sorted(map(tuple, kept.actions)) == sorted(map(tuple, steps["actions"][flags & steps["valid"]]))
+
+
+def test_nothing_is_reported_where_nobody_can_intervene() -> None:
+    env = arm()
+    env.reset()
+    result = env.step(np.zeros((3, 1, 8), np.float32))
+    assert result.executed is None
+    assert result.interventions is None
+    steps = {"valid": np.ones((2, 3), np.bool_)}
+    assert not intervened(steps)["valid"].any()
+
+
+def test_a_takeover_in_the_middle_of_a_chunk_ends_the_rest_of_it() -> None:
+    env = CountingEnv(EnvSettings(num_envs=2))
+    env.intervention = Script(env, None, takeover(1))
+    env.reset()
+    result = env.step(np.full((2, 4, 1), 0.25, np.float32))
+    assert result.executed is not None
+    assert result.interventions is not None
+    assert result.executed[:, :, 0].tolist() == [[0.25] * 4, [0.25, 0.5, 0, 0]]
+    assert result.interventions.tolist() == [[False] * 4, [False, True, False, False]]
+    assert result.rewards.tolist() == [[0.25] * 4, [0.25, 0.5, 0, 0]]  # the action is the reward: it was carried out
+    assert env.step(np.full((2, 1, 1), 0.25, np.float32)).rewards.tolist() == [[0.25], [0.25]]
+
+
+def test_an_intervention_is_clipped_and_must_be_finite() -> None:
+    env = CountingEnv(EnvSettings(num_envs=2))
+    env.intervention = Script(env, takeover(0, value=3.0), takeover(1, value=np.nan), takeover(0, value=np.nan))
+    env.reset()
+    assert env.step(np.zeros((2, 1, 1), np.float32)).rewards[:, 0].tolist() == [1, 0]
+    with pytest.raises(InterventionError, match="not finite"):
+        env.step(np.zeros((2, 1, 1), np.float32))
+
+
+def test_a_judgement_ends_the_episode() -> None:
+    env = CountingEnv(EnvSettings(num_envs=2, options={"solved": 9}))
+    env.intervention = Script(env, takeover(r0="success", r1="failure"))
+    env.reset()
+    result = env.step(np.full((2, 1, 1), 0.25, np.float32))
+    assert result.rewards[:, 0].tolist() == [1.25, 0.25]
+    assert result.terminations[:, 0].tolist() == [True, True]
+    assert result.episodes is not None
+    assert result.episodes.success_at_end is not None
+    assert result.episodes.success_at_end.tolist() == [True, False]
+    assert result.interventions is not None
+    assert not result.interventions.any()  # who judges does not act
+
+
+def test_a_demonstration_tells_which_actions_were_whose() -> None:
+    env = arm(auto_reset=False)
+    witness = env.intervention = Witness(env)
+    collector = EpisodeCollector(env, 0, "pick", "everything")
+    while not collector.over:
+        collector.step(np.zeros((3, 1, 8), np.float32))
+    for row, episode in enumerate(collector.episodes()):
+        flags = episode.columns["interventions"]
+        assert flags.tolist() == [bool(rows[row]) for rows in witness.rows[: episode.length]]
+        assert (np.abs(episode.columns["actions"]).sum(axis=1) > 0).tolist() == flags.tolist()
+        assert set(columns_of(episode)) == set(features_of(env.spec, interventions=True))
+
+
+def test_only_what_people_did_is_imitated_where_that_is_asked_for() -> None:
+    zeros = np.zeros((4, 1), np.float32)
+    whole = Demonstrations("set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64))
+    assert imitated_rows(whole, only_interventions=True).tolist() == [0, 1, 2, 3]
+    flags = np.array([False, True, True, False])
+    mixed = Demonstrations(
+        "set", 20, np.array([0, 4]), zeros, zeros, {}, ("do it",), np.zeros(4, np.int64), interventions=flags
+    )
+    assert imitated_rows(mixed, only_interventions=False).tolist() == [0, 1, 2, 3]
+    assert imitated_rows(mixed, only_interventions=True).tolist() == [1, 2]
+    none = mixed.chosen([0])
+    object.__setattr__(none, "interventions", ~flags & flags)
+    with pytest.raises(DatasetError, match="nobody intervened"):
+        imitated_rows(none, only_interventions=True)
+
+
+@pytest.mark.parametrize("task", ["reach", "pick"])
+def test_a_motion_moves_the_hand_where_the_person_wants_it(task: str) -> None:
+    env: Any = arm(1, task=task)
+    for axis in range(3):
+        env.reset(axis)
+        before = env._hand[:, 0].copy()
+        linear = [0.0, 0.0, 0.0]
+        linear[axis] = 1.0
+        for _ in range(5):
+            env.step(env.steer(Motion(tuple(linear), (0, 0, 0), gripper_closed=True), 0)[None, None])  # type: ignore[arg-type]
+        moved = env._hand[:, 0] - before
+        assert moved[axis] > 0.02
+        assert moved[axis] > 0.9 * np.linalg.norm(moved)
+    if task == "pick":
+        assert env._closed[0]
+    twist = env.steer(Motion((0, 0, 0), (0, 0, 1), gripper_closed=False), 0)
+    assert np.abs(twist[6]) > 2 * np.abs(twist[:6]).max()  # the hand points down: its last joint turns it
+
+
+def test_actions_of_another_kind_begin_with_the_axes() -> None:
+    env = CountingEnv(EnvSettings(num_envs=1))
+    assert env.steer(Motion((0.5, 0.25, 0), (0, 0, 0), gripper_closed=True), 0).tolist() == [0.5]
+    vision = make_env("franka_vision", EnvSettings(num_envs=1))
+    assert vision.steer(Motion((0.5, 0.25, -1), (1, 1, 1), gripper_closed=True), 0).tolist() == [0.5, 0.25, -1]
+
+
+def test_a_source_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = CountingEnv(EnvSettings(num_envs=1))
+    env.intervention = open_source("scripted", env, {"probability": 1})
+    env.reset()
+    with pytest.raises(ConfigError, match="this task has none"):
+        env.step(np.zeros((1, 1, 1), np.float32))
+    monkeypatch.setattr("recipes.embodied.interventions.registry.missing_modules", list)
+    with pytest.raises(ConfigError, match="needs the package `evdev`"):
+        open_source("gamepad", env, {})
+    with pytest.raises(ConfigError, match="unknown intervention source `joystick`"):
+        open_source("joystick", env, {})
+    with pytest.raises(ConfigError, match="probability"):
+        open_source("scripted", env, {"probability": 2})

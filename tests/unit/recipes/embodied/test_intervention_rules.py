@@ -1,0 +1,55 @@
+"""`env.train.intervention`: who may take over where, found before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.embodied.config import EmbodiedConfig
+from rlinf_core.job.load import load_job
+
+SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "env.train.total_num_envs=1")
+REMOTE = "env.train.intervention={source: remote, options: {token_file: /tmp/token}}"
+
+
+def told(*overrides: str) -> list[tuple[str, str]]:
+    """Return code and message of each error and warning."""
+    return [(each.code, each.message) for each in load_job("laptop", overrides, environ={}).diagnostics]
+
+
+def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
+    job = load_job("laptop", (*SAC, REMOTE), environ={})
+    assert not told(*SAC, REMOTE)
+    assert isinstance(job.config, EmbodiedConfig)
+    assert job.config.env.train.intervention.source == "remote"
+    assert job.config.env.eval.intervention.source == "none"
+    assert not told(*SAC[:2], "env.train.intervention.source=scripted", "env.train.total_num_envs=4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        ((REMOTE,), "conflicting-settings", "learns only from actions that its own policy chose"),
+        ((*SAC, REMOTE, "env.train.total_num_envs=4"), "conflicting-settings", "a person drives one environment"),
+        ((*SAC, "env.train.intervention.source=spacemuse"), "unknown-choice", "`spacemuse`"),
+        ((*SAC, "env.train.intervention.source=remote"), "missing-key", "`token_file`"),
+        ((*SAC, REMOTE, "env.train.intervention.options.prot=1"), "unknown-key", "`prot`"),
+        (
+            (*SAC, "env.train.intervention={source: scripted, options: {shortest: 9, longest: 2}}"),
+            "bad-value",
+            "is more than",
+        ),
+        ((*SAC, "env.train.intervention.source=nowhere:Source"), "missing-extra", "nowhere"),
+        ((*SAC, "env.train.intervention.options.seed=1"), "no-effect", "nobody takes over"),
+        ((*SAC, "algorithm.off_policy.replay.interventions_share=0.5"), "no-effect", "nobody intervenes"),
+    ],
+)
+def test_what_cannot_be_is_told(overrides: tuple[str, ...], code: str, said: str) -> None:
+    found = [message for each, message in told(*overrides) if each == code]
+    assert any(said in message for message in found), told(*overrides)
+
+
+def test_a_package_that_is_missing_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.embodied.intervention_rules.missing_modules", list)
+    ((code, message),) = told(*SAC, "env.train.intervention.source=spacemouse")
+    assert code == "missing-extra"
+    assert "`hidapi`" in message
