@@ -6,6 +6,7 @@ that a worker holds take turns on it.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.interventions.types import Motion
 from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.errors import RobotLateError
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     REACH_ACTIONS,
@@ -29,6 +31,7 @@ from recipes.embodied.robots.franka_arm import (
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
+from recipes.embodied.robots.session import check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
@@ -36,14 +39,21 @@ from rlinf_core.hardware.robots.franka import Franka
 TASKS = ("reach",)
 # Seconds to wait for an arm: a run that starts again finds it held by workers that are just ending.
 LEASE_PATIENCE = 10.0
+LATE_IN_A_ROW = 10
+_SAME = 1e-4  # of an action, by which what was carried out may differ by rounding alone
+_log = logging.getLogger("rlinf.robots")
 
 
 class _SharedArm:
     """The connection of this process to one arm, and which environment moved it last."""
 
     def __init__(self, arm: Franka) -> None:
-        self.client = FrankaClient(arm)
+        self.arm, self.client = arm, FrankaClient(arm)
         try:
+            if not arm.disable_validate:
+                checks = check_arm(self.client, arm)
+                # Whoever holds it may be just ending: `acquire` waits.
+                refuse_faults(self.client, [each for each in checks if each.name != "lease"])
             self.client.acquire(LEASE_PATIENCE)
         except BaseException:
             self.client.close()
@@ -59,8 +69,13 @@ class FrankaRobotEnv(VectorEnv):
     """Task `reach`, with the actions, observations and rewards of `franka_kin`, in the time that an arm takes.
 
     Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
-    start moves the arm to its place. Needs the arm's controller from the first moment on.
+    start moves the arm to its place. Needs the arm's controller from the first moment on, and its checks to be good.
+
+    An action that was under way for too long is not carried out, and told; `LATE_IN_A_ROW` of them end the run.
     """
+
+    alters_actions = True
+    paces_itself = True
 
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
@@ -75,6 +90,7 @@ class FrankaRobotEnv(VectorEnv):
         self._target = np.zeros((3, 1))
         self._hand = np.zeros((3, 1))
         self._potential = np.zeros(1)
+        self._late = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -97,11 +113,32 @@ class FrankaRobotEnv(VectorEnv):
     def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
         if self._arm.mover is not self:
             self._take(self._joints[:, 0])
+        begun = self._joints[:, 0]
         deltas = np.clip(actions[0], -1, 1) * ACTION_STEP[:, 0]
-        self._see(self._arm.client.move(deltas).joints)
+        self._see(self._moved(deltas))
+        # What a limit or a late action left of it.
+        done = ((self._joints[:, 0] - begun) / ACTION_STEP[:, 0]).astype(np.float32)
+        kept = np.abs(done - actions[0]) < _SAME
+        executed = np.where(kept, actions[0], np.clip(done, -1, 1))[None]
         before, self._potential = self._potential, reach_potential(self._target, self._hand)
         successes = reached(self._target, self._hand)
-        return Transition((self._potential - before + successes).astype(np.float32), successes, None, successes)
+        rewards = (self._potential - before + successes).astype(np.float32)
+        return Transition(rewards, successes, None, successes, executed)
+
+    def _moved(self, deltas: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the joints [7] after a motion."""
+        client = self._arm.client
+        try:
+            state = client.move(deltas)
+            self._late = 0
+        except RobotLateError as error:
+            self._late += 1
+            if self._late >= LATE_IN_A_ROW:
+                raise
+            _log.warning("%s", error)
+            state = client.state()
+        watch_cameras(client, self._arm.arm, state)
+        return state.joints
 
     def _take(self, joints: NDArray[np.float64]) -> None:
         """Bring the arm to where this environment wants it."""

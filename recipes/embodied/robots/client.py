@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import platform
@@ -11,21 +12,24 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.errors import (
     RobotError,
+    RobotLateError,
     RobotLeaseError,
     RobotLinkLostError,
     RobotRefusedError,
+    RobotSilentError,
     RobotStoppedError,
     RobotUnreachableError,
 )
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.protocol import (
     MAX_HOLDER,
     MAX_LINE,
@@ -40,7 +44,10 @@ from recipes.embodied.robots.protocol import (
 )
 from rlinf_core.hardware.robots.franka import Franka
 
+_log = logging.getLogger("rlinf.robots")
 CALL_SECONDS = 10.0
+# Between signs of life: several in the two control periods of silence after which an arm on its way is stopped.
+SIGN_SECONDS = CONTROL_SECONDS / 2
 RESET_SECONDS = 60.0  # the way to any start, at the speed of a reset, and some more
 HEARTBEAT_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 0.1
@@ -57,11 +64,46 @@ class ArmState:
         gripper_closed: whether it was told to close.
         stopped: why it stands still until a reset; None: it does not.
         holder: who holds it, in words; None: nobody.
+        clipped: a limit made the last motion shorter than asked.
+        cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
+        tick: control periods of the controller's clock.
+        heard_tick: that in which the holder was last heard.
+        still_tick: that since which the arm stands still; None: it moves.
     """
 
     joints: NDArray[np.float64]
     gripper_closed: bool
     stopped: str | None
+    holder: str | None
+    clipped: bool = False
+    cameras: Mapping[str, float] = field(default_factory=dict[str, float])
+    tick: int = 0
+    heard_tick: int = 0
+    still_tick: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """What a controller says of itself.
+
+    Attributes:
+        controller: its name.
+        version: its version.
+        firmware: of the arm; None: it does not say.
+        period: seconds of a control period.
+        velocity: [7], the fastest that each joint is moved, in radians a second.
+        low: [7], the least position of each joint, in radians.
+        high: [7], the greatest, likewise.
+        holder: who holds the arm; None: nobody.
+    """
+
+    controller: str
+    version: str
+    firmware: str | None
+    period: float
+    velocity: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
     holder: str | None
 
 
@@ -73,6 +115,9 @@ class FrankaClient:
         seconds: within which a call must have its answer; a reset has `RESET_SECONDS` or this, whichever is more.
         heartbeat: seconds after which the controller takes the arm from a holder that has gone silent.
 
+    Attributes:
+        interruptions: how often a reset was stopped because this process was silent for too long, and went on.
+
     Raises:
         RobotUnreachableError: nothing answers there in time, or something else does.
     """
@@ -82,7 +127,10 @@ class FrankaClient:
         if arm.controller_node_rank is not None:
             self.where += f", controller on node {arm.controller_node_rank}"
         self._gripper = Gripper(arm.gripper_type, arm.gripper_connection)
+        self._workspace = arm.workspace
+        self._followed: tuple[float, float] | None = None  # the clock of the last reply, and when it came
         self._seconds, self._heartbeat = seconds, heartbeat
+        self.interruptions = 0
         self._ids = itertools.count(1)
         self._writing = threading.Lock()
         self._rest = b""
@@ -127,7 +175,11 @@ class FrankaClient:
         while True:
             try:
                 reply = self._request(
-                    "acquire", holder=holder_name(), heartbeat=self._heartbeat, gripper=self._gripper._asdict()
+                    "acquire",
+                    holder=holder_name(),
+                    heartbeat=self._heartbeat,
+                    gripper=self._gripper._asdict(),
+                    workspace=self._workspace,
                 )
                 break
             except RobotLeaseError:
@@ -156,8 +208,17 @@ class FrankaClient:
             RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """
-        sent = [float(each) for each in joints]
-        return self._state_of(self._request("reset", max(RESET_SECONDS, self._seconds), joints=sent))
+        sent, allowed = self._finite(joints), max(RESET_SECONDS, self._seconds)
+        until = time.monotonic() + allowed
+        while True:
+            try:
+                return self._state_of(self._request("reset", allowed, joints=sent))
+            except RobotSilentError as error:
+                # This process was held up, not gone: the arm goes on from where it stopped.
+                if time.monotonic() >= until:
+                    raise
+                self.interruptions += 1
+                _log.warning("%s; it goes on", error)
 
     def move(self, deltas: Sequence[float] | NDArray[np.floating], close_gripper: bool | None = None) -> ArmState:
         """Move by `deltas` (7, radians) in one control period, and wait until that has passed.
@@ -168,12 +229,73 @@ class FrankaClient:
 
         Raises:
             RobotStoppedError: the arm stands still until a reset.
-            RobotRefusedError: a joint would be too fast.
+            RobotRefusedError: a joint would be too fast, or a number is not finite.
+            RobotLateError: the action or the reply before it was under way for too long.
             RobotLeaseError: this process does not hold the arm.
             RobotLinkLostError: the controller does not answer.
         """
-        sent = [float(each) for each in deltas]
-        return self._state_of(self._request("move", deltas=sent, close_gripper=close_gripper))
+        sent = self._finite(deltas)
+        told: dict[str, Any] = {}
+        if self._followed is not None:
+            clock, came = self._followed
+            told = {"after": clock, "waited": time.monotonic() - came}
+        return self._state_of(self._request("move", deltas=sent, close_gripper=close_gripper, **told))
+
+    def facts(self) -> ControllerFacts:
+        """Return what the controller says of itself; for anybody.
+
+        Raises:
+            RobotLinkLostError: it does not answer, or says something else.
+        """
+        reply = self._request("ping")
+        try:
+            limits = cast("dict[str, Any]", reply["limits"])
+            low, high, velocity = (joints_of(limits, name) for name in ("low", "high", "velocity"))
+            period = float(reply["period"])
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            self._abandon()
+            raise self._lost(f"the controller does not tell its limits: {error}") from error
+        firmware, holder = reply.get("firmware"), reply.get("holder")
+        return ControllerFacts(
+            str(reply.get("controller")),
+            str(reply.get("version")),
+            None if firmware is None else str(firmware),
+            period,
+            velocity,
+            low,
+            high,
+            None if holder is None else str(holder),
+        )
+
+    def latency(self, count: int) -> list[float]:
+        """Return the seconds that each of some questions took to be answered.
+
+        Raises:
+            RobotLinkLostError: the controller does not answer.
+        """
+        found: list[float] = []
+        for _ in range(count):
+            began = time.monotonic()
+            self._request("ping")
+            found.append(time.monotonic() - began)
+        return found
+
+    def _finite(self, numbers: Sequence[float] | NDArray[np.floating]) -> list[float]:
+        """Return numbers as they are sent.
+
+        Raises:
+            RobotRefusedError: one of them is NaN or infinite; the arm is stopped, and stands still until a reset.
+        """
+        found = [float(each) for each in numbers]
+        if not all(map(math.isfinite, found)):
+            with contextlib.suppress(RobotError):
+                self.stop()
+            raise RobotRefusedError(
+                "an action is not finite, and the arm was stopped",
+                where=self.where,
+                help="look for the NaN or infinity in the policy's weights and observations; then reset the arm",
+            )
+        return found
 
     def stop(self) -> ArmState:
         """Stop the arm at once, whoever holds it. It stands still until its holder resets it.
@@ -255,7 +377,7 @@ class FrankaClient:
     def _beat(self) -> None:
         """Tell the controller that this process lives, as often as it takes; runs in a thread of its own."""
         line = encode({"op": "beat", "id": 0})
-        while not self._closed.wait(self._heartbeat / _SIGNS_PER_HEARTBEAT):
+        while not self._closed.wait(min(SIGN_SECONDS, self._heartbeat / _SIGNS_PER_HEARTBEAT)):
             try:
                 self._write(line)
             except OSError:
@@ -267,12 +389,19 @@ class FrankaClient:
         except ProtocolError as error:
             self._abandon()
             raise self._lost(f"what came was {error}") from error
-        stopped, holder = reply.get("stopped"), reply.get("holder")
+        stopped, holder, clock = reply.get("stopped"), reply.get("holder"), reply.get("clock")
+        if isinstance(clock, float):
+            self._followed = clock, time.monotonic()
         return ArmState(
             joints,
             reply.get("gripper_closed") is True,
             None if stopped is None else str(stopped),
             None if holder is None else str(holder),
+            reply.get("clipped") is True,
+            {str(serial): float(age) for serial, age in cast("dict[str, float]", reply.get("cameras") or {}).items()},
+            int(reply.get("tick") or 0),
+            int(reply.get("heard_tick") or 0),
+            None if reply.get("still_tick") is None else int(reply["still_tick"]),
         )
 
     def _refusal(self, reply: Message) -> RobotError:
@@ -294,9 +423,22 @@ class FrankaClient:
                 why=message,
                 help="acquire it first; a lease is lost with its connection, or after a heartbeat of silence",
             )
-        if code == "stopped":
-            return RobotStoppedError(message, where=self.where, help="look at the arm, then reset it")
-        return RobotRefusedError("the controller refused", where=self.where, why=message)
+        if code in ("stopped", "silent"):
+            kind = RobotSilentError if code == "silent" else RobotStoppedError
+            return kind(message, where=self.where, help="look at the arm, then reset it")
+        if code == "late":
+            return RobotLateError(
+                "an action came too late, and was not carried out",
+                where=self.where,
+                why=message,
+                help="look at the link between this node and the controller: cable, switch, wireless, other traffic",
+            )
+        return RobotRefusedError(
+            "the controller refused",
+            where=self.where,
+            why=message,
+            help="nothing was carried out; keep actions within -1 and 1, and starts within the workspace",
+        )
 
     def _unreachable(self, why: str) -> RobotUnreachableError:
         return RobotUnreachableError(

@@ -7,24 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from recipes.embodied.robots.arm import SimulatedArm
+from recipes.embodied.robots.cameras import SimulatedCameras
+from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
 from recipes.embodied.robots.protocol import (
     NAME,
     PROTOCOL,
+    Box,
     ControllerRequest,
     Gripper,
     Message,
     ProtocolError,
+    delay_of,
     grip_of,
     gripper_of,
     heartbeat_of,
     holder_of,
     joints_of,
+    workspace_of,
 )
+
+CONTROLLER: Final = "rlinf-simulated"
+VERSION: Final = "2.0"
+# Silence of the holder after which an arm on its way stops, and time under way after which an action is too old.
+WATCHDOG_SECONDS: Final = 2 * CONTROL_SECONDS
+LATE_SECONDS: Final = 2 * CONTROL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +82,18 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure of the contro
 class Controller:
     """One arm, held by one client at a time. Connections are numbers; moments are seconds that only go forward."""
 
-    def __init__(self, arm: SimulatedArm) -> None:
+    def __init__(
+        self, arm: SimulatedArm, cameras: SimulatedCameras | None = None, workspace: Box | None = None
+    ) -> None:
         self._arm = arm
+        self._cameras = cameras or SimulatedCameras()
+        self._workspace = arm.workspace = workspace
+        self._heard = 0.0
         self._lease: Lease | None = None
         self._gripper: Gripper | None = None
         self._motion = 0  # number of the latest motion
         self._interrupted = 0  # of the latest one that was interrupted
+        self._silenced = 0  # of the latest one that was interrupted because its holder was silent
         self._operations: dict[str, Callable[[int, ControllerRequest, float], Message | Motion | None]] = {
             "ping": self._ping,
             "state": self._state,
@@ -103,7 +121,7 @@ class Controller:
         """
         self.expire(now)
         if self._lease and self._lease.connection == connection:
-            self._lease = replace(self._lease, heard=now)
+            self._lease, self._heard = replace(self._lease, heard=now), now
         operation = self._operations.get(request.op)
         if operation is None:
             raise ProtocolError(f"no operation is named {request.op[:40]!r}")
@@ -116,7 +134,8 @@ class Controller:
         """Return the reply to the request that began a motion, once it has ended or been interrupted."""
         if self.interrupted(motion):
             why = self._arm.stopped or "it was interrupted"
-            return self._refused(motion.id, Refusal("stopped", why))
+            code = "silent" if motion.number == self._silenced else "stopped"
+            return self._refused(motion.id, Refusal(code, why))
         return self._report(motion.id, max(now, motion.end))
 
     def interrupted(self, motion: Motion) -> bool:
@@ -127,16 +146,25 @@ class Controller:
         """Return a connection ended. If it held the arm, the arm stops and is free; returns whether it did."""
         if self._lease is None or self._lease.connection != connection:
             return False
+        self._watch(now)
         self._halt(f"{self._lease.holder} held it, and {reason}", now)
         self._lease = None
         return True
 
     def expire(self, now: float) -> bool:
-        """Take the arm from a holder that has been silent for too long; returns whether it was."""
+        """Stop the arm, or take it from a holder, that has been silent for too long; returns whether it was taken.
+
+        The arm stops at the moment when the silence was too long, however late that is noticed here.
+        """
+        self._watch(now)
         lease = self._lease
         if lease is None or now < lease.heard + lease.heartbeat:
             return False
         return self.lost(lease.connection, f"said nothing for {lease.heartbeat:g} s", now)
+
+    def due(self, motion: Motion) -> float:
+        """Return when to look after a motion again: when it ends, or its holder has been silent for too long."""
+        return min(motion.end, self._heard + WATCHDOG_SECONDS)
 
     def silence_allowed(self, connection: int) -> float | None:
         """Return seconds after which the connection counts as lost; None: it holds nothing."""
@@ -144,18 +172,22 @@ class Controller:
         return lease.heartbeat if lease and lease.connection == connection else None
 
     def _ping(self, connection: int, request: ControllerRequest, now: float) -> Message:
-        return {"id": request.id, "ok": True, "robot": NAME, "protocol": PROTOCOL, "holder": self.holder}
+        limits = {"velocity": VELOCITY_MAX.tolist(), "low": JOINT_MIN.tolist(), "high": JOINT_MAX.tolist()}
+        found = {"robot": NAME, "protocol": PROTOCOL, "controller": CONTROLLER, "version": VERSION}
+        found |= {"firmware": None, "period": CONTROL_SECONDS, "limits": limits, "holder": self.holder}
+        return {"id": request.id, "ok": True, **found}
 
     def _state(self, connection: int, request: ControllerRequest, now: float) -> Message:
         return self._report(request.id, now)
 
     def _acquire(self, connection: int, request: ControllerRequest, now: float) -> Message:
         holder, heartbeat = holder_of(request.fields), heartbeat_of(request.fields)
-        gripper = gripper_of(request.fields)
+        gripper, workspace = gripper_of(request.fields), workspace_of(request.fields)
         if self._lease and self._lease.connection != connection:
             raise Refusal("busy", f"{self._lease.holder} holds the arm")
-        self._lease = Lease(connection, holder, heartbeat, now)
+        self._lease, self._heard = Lease(connection, holder, heartbeat, now), now
         self._gripper = gripper
+        self._arm.workspace = within(self._workspace, workspace)
         return self._report(request.id, now)
 
     def _beat(self, connection: int, request: ControllerRequest, now: float) -> None:
@@ -165,6 +197,8 @@ class Controller:
         joints = np.array(joints_of(request.fields, "joints"))
         self._check_holder(connection)
         self._check_rest(now)
+        if not self._arm.inside(joints.clip(JOINT_MIN, JOINT_MAX)):
+            raise Refusal("refused", "there the hand would be out of its workspace, or below the table")
         return self._moving(request, self._arm.reset(joints, now))
 
     def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
@@ -173,6 +207,9 @@ class Controller:
         if self._arm.stopped:
             raise Refusal("stopped", self._arm.stopped)
         self._check_rest(now)
+        delay = delay_of(request.fields, now)
+        if delay > LATE_SECONDS:
+            raise Refusal("late", f"it was under way for {1000 * delay:.0f} ms, {1000 * LATE_SECONDS:.0f} are allowed")
         try:
             return self._moving(request, self._arm.move(deltas, grip, now))
         except ValueError as error:
@@ -200,6 +237,13 @@ class Controller:
         if self._arm.moves(now):
             raise Refusal("refused", "the arm still moves")
 
+    def _watch(self, now: float) -> None:
+        """Stop the arm at the moment when its holder had been silent for too long, if that has passed."""
+        if self._lease is None or now < (end := self._heard + WATCHDOG_SECONDS) or not self._arm.moves(end):
+            return
+        self._silenced = self._motion
+        self._halt(f"{self._lease.holder} said nothing for {WATCHDOG_SECONDS:g} s while the arm moved", end)
+
     def _moving(self, request: ControllerRequest, end: float) -> Motion:
         self._motion += 1
         return Motion(request.id, self._motion, end)
@@ -212,9 +256,25 @@ class Controller:
     def _report(self, number: int, now: float) -> Message:
         found: dict[str, Any] = {"joints": self._arm.joints(now).tolist()}
         found |= {"gripper_closed": self._arm.gripper_closed, "stopped": self._arm.stopped, "holder": self.holder}
+        found |= {"clock": now, "clipped": self._arm.clipped, "cameras": self._cameras.ages(now)}
+        found |= {"tick": tick_of(now), "heard_tick": tick_of(self._heard)}
+        found["still_tick"] = None if self._arm.moves(now) else tick_of(self._arm.still_since)
         # A simulated hand has no device: what was said of one is only told again.
         found["gripper"] = self._gripper._asdict() if self._gripper else None
         return {"id": number, "ok": True, **found}
 
     def _refused(self, number: int, refusal: Refusal) -> Message:
         return {"id": number, "ok": False, "code": refusal.code, "message": str(refusal), "holder": self.holder}
+
+
+def tick_of(moment: float) -> int:
+    """Return the number of the control period that a moment is in."""
+    return int(moment // CONTROL_SECONDS)
+
+
+def within(first: Box | None, second: Box | None) -> Box | None:
+    """Return what two boxes have in common; None: everything."""
+    if first is None or second is None:
+        return first or second
+    low = tuple(map(max, first.low, second.low))
+    return Box(low, tuple(map(min, first.high, second.high)))

@@ -49,5 +49,21 @@ class RobotStoppedError(RobotError):
         self.reason = reason
 
 
+class RobotSilentError(RobotStoppedError):
+    """The arm was stopped on its way because nothing was heard from this process for two control periods."""
+
+
+class RobotLateError(RobotError):
+    """An action was under way for too long, and was not carried out."""
+
+
+class RobotCameraError(RobotError):
+    """A camera has taken no frame for too long, or is not there."""
+
+
+class RobotCheckError(RobotError):
+    """A check before the arm moves has found a fault."""
+
+
 class RobotRefusedError(RobotError):
     """The controller does not carry out what it was asked: too fast, not a number, or while another motion runs."""

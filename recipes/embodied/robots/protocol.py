@@ -8,19 +8,27 @@ repeats the id and says `ok`. Nothing is unpickled or evaluated, and a line that
 
 | op | needs the lease | what it does |
 |---|---|---|
-| `ping` | | says what this is, its protocol, and who holds it |
-| `state` | | joints in radians, gripper, whether and why the arm was stopped |
-| `acquire` | | takes the lease, with a `holder` in words and the `heartbeat` in seconds, and the `gripper` on the arm |
+| `ping` | | says what this is, its protocol, controller, firmware, limits and control period, and who holds it |
+| `state` | | joints in radians, gripper, whether and why the arm was stopped, ages of the cameras' newest frames |
+| `acquire` | | takes the lease, with a `holder` in words, the `heartbeat` in seconds, `gripper` and `workspace` |
 | `beat` | | has no reply; every line counts as a sign of life, this one is for when there is nothing to say |
 | `reset` | yes | moves to `joints`, opens the gripper, ends a stop; the reply comes when the arm is there |
-| `move` | yes | moves by `deltas` (radians) in one control period; `close_gripper` true, false or null |
+| `move` | yes | moves by `deltas` (radians) in one control period; with `close_gripper`, `after` and `waited` |
 | `stop` | | stops the arm at once, for anybody |
 | `release` | yes | gives the lease back |
 
-A `gripper` is an object of a `type` (`franka`, `robotiq`) and a `connection`, the device that it is attached to, or
-null where it is the arm's own.
+`close_gripper` is true, false, or null: it stays. `after` is the `clock` of the reply that a `move` follows, `waited`
+the seconds since that came. A `workspace` is two points [x, y, z] in metres between which the hand must stay. A
+`gripper` is an object of a `type` (`franka`, `robotiq`) and a `connection`, the device that it is attached to, or null
+where it is the arm's own.
 
-A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops.
+A holder that says nothing for its heartbeat, or whose connection ends, loses the lease, and the arm stops. While a
+motion is under way silence of two control periods stops it, too: nothing but the holder's signs of life keeps it going.
+A `move` that was under way for longer than that, from the reply it follows until its arrival less the time that its
+sender waited, is refused as `late`. No two clocks are compared.
+
+Replies of `state` and motions tell in ticks, control periods of the controller's own clock: the present one (`tick`),
+the one in which the holder was last heard (`heard_tick`), and that since which the arm stands still (`still_tick`).
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Never, TypeAlias, cast
 
-PROTOCOL = 1
+PROTOCOL = 2
 NAME = "franka"
 MAX_LINE = 4096  # bytes, the newline included
 NUM_JOINTS = 7
@@ -58,6 +66,18 @@ class ControllerRequest:
     op: str
     id: int
     fields: Mapping[str, Any]
+
+
+class Box(NamedTuple):
+    """A box along the axes of the arm's base.
+
+    Attributes:
+        low: x, y, z in metres.
+        high: likewise.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
 
 class Gripper(NamedTuple):
@@ -129,6 +149,36 @@ def joints_of(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     if len(numbers) != NUM_JOINTS:
         raise ProtocolError(f"`{name}` is not {NUM_JOINTS} numbers")
     return tuple(_number(each, name) for each in numbers)
+
+
+def workspace_of(fields: Mapping[str, Any]) -> Box | None:
+    """Return the box that the hand must stay in; None where nothing is said of it.
+
+    Raises:
+        ProtocolError: it is no box.
+    """
+    value = fields.get("workspace")
+    if value is None:
+        return None
+    corners = cast("list[object]", value) if isinstance(value, list) else []
+    points = [cast("list[object]", each) if isinstance(each, list) else [] for each in corners]
+    if [len(point) for point in points] != [3, 3]:
+        raise ProtocolError("`workspace` is not two points of three numbers")
+    low, high = (tuple(_number(each, "workspace") for each in point) for point in points)
+    if any(least >= most for least, most in zip(low, high, strict=True)):
+        raise ProtocolError("`workspace` has no room between its two points")
+    return Box(low, high)
+
+
+def delay_of(fields: Mapping[str, Any], clock: float) -> float:
+    """Return the seconds for which a request and the reply that it follows were under way; 0 where it does not tell.
+
+    Raises:
+        ProtocolError: `after` or `waited` is no number.
+    """
+    if fields.get("after") is None:
+        return 0.0
+    return clock - _number(fields["after"], "after") - _number(fields.get("waited"), "waited")
 
 
 def heartbeat_of(fields: Mapping[str, Any]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import logging
 import signal
@@ -18,8 +19,18 @@ import time
 from collections.abc import Sequence
 
 from recipes.embodied.robots.arm import SimulatedArm
+from recipes.embodied.robots.cameras import SimulatedCameras
 from recipes.embodied.robots.controller import Controller, Motion
-from recipes.embodied.robots.protocol import MAX_LINE, Message, ProtocolError, decode, encode, request_of
+from recipes.embodied.robots.protocol import (
+    MAX_LINE,
+    Box,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+    request_of,
+    workspace_of,
+)
 from rlinf_core.hardware.robots.franka import ROBOT_PORT
 
 MAX_CONNECTIONS = 32
@@ -111,12 +122,11 @@ class Server:
 
     async def _follow(self, motion: Motion, writer: asyncio.StreamWriter) -> None:
         """Reply to a motion when it has ended, or as soon as it is interrupted."""
-        while not self._controller.interrupted(motion) and (left := motion.end - time.monotonic()) > 0:
+        while not self._controller.interrupted(motion) and time.monotonic() < motion.end:
             changed = self._changed
-            try:
-                await asyncio.wait_for(changed.wait(), left)
-            except TimeoutError:
-                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(self._controller.due(motion) - time.monotonic(), 0))
+            self._controller.expire(time.monotonic())
         await self._send(writer, self._controller.finish(motion, time.monotonic()))
 
     def _wake(self) -> None:
@@ -133,8 +143,8 @@ class Server:
             writer.transport.abort()
 
 
-async def _run(host: str, port: int, speed: float) -> int:
-    server = Server(Controller(SimulatedArm(speed)))
+async def _run(host: str, port: int, controller: Controller) -> int:
+    server = Server(controller)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -162,9 +172,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--port", type=_port, default=ROBOT_PORT, help=f"TCP port (default: {ROBOT_PORT}; 0: a free one)"
     )
     parser.add_argument("--speed", type=_speed, default=1.0, help="times faster than a real arm (default: 1)")
+    parser.add_argument(
+        "--camera", action="append", default=[], metavar="SERIAL", help="a camera, by its serial number"
+    )
+    parser.add_argument("--workspace", type=_box, metavar="X,Y,Z,X,Y,Z", help="two corners that the hand stays between")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    return asyncio.run(_run(chosen.host, chosen.port, chosen.speed))
+    controller = Controller(SimulatedArm(chosen.speed), SimulatedCameras(chosen.camera), chosen.workspace)
+    return asyncio.run(_run(chosen.host, chosen.port, controller))
 
 
 def _port(text: str) -> int:
@@ -172,6 +187,17 @@ def _port(text: str) -> int:
     if not 0 <= port < 65536:
         raise argparse.ArgumentTypeError(f"`{text}` is no port from 0 to 65535")
     return port
+
+
+def _box(text: str) -> Box:
+    try:
+        numbers = [float(each) for each in text.split(",")]
+        found = workspace_of({"workspace": [numbers[:3], numbers[3:]]})
+    except (ValueError, ProtocolError):
+        found = None
+    if found is None:
+        raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first")
+    return found
 
 
 def _speed(text: str) -> float:

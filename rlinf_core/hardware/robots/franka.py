@@ -16,6 +16,7 @@ from rlinf_core.hardware.robots.unit import (
     Port,
     RobotUnit,
     Serials,
+    Workspace,
 )
 from rlinf_core.scalars import Bool
 
@@ -48,6 +49,11 @@ class Franka(RobotUnit):
     gripper_type: GripperType = Field(default="franka", description=f"Gripper on the arm: {_GRIPPERS}.")
     gripper_connection: Connection | None = Field(default=None, description=_CONNECTION)
     controller_node_rank: NodeRank | None = Field(default=None, description=_CONTROLLER_RANK)
+    workspace: Workspace | None = Field(
+        default=None,
+        description="Two points [x, y, z] in metres, as seen from the arm's base, the lower corner first, between which"
+        " the hand must stay; the controller is told, and clips motions. Default: the controller's own.",
+    )
     disable_validate: Bool = Field(
         default=False, description="Skip the check that arm and cameras answer before a job starts."
     )

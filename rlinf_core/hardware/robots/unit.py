@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from rlinf_core.scalars import Int, StrictModel, Text, impossible_address, problem
+from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
 
 
 def _ip_address(text: str) -> str:
@@ -43,6 +43,18 @@ NodeRank = Annotated[Int, Field(ge=0)]
 Connection = Annotated[Text, AfterValidator(_word)]
 CameraType = Literal["realsense", "zed"]
 GripperType = Literal["franka", "robotiq"]
+
+
+def _box(corners: tuple[Point, Point]) -> tuple[Point, Point]:
+    low, high = corners
+    if any(least >= most for least, most in zip(low, high, strict=True)):
+        raise problem("bad-value", "there is no room between the two points", help="write the lower corner first")
+    return corners
+
+
+Coordinate = Annotated[Float, Field(allow_inf_nan=False)]
+Point = tuple[Coordinate, Coordinate, Coordinate]
+Workspace = Annotated[tuple[Point, Point], AfterValidator(_box)]
 
 
 class RobotUnit(StrictModel):

@@ -41,7 +41,9 @@ def test_halves_of_a_run_make_the_whole_buffer_temperature_and_interventions_inc
     assert [each["replay/online"] for each in learned(whole)] == [80, 160, 240, 320]
     assert learned(second)[-2:] == learned(whole)[-2:]
     helped = [each["env/intervened"] for each in learned(whole)]
-    assert [each["replay/interventions"] for each in learned(whole)] == [80 * sum(helped[: n + 1]) for n in range(4)]
+    assert [each["replay/interventions"] for each in learned(whole)] == [
+        round(80 * sum(helped[: n + 1])) for n in range(4)
+    ]
     assert 0 < sum(helped) < 4
     for name, weight in whole.weights().items():
         assert torch.equal(weight, second.weights()[name]), name
@@ -79,4 +81,4 @@ def test_what_is_recorded_is_there_for_the_next_run(train: Train) -> None:
     assert 0 < helped < 160
     run = train(*recording, "runner.max_steps=1")
     assert learned(run)[0]["replay/online"] == 240
-    assert learned(run)[0]["replay/interventions"] == helped + 80 * learned(run)[0]["env/intervened"]
+    assert learned(run)[0]["replay/interventions"] == helped + round(80 * learned(run)[0]["env/intervened"])

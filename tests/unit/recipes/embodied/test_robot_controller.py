@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.robots.arm import RESET_SPEED, SimulatedArm
-from recipes.embodied.robots.controller import Controller, Motion
+from recipes.embodied.robots.cameras import FRAME_SECONDS, SimulatedCameras
+from recipes.embodied.robots.controller import WATCHDOG_SECONDS, Controller, Motion, within
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.protocol import ControllerRequest, Message, ProtocolError
+from recipes.embodied.robots.protocol import Box, ControllerRequest, Message, ProtocolError
 
 A, B = 1, 2  # connections
 START = (HOME + 0.5).clip(JOINT_MIN, JOINT_MAX)
@@ -40,6 +41,11 @@ class Client:
         assert isinstance(found, Motion), found
         return found
 
+    def live(self, begin: float, end: float) -> None:
+        """Give signs of life from one moment to another."""
+        for beat in np.linspace(begin, end, 2 + int((end - begin) / 0.05)):
+            assert self.ask(float(beat), "beat") is None
+
     def acquire(self, now: float, heartbeat: float = 2.0) -> Message:
         return self.reply(now, "acquire", holder=f"client {self.connection}", heartbeat=heartbeat)
 
@@ -63,6 +69,7 @@ def ready(client: Client, now: float = 0.0) -> float:
     """Hold the arm, at home; return a moment after that."""
     assert client.acquire(now)["ok"]
     motion = client.go(now, "reset", joints=HOME.tolist())
+    client.live(now, motion.end)
     assert client.controller.finish(motion, motion.end)["ok"]
     return motion.end
 
@@ -117,23 +124,24 @@ def test_a_silent_holder_loses_it_and_the_arm_stops_on_its_way(a: Client, b: Cli
     assert a.acquire(now, heartbeat=0.5)["ok"]
     motion = a.go(now, "reset", joints=START.tolist())
     assert motion.end == pytest.approx(now + RESET_TAKES)
-    assert a.ask(now + 0.4, "beat") is None
+    a.live(now, now + 0.4)
     assert b.acquire(now + 0.8)["code"] == "busy"
     got = b.acquire(now + 0.9)
     assert got["ok"]
-    share = 0.9 / RESET_TAKES
+    share = (0.4 + WATCHDOG_SECONDS) / RESET_TAKES
     np.testing.assert_allclose(got["joints"], HOME + share * (START - HOME))
     assert "client 1" in got["stopped"]
-    assert "said nothing for 0.5 s" in got["stopped"]
+    assert "said nothing for 0.1 s while the arm moved" in got["stopped"]
     assert b.reply(now + 2, "state")["joints"] == got["joints"]
     refused = a.controller.finish(motion, now + 1)
-    assert refused["code"] == "stopped"
+    assert refused["code"] == "silent"
     assert a.reply(now + 1, "move", deltas=[0.0] * 7)["code"] == "no-lease"
 
 
 def test_a_lost_link_stops_it_at_once(a: Client, b: Client) -> None:
     now = ready(a)
     motion = a.go(now, "reset", joints=START.tolist())
+    a.live(now, now + RESET_TAKES / 2)
     assert not a.controller.lost(B, "it is not the holder's", now + 0.1)
     assert not a.controller.interrupted(motion)
     assert a.controller.lost(A, "its connection was closed", now + RESET_TAKES / 2)
@@ -142,13 +150,14 @@ def test_a_lost_link_stops_it_at_once(a: Client, b: Client) -> None:
     np.testing.assert_allclose(got["joints"], (HOME + START) / 2)
     assert "its connection was closed" in got["stopped"]
     assert b.reply(now + 10, "move", deltas=[0.0] * 7)["code"] == "stopped"
-    ready(b, now + 10)
-    assert b.reply(now + 10.1, "state")["stopped"] is None
+    again = ready(b, now + 10)
+    assert b.reply(again, "state")["stopped"] is None
 
 
 def test_anybody_may_stop_it(a: Client, b: Client) -> None:
     now = ready(a)
     motion = a.go(now, "reset", joints=START.tolist())
+    a.live(now, now + 0.1)
     stopped = b.reply(now + 0.1, "stop")
     assert "does not hold it" in stopped["stopped"]
     assert a.controller.interrupted(motion)
@@ -207,3 +216,75 @@ def test_an_arm_keeps_its_limits(moves: list[list[float]]) -> None:
         assert hand_pose(after[:, None])[0][2, 0] > 0
         half = arm.joints(now - CONTROL_SECONDS / 4)
         np.testing.assert_allclose(half, (before + after) / 2, atol=1e-12)
+
+
+def test_silence_while_the_arm_moves_stops_it_in_two_control_periods_and_a_reset_goes_on(a: Client, b: Client) -> None:
+    now = ready(a)
+    motion = a.go(now, "reset", joints=START.tolist())
+    a.live(now, now + 0.2)
+    assert a.controller.due(motion) == pytest.approx(now + 0.2 + WATCHDOG_SECONDS)
+    # However late somebody looks, the arm has stopped when the silence was too long.
+    state = b.reply(now + 0.9, "state")
+    np.testing.assert_allclose(state["joints"], HOME + (0.2 + WATCHDOG_SECONDS) / RESET_TAKES * (START - HOME))
+    assert state["still_tick"] - state["heard_tick"] <= 2
+    assert state["holder"] == "client 1"
+    assert a.controller.finish(motion, now + 0.9)["code"] == "silent"
+    again = a.go(now + 1, "reset", joints=START.tolist())
+    a.live(now + 1, again.end)
+    np.testing.assert_allclose(a.controller.finish(again, again.end)["joints"], START)
+    assert a.reply(again.end + 1.5, "state")["stopped"] is None  # silence at rest is none of its business
+
+
+def test_an_action_that_was_under_way_for_too_long_is_refused(a: Client) -> None:
+    now = ready(a)
+    clock = a.reply(now, "state")["clock"]
+    # The sender waited for a second before it sent it: that is not the link's time.
+    a.go(now + 1.05, "move", deltas=[0.01] * 7, after=clock, waited=1.0)
+    late = a.reply(now + 2, "move", deltas=[0.01] * 7, after=clock, waited=1.8)
+    assert late["code"] == "late"
+    assert "200 ms" in late["message"]
+    np.testing.assert_allclose(a.reply(now + 2, "state")["joints"], HOME + 0.01)
+    with pytest.raises(ProtocolError, match="waited"):
+        a.ask(now + 2, "move", deltas=[0.01] * 7, after=clock, waited="long")
+
+
+def test_the_hand_stays_in_the_workspace_of_controller_and_job() -> None:
+    hand = hand_pose(HOME[:, None])[0][:, 0]
+    controller = Controller(SimulatedArm(), workspace=Box((-1, -1, 0), (1, 1, 2)))
+    client = Client(controller, A)
+    corners = [(hand - 0.02).tolist(), (hand + 0.02).tolist()]
+    assert client.reply(0.0, "acquire", holder="a", heartbeat=2.0, workspace=corners)["ok"]
+    motion = client.go(0.0, "reset", joints=HOME.tolist())
+    now, clipped = motion.end, 0
+    deltas = np.zeros(7)
+    deltas[1] = 0.05
+    for _ in range(20):
+        motion = client.go(now, "move", deltas=deltas.tolist())
+        now = motion.end
+        state = controller.finish(motion, now)
+        clipped += state["clipped"]
+        reached = hand_pose(np.array(state["joints"])[:, None])[0][:, 0]
+        assert (np.abs(reached - hand) <= 0.02 + 1e-9).all()
+    assert clipped > 10
+    refused = client.reply(now, "reset", joints=START.tolist())
+    assert refused["code"] == "refused"
+    assert "workspace" in refused["message"]
+    for wrong in ([[0, 0, 0]], [[0, 0, 0], [0, 0, 0]], "box", [[0, 0, 0], [1, 1, "x"]]):
+        with pytest.raises(ProtocolError, match="workspace"):
+            client.ask(now, "acquire", holder="a", heartbeat=2.0, workspace=wrong)
+
+
+def test_boxes_have_in_common_what_is_in_both() -> None:
+    first, second = Box((0, 0, 0), (2, 2, 2)), Box((1, -1, 1), (3, 1, 3))
+    assert within(first, second) == Box((1, 0, 1), (2, 1, 2))
+    assert within(None, second) == within(second, None) == second
+    assert within(None, None) is None
+
+
+def test_cameras_take_frames_until_they_freeze() -> None:
+    cameras = SimulatedCameras(["c1", "c2"])
+    assert all(0 <= age <= FRAME_SECONDS for age in cameras.ages(1.234).values())
+    cameras.freeze("c2", 2.0)
+    ages = cameras.ages(5.0)
+    assert ages["c1"] <= FRAME_SECONDS
+    assert 3 <= ages["c2"] <= 3 + FRAME_SECONDS

@@ -1,0 +1,253 @@
+"""Random faults: the arm stands still within two control periods, counted by the controller, and errors say what to do.
+
+A holder, its link and a controller in time that is counted here, so that a busy machine changes nothing. Real
+processes, sockets and kills are in tests/integration/recipes/robots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from recipes.embodied.robots.arm import SimulatedArm
+from recipes.embodied.robots.cameras import SimulatedCameras
+from recipes.embodied.robots.client import SIGN_SECONDS, FrankaClient
+from recipes.embodied.robots.controller import Controller, Motion, tick_of
+from recipes.embodied.robots.errors import (
+    RobotError,
+    RobotLateError,
+    RobotLeaseError,
+    RobotRefusedError,
+    RobotSilentError,
+    RobotStoppedError,
+)
+from recipes.embodied.robots.franka_arm import ACTION_STEP
+from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
+from recipes.embodied.robots.protocol import ControllerRequest, Message, ProtocolError, decode, encode, request_of
+from recipes.embodied.robots.session import FRAME_AGE
+
+HOLDER, WATCHER = 1, 2
+LINK: Final = 0.002  # seconds that a message takes on a good link
+FAULTS: Final = (
+    "killed",
+    "power lost",
+    "frozen process",
+    "cut link",
+    "delayed link",
+    "not a number",
+    "too large",
+    "late action",
+    "frozen camera",
+    "a person stops it",
+)
+START = (HOME + 0.4).clip(JOINT_MIN, JOINT_MAX)
+
+
+class World:
+    """A holder that resets its arm and then moves it at every control period, until something goes wrong.
+
+    Attributes:
+        since: moment from which on two control periods are counted.
+        refusals: what the holder was told.
+    """
+
+    def __init__(self, fault: str, random: np.random.Generator) -> None:
+        self.fault, self.random = fault, random
+        self.cameras = SimulatedCameras(["c1"])
+        self.controller = Controller(SimulatedArm(), self.cameras)
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.order = itertools.count()
+        self.broken_at = float(random.uniform(0.1, 6.0))
+        self.since: float | None = None
+        self.refusals: list[Message] = []
+        self.connected = self.alive = True
+        self.delay = LINK
+        self.followed: tuple[float, float] | None = None
+
+    def at(self, moment: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self.events, (moment, next(self.order), what))
+
+    def run(self) -> Message:
+        """Return the state some time after the fault."""
+        self.at(0.0, self.begin)
+        self.at(self.broken_at, self.break_)
+        end = self.broken_at + 4.0
+        while self.events and self.events[0][0] < end:
+            moment, _, what = heapq.heappop(self.events)
+            what(moment)
+        state = self.controller.handle(WATCHER, ControllerRequest("state", 9, {}), end)
+        assert isinstance(state, dict)
+        return state
+
+    # The holder
+
+    def begin(self, now: float) -> None:
+        self.send(now, "acquire", holder="process 71 on lab-3", heartbeat=2.0)
+        self.at(now + SIGN_SECONDS, self.beat)
+        self.at(now + 2 * LINK, lambda then: self.send(then, "reset", joints=START.tolist()))
+
+    def beat(self, now: float) -> None:
+        if self.alive:
+            self.send(now, "beat")
+            self.at(now + SIGN_SECONDS, self.beat)
+
+    def act(self, now: float) -> None:
+        """Send the next action, after the policy has thought for a moment."""
+        if not self.alive:
+            return
+        deltas = self.random.uniform(-1, 1, 7) * ACTION_STEP[:, 0]
+        told = {} if self.followed is None else {"after": self.followed[0], "waited": now - self.followed[1]}
+        delay = self.delay
+        if now >= self.broken_at and self.since is None:
+            if self.fault == "not a number":
+                deltas = np.full(7, np.nan)
+            elif self.fault == "too large":
+                deltas = 5 * deltas / np.abs(deltas / ACTION_STEP[:, 0]).max()
+            elif self.fault == "late action":
+                delay = float(self.random.uniform(0.11, 1.0))
+            if self.fault in ("not a number", "too large", "late action"):
+                self.since = now
+                self.alive = self.fault == "late action"
+        self.send(now, "move", delay, deltas=deltas.tolist(), close_gripper=None, **told)
+
+    def hear(self, now: float, reply: Message) -> None:
+        if not self.alive:
+            return
+        if reply.get("ok") is not True:
+            self.refusals.append(reply)
+            if self.fault in ("late action", "delayed link"):
+                # One late action is told, and the policy goes on; in this world it has nothing more to say.
+                self.alive = self.fault == "delayed link" and reply["code"] == "late"
+            else:
+                self.alive = False
+        if reply.get("ok") is True and "clock" in reply:
+            self.followed = reply["clock"], now
+            if reply["cameras"]["c1"] > FRAME_AGE and self.since is None:
+                self.since, self.alive = now, False
+                self.send(now, "stop")
+                return
+        self.at(now + float(self.random.uniform(0, 0.02)), self.act)
+
+    # The link
+
+    def send(self, now: float, op: str, delay: float | None = None, **fields: Any) -> None:
+        if self.connected:
+            arrives = now + (self.delay if delay is None else delay)
+            self.at(arrives, lambda then: self.arrive(then, {"op": op, "id": 1, **fields}))
+
+    def arrive(self, now: float, message: dict[str, Any]) -> None:
+        if not self.connected:
+            return
+        try:
+            # What JSON has not is what a broken sender would send all the same.
+            line = str(message).replace("'", '"').replace("nan", "NaN").replace("None", "null").encode() + b"\n"
+            request = request_of(decode(line if self.fault == "not a number" else encode(message)))
+            answer = self.controller.handle(HOLDER, request, now)
+        except ProtocolError as error:
+            self.connected = self.alive = False
+            self.controller.lost(HOLDER, f"it sent {error}", now)
+            return
+        if isinstance(answer, Motion):
+            self.follow(now, answer)
+        elif answer is not None and request.op not in ("acquire", "stop"):
+            self.reply(now, answer)
+
+    def follow(self, now: float, motion: Motion) -> None:
+        self.controller.expire(now)
+        if self.controller.interrupted(motion) or now >= motion.end:
+            self.reply(now, self.controller.finish(motion, now))
+        else:
+            self.at(max(self.controller.due(motion), now + 1e-4), lambda then: self.follow(then, motion))
+
+    def reply(self, now: float, message: Message) -> None:
+        if self.connected:
+            self.at(now + self.delay, lambda then: self.hear(then, message))
+
+    # The faults
+
+    def break_(self, now: float) -> None:
+        if self.fault == "killed":
+            self.since, self.alive, self.connected = now, False, False
+            self.controller.lost(HOLDER, "its connection was closed", now)
+        elif self.fault in ("power lost", "cut link"):
+            self.since, self.alive, self.connected = now + LINK, False, False
+        elif self.fault == "frozen process":
+            self.since, self.alive = now + LINK, False
+        elif self.fault == "delayed link":
+            self.since, self.delay = now + LINK, float(self.random.uniform(0.15, 1.0))
+        elif self.fault == "frozen camera":
+            self.cameras.freeze("c1", now)
+        elif self.fault == "a person stops it":
+            self.since, self.alive = now, False
+            self.controller.handle(WATCHER, ControllerRequest("stop", 3, {}), now)
+
+
+def check(seed: int, fault: str) -> None:
+    world = World(fault, np.random.default_rng([seed, FAULTS.index(fault)]))
+    state = world.run()
+    if world.since is None:
+        # It never came to that: a camera is looked at when a motion ends, and the reset was still under way.
+        assert fault in ("frozen camera", "not a number", "too large", "late action"), (seed, fault)
+        return
+    assert state["still_tick"] is not None, (seed, fault)
+    assert state["still_tick"] <= tick_of(world.since) + 2, (seed, fault, world.since, state)
+    if fault in ("killed", "not a number", "frozen camera", "a person stops it"):
+        assert state["stopped"], (seed, fault)
+    if fault in ("power lost", "cut link", "frozen process"):
+        assert state["holder"] is None  # the arm is free for the next one
+        assert "process 71 on lab-3" in state["stopped"]
+    client = FrankaClient.__new__(FrankaClient)
+    client.where = "Franka arm 10.0.0.1:17310 of node 2"
+    for refusal in world.refusals:
+        error = client._refusal(refusal)
+        assert client.where in str(error)
+        assert error.why, refusal
+        assert error.help, refusal
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_arm_stands_still_within_two_control_periods(fault: str) -> None:
+    for seed in range(3):
+        check(seed, fault)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_does_after_any_of_500_faults(fault: str) -> None:
+    for seed in range(1000, 1050):
+        check(seed, fault)
+
+
+def test_the_world_moves_its_arm_until_something_happens() -> None:
+    world = World("killed", np.random.default_rng(0))
+    world.broken_at = 5.0
+    world.run()
+    # Most of the time the arm is moved: what is counted above begins while it is.
+    assert world.controller._motion > 30
+    assert not world.refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("busy", RobotLeaseError),
+        ("no-lease", RobotLeaseError),
+        ("stopped", RobotStoppedError),
+        ("silent", RobotSilentError),
+        ("late", RobotLateError),
+        ("refused", RobotRefusedError),
+    ],
+)
+def test_every_refusal_names_the_arm_the_cause_and_the_remedy(code: str, kind: type[RobotError]) -> None:
+    client = FrankaClient.__new__(FrankaClient)
+    client.where = "Franka arm 10.0.0.1:17310 of node 2"
+    error = client._refusal({"code": code, "message": "because"})
+    assert type(error) is kind
+    assert str(error).startswith(client.where)
+    assert error.why == "because"
+    assert error.help
