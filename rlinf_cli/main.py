@@ -43,6 +43,7 @@ class _Commands(LazyGroup):
         "schema",
         "recipes",
         "env",
+        "robot",
     )
 
 

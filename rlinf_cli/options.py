@@ -71,3 +71,18 @@ LogPath = Annotated[
 def assumed(assume: Iterable[str] | None) -> list[str]:
     """Return the `--assume` options as they stood on the command line."""
     return [word for each in assume or () for word in ("--assume", each)]
+
+
+def key_values(words: Iterable[str] | None) -> dict[str, str]:
+    """Return `KEY=VALUE` options by their keys.
+
+    Raises:
+        typer.BadParameter: a word has no `=`.
+    """
+    found: dict[str, str] = {}
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"`{word}` is not KEY=VALUE")
+        found[key] = value
+    return found

@@ -36,6 +36,7 @@ def record(
     episodes: int,
     checkpoint: Path | None = None,
     device: str | None = None,
+    device_options: Mapping[str, Any] | None = None,
     successes_only: bool = False,
     video: bool = False,
     fps: int | None = None,
@@ -51,7 +52,8 @@ def record(
         episodes: how many are kept.
         checkpoint: whose policy acts, greedily; None: the environment's scripted expert.
         device: an intervention source that takes over from the policy; without a checkpoint a person who does
-            everything. Its options are those of `env.train.intervention`, where that names the same. None: nobody.
+            everything. None: nobody.
+        device_options: of it, besides those of `env.train.intervention` where that names the same source.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
         fps: rows in a second; None: `env.train.video_cfg.fps`.
@@ -84,7 +86,7 @@ def record(
         "versions": dict(versions()),
         "starts": starts,
     }
-    intervention = None if device is None else _intervention(environments.intervention, device)
+    intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         features = features_of(collection.spec, video=video, interventions=device is not None)
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
@@ -116,7 +118,7 @@ def record(
     }
 
 
-def _intervention(written: InterventionConfig, device: str) -> InterventionConfig:
+def _intervention(written: InterventionConfig, device: str, given: Mapping[str, Any]) -> InterventionConfig:
     """Return the settings of a device.
 
     Raises:
@@ -126,7 +128,7 @@ def _intervention(written: InterventionConfig, device: str) -> InterventionConfi
         known = list(SOURCES)
         listed = "known: " + ", ".join(f"`{name}`" for name in known)
         raise ConfigError(f"unknown intervention source `{device}`", help=did_you_mean(device, known) or listed)
-    options = written.options if written.source == device else {}
+    options = {**(written.options if written.source == device else {}), **given}
     if device in SOURCES:
         owner = import_target(SOURCES[device].options, "options")
         try:
@@ -135,7 +137,7 @@ def _intervention(written: InterventionConfig, device: str) -> InterventionConfi
             first = error.errors()[0]
             raise ConfigError(
                 f"`--device {device}`: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-                help="write `env.train.intervention={source: " + device + ", options: {...}}`",
+                help="give it by `--option KEY=VALUE`",
             ) from error
     return InterventionConfig(source=device, options=options)
 

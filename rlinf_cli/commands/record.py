@@ -9,7 +9,7 @@ import typer
 
 from rlinf_cli import completion, console
 from rlinf_cli.lazy import command
-from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose
+from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, Verbose, key_values
 from rlinf_cli.runs import DEFAULT_LOG_PATH
 
 
@@ -39,6 +39,12 @@ def record(
             show_default=False,
         ),
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="KEY=VALUE", help="An option of the device. May be repeated.", show_default=False
+        ),
+    ] = None,
     successes_only: Annotated[
         bool, typer.Option("--successes-only", help="Keep only episodes that are solved at their end.")
     ] = False,
@@ -66,7 +72,7 @@ def record(
     its newest checkpoint acts. KEY=VALUE replaces a value. An interrupted recording keeps the episodes that are whole.
 
     With --device a person moves the arm; with RUN or --checkpoint, too, the policy acts until the person takes over.
-    The device is on the node of `env`, and its options are those of `env.train.intervention`.
+    The device is on the node of `env`.
 
     rlinf record laptop --out demos/pick -n 50
     rlinf record robot.yaml --device spacemouse --out demos/mine -n 20
@@ -85,7 +91,7 @@ def record(
         folder,
         episodes=episodes,
         checkpoint=checkpoint_of(checkpoint, used.run),
-        **({} if device is None else {"device": device}),
+        **({} if device is None else {"device": device, "device_options": key_values(option)}),
         successes_only=successes_only,
         video=video,
         fps=fps,

@@ -66,7 +66,7 @@ class RemoteSource(PersonSource):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Host and port that it listens on."""
         host, port = self._listener.getsockname()[:2]
         return host, port
 

@@ -41,7 +41,7 @@ class Motion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """What a source does in one step of a batch of environments.
+    """Action of a source in one step of a batch of environments.
 
     Attributes:
         rows: bool [B], environments in which it replaces the policy's action.

@@ -84,7 +84,7 @@ class ArmState:
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """What a controller says of itself.
+    """Description that a controller gives of itself.
 
     Attributes:
         controller: its name.

@@ -1,0 +1,174 @@
+"""`rlinf robot` with a simulated arm in this process: list, check, reset, teleop, stop, and who holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes.embodied.interventions.person import Controls, PersonSource
+from recipes.embodied.interventions.remote_control import connect
+from recipes.embodied.interventions.types import InterventionError
+from recipes.embodied.robots import by_hand
+from recipes.embodied.robots.arm import SimulatedArm
+from recipes.embodied.robots.cameras import SimulatedCameras
+from recipes.embodied.robots.client import FrankaClient
+from recipes.embodied.robots.controller import Controller
+from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.simulated_controller import Server
+from rlinf_cli.main import main
+from rlinf_core.hardware.robots.franka import Franka
+
+FILE = """
+cluster:
+  num_nodes: 1
+  node_groups:
+    - label: arms
+      node_ranks: 0
+      hardware:
+        type: Franka
+        configs: [{{node_rank: 0, robot_ip: 127.0.0.1, robot_port: {port}, camera_serials: [{camera}]}}]
+"""
+
+
+class Person(PersonSource):
+    """Pushes forward some times, and is done."""
+
+    def __init__(self, env: Any, options: Any) -> None:
+        from recipes.embodied.interventions.options import PersonOptions
+
+        super().__init__(env, PersonOptions(release_steps=0))
+        self.controls = [Controls((1, 0, 0))] * 3 + [Controls(), Controls(verdict="success")]
+
+    def poll(self) -> Controls:
+        return self.controls.pop(0)
+
+
+@pytest.fixture
+def arm() -> Iterator[Franka]:
+    """A fast arm whose controller listens on loopback, as long as the test takes."""
+    loop = asyncio.new_event_loop()
+    server = Server(Controller(SimulatedArm(1000.0), SimulatedCameras(["c1"])))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    host, port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0), loop).result(30)
+    yield Franka(node_rank=0, robot_ip=host, robot_port=port)
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30)
+    loop.close()
+
+
+@pytest.fixture
+def file(arm: Franka, tmp_path: Path) -> str:
+    path = tmp_path / "robot.yaml"
+    path.write_text(FILE.format(port=arm.robot_port, camera="c1"))
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.embodied.robots.client.FrankaClient.latency", lambda self, count: [0.001] * count)  # type: ignore[misc]
+    monkeypatch.setattr(by_hand, "SECONDS", 30.0)
+    for name in ("WATCHDOG_SECONDS", "LATE_SECONDS"):
+        monkeypatch.setattr(f"recipes.embodied.robots.controller.{name}", 1000.0)
+
+
+def test_an_arm_from_switching_on_to_a_stop(file: str, arm: Franka, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str, code: int = 0) -> str:
+        assert main(["robot", *arguments]) == code, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    address = f"{arm.robot_ip}:{arm.robot_port}"
+    (listed,) = json.loads(said("list", file, "-o", "json"))["robots"]
+    assert listed == {
+        "group": "arms",
+        "type": "Franka",
+        "node": 0,
+        "address": address,
+        "controller": "rlinf-simulated 2.0",
+        "state": "stopped: it has just been switched on",
+        "holder": None,
+    }
+    checks = json.loads(said("check", file, address, "-o", "json"))["checks"]
+    assert {each["name"]: each["verdict"] for each in checks} == {
+        "controller": "ok",
+        "link": "ok",
+        "limits": "ok",
+        "workspace": "skipped",
+        "cameras": "ok",
+        "lease": "ok",
+    }
+    assert "at home" in said("reset", file, "0")
+    with FrankaClient(arm) as client:
+        np.testing.assert_allclose(client.state().joints, HOME)
+    device = f"{__name__}:Person"
+    assert "moved for 3 control periods" in said("teleop", file, "--device", device)
+    with FrankaClient(arm) as client:
+        state = client.state()
+    assert np.abs(state.joints - HOME).max() > 0.01
+    assert state.holder is None
+    assert "stands still until it is reset" in said("stop", file)
+    assert "asked for it" in said("list", file)
+
+
+def test_while_a_job_holds_it_an_arm_can_be_looked_at_and_stopped_only(
+    file: str, arm: Franka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FrankaClient(arm, seconds=30.0) as job:
+        job.acquire()
+        for command in ("reset", "teleop"):
+            assert main(["robot", command, file]) == 1
+            told = capsys.readouterr().err
+            assert f"{arm.robot_ip}:{arm.robot_port}" in told
+            assert str(job.state().holder) in told
+        assert main(["robot", "check", file]) == 1
+        assert "holds the arm" in capsys.readouterr().out
+        job.reset(HOME)
+        assert main(["robot", "stop", file]) == 0
+        assert job.state().stopped
+
+
+def test_a_fault_is_told_and_nothing_moves(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text(FILE.format(port=arm.robot_port, camera="c9"))
+    assert main(["robot", "check", str(path)]) == 1
+    assert "c9 is not there" in capsys.readouterr().out
+    assert main(["robot", "reset", str(path)]) == 1
+    assert "not fit to move" in capsys.readouterr().err
+    with FrankaClient(arm) as client:
+        assert client.state().stopped == "it has just been switched on"
+
+
+def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text(FILE.format(port=1, camera="c1"))
+    assert main(["robot", "check", str(path)]) == 1
+    assert "does not answer" in capsys.readouterr().out
+    assert main(["robot", "list", str(path)]) == 0
+    assert "refused" in capsys.readouterr().out
+    assert main(["robot", "stop", str(path)]) == 1
+    assert main(["robot", "reset", str(path), "10.9.9.9"]) == 1
+    assert "no such arm" in capsys.readouterr().err
+    path.write_text("cluster: {num_nodes: 1}\n")
+    assert main(["robot", "reset", str(path)]) == 1
+    assert "declares no hardware" in capsys.readouterr().err
+    assert main(["robot", "list", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--to", "here"], ["--to", "127.0.0.1:0", "--token-file", "x"], ["--to", "127.0.0.1:9"], []]
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    assert main(["robot", "teleop", *arguments]) == 2
+
+
+def test_nothing_listens_where_a_run_should_be() -> None:
+    with pytest.raises(InterventionError, match="does not answer"):
+        connect("127.0.0.1", 1, "x" * 32)
