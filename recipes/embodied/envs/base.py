@@ -32,7 +32,7 @@ from recipes.embodied.envs.types import (
     Transition,
 )
 from recipes.embodied.interventions.executed import ExecutedActions
-from recipes.embodied.interventions.types import InterventionSource, Motion, Progress, Verdict
+from recipes.embodied.interventions.types import EnvProgress, HandMotion, InterventionSource, Verdict
 from rlinf_core import ConfigError
 
 # Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].
@@ -118,7 +118,7 @@ class VectorEnv(ABC):
         """
         return None
 
-    def steer(self, motion: Motion, row: int) -> FloatArray:
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """Return the action, float32 [A], that moves the hand of an environment as a person asks.
 
         By default an action begins with the motion along the axes, then come the turns about them as far as there is
@@ -145,9 +145,9 @@ class VectorEnv(ABC):
         return self.spec.action_size
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> EnvProgress:
         """The step that is about to be taken."""
-        return Progress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
+        return EnvProgress(self.numbers, self._reset, self._episodes.episode, self._episodes.steps)
 
     @property
     def reports_actions(self) -> bool:

@@ -18,7 +18,7 @@ from recipes.embodied.envs.experts import gripper_move, move_toward
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import BoolArray, EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.interventions.types import Motion
+from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     CONTROL_SECONDS,
@@ -161,7 +161,7 @@ class FrankaKinEnv(VectorEnv):
         grip = gripper_move(self._held | (near & ~self._closed))
         return np.vstack((moves, grip)).T.astype(np.float32)
 
-    def steer(self, motion: Motion, row: int) -> FloatArray:
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._joints[:, row], motion, grips=self._picks)
 

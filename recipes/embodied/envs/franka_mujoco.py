@@ -25,7 +25,7 @@ from recipes.embodied.envs.franka_tasks import TASKS, PlaceTask, Scene
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.state import State
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.interventions.types import Motion
+from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.franka_arm import (
     ACTION_STEP,
     ACTION_VELOCITY,
@@ -142,7 +142,7 @@ class FrankaMujocoEnv(VectorEnv):
         """See `VectorEnv`."""
         return self._task.expert(self._scene).T.astype(np.float32)
 
-    def steer(self, motion: Motion, row: int) -> FloatArray:
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._scene.joints[:, row], motion, grips=self._grasps)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
-from recipes.embodied.interventions.types import Motion
+from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.client import FrankaClient
 from recipes.embodied.robots.errors import RobotLateError
 from recipes.embodied.robots.franka_arm import (
@@ -149,7 +149,7 @@ class FrankaRobotEnv(VectorEnv):
         self._joints = joints[:, None]
         self._hand = hand_pose(self._joints)[0]
 
-    def steer(self, motion: Motion, row: int) -> FloatArray:
+    def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: the motion of the hand, by the arm's kinematics."""
         return steered(self._joints[:, 0], motion, grips=False)
 

@@ -12,8 +12,8 @@ from recipes.embodied.interventions.options import PersonOptions
 from recipes.embodied.interventions.types import (
     STILL,
     Axes,
+    HandMotion,
     InterventionSource,
-    Motion,
     Steerable,
     Takeover,
     Verdict,
@@ -53,7 +53,7 @@ class Engagement:
         self._left = 0
         self.gripper_closed = False
 
-    def step(self, controls: Controls) -> Motion | None:
+    def step(self, controls: Controls) -> HandMotion | None:
         """Return the motion of a step; None: the person does not act."""
         band, speed = self._options.deadband, self._options.speed
         axes = (*controls.linear, *controls.angular)
@@ -67,7 +67,7 @@ class Engagement:
         self._left -= 1
         pairs = zip(moved, self._options.signs, strict=True)
         x, y, z, roll, pitch, yaw = (float(np.clip(axis, -1, 1)) * speed * sign for axis, sign in pairs)
-        return Motion((x, y, z), (roll, pitch, yaw), self.gripper_closed)
+        return HandMotion((x, y, z), (roll, pitch, yaw), self.gripper_closed)
 
     def begin(self) -> None:
         """Forget the gripper and the takeover of the episode before; the arm starts with an open gripper."""

@@ -25,7 +25,7 @@ class InterventionError(RuntimeFailure):
     """A device cannot be opened or was lost, or what it sent makes no sense; `where` is the source and its device."""
 
 
-class Motion(NamedTuple):
+class HandMotion(NamedTuple):
     """A motion of the hand that a person asks for, in shares of the fastest, each from -1 to 1.
 
     Attributes:
@@ -54,7 +54,7 @@ class Takeover:
     verdicts: dict[int, Verdict]
 
 
-class Progress(NamedTuple):
+class EnvProgress(NamedTuple):
     """The step that a batch of environments is about to take.
 
     Attributes:
@@ -76,7 +76,7 @@ class Steerable(Protocol):
     num_envs: int
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> EnvProgress:
         """The step that is about to be taken."""
         ...
 
@@ -99,7 +99,7 @@ class Steerable(Protocol):
         """Return actions of a scripted expert, float32 [B, A]; None: there is none."""
         ...
 
-    def steer(self, motion: Motion, row: int) -> NDArray[np.float32]:
+    def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         """Return the action, float32 [A], that moves the hand of one environment as a person asks."""
         ...
 

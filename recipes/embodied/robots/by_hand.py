@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.types import Motion, Progress
+from recipes.embodied.interventions.types import EnvProgress, HandMotion
 from recipes.embodied.robots.client import ArmState, FrankaClient
 from recipes.embodied.robots.errors import RobotError, RobotLateError, RobotUnreachableError
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
@@ -212,12 +212,12 @@ class _SteeredArm:
 
         self.joints = joints
         self.scale = ACTION_STEP[:, 0]
-        self.progress = Progress(np.zeros(1, np.int64), 0, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        self.progress = EnvProgress(np.zeros(1, np.int64), 0, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
     def expert(self) -> None:
         return None
 
-    def steer(self, motion: Motion, row: int) -> NDArray[np.float32]:
+    def steer(self, motion: HandMotion, row: int) -> NDArray[np.float32]:
         return steered(self.joints, motion, grips=True)
 
 

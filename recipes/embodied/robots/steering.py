@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.interventions.types import Motion
+from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import hand_pose
 
@@ -18,7 +18,7 @@ _DIRECTION_WEIGHT: Final = 0.3  # how much the hand's direction counts, in metre
 _NUDGE: Final = 1e-5
 
 
-def steered(joints: NDArray[Any], motion: Motion, grips: bool) -> NDArray[np.float32]:
+def steered(joints: NDArray[Any], motion: HandMotion, grips: bool) -> NDArray[np.float32]:
     """Return the action, float32 [7], or [8] with a gripper, that moves the hand as a person asks for one step.
 
     The hand may move slower than asked, never in another direction: all joints are slowed down together.

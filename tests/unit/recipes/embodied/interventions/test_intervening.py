@@ -18,7 +18,7 @@ from recipes.embodied.imitation import imitated_rows
 from recipes.embodied.interventions.options import ScriptedOptions
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
-from recipes.embodied.interventions.types import InterventionError, InterventionSource, Motion, Takeover
+from recipes.embodied.interventions.types import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base import PolicyOutput
 from recipes.embodied.off_policy.rollout_worker import TransitionRecorder
@@ -195,21 +195,21 @@ def test_a_motion_moves_the_hand_where_the_person_wants_it(task: str) -> None:
         linear = [0.0, 0.0, 0.0]
         linear[axis] = 1.0
         for _ in range(5):
-            env.step(env.steer(Motion(tuple(linear), (0, 0, 0), gripper_closed=True), 0)[None, None])  # type: ignore[arg-type]
+            env.step(env.steer(HandMotion(tuple(linear), (0, 0, 0), gripper_closed=True), 0)[None, None])  # type: ignore[arg-type]
         moved = env._hand[:, 0] - before
         assert moved[axis] > 0.02
         assert moved[axis] > 0.9 * np.linalg.norm(moved)
     if task == "pick":
         assert env._closed[0]
-    twist = env.steer(Motion((0, 0, 0), (0, 0, 1), gripper_closed=False), 0)
+    twist = env.steer(HandMotion((0, 0, 0), (0, 0, 1), gripper_closed=False), 0)
     assert np.abs(twist[6]) > 2 * np.abs(twist[:6]).max()  # the hand points down: its last joint turns it
 
 
 def test_actions_of_another_kind_begin_with_the_axes() -> None:
     env = CountingEnv(EnvSettings(num_envs=1))
-    assert env.steer(Motion((0.5, 0.25, 0), (0, 0, 0), gripper_closed=True), 0).tolist() == [0.5]
+    assert env.steer(HandMotion((0.5, 0.25, 0), (0, 0, 0), gripper_closed=True), 0).tolist() == [0.5]
     vision = make_env("franka_vision", EnvSettings(num_envs=1))
-    assert vision.steer(Motion((0.5, 0.25, -1), (1, 1, 1), gripper_closed=True), 0).tolist() == [0.5, 0.25, -1]
+    assert vision.steer(HandMotion((0.5, 0.25, -1), (1, 1, 1), gripper_closed=True), 0).tolist() == [0.5, 0.25, -1]
 
 
 def test_a_source_that_cannot_be_opened_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
