@@ -110,6 +110,11 @@ def samples_of(
 ) -> tuple[Samples, dict[str, float]]:
     """Return samples with advantages, and metrics of them by their full names.
 
+    Where rewards or ratios are of chunks, or the model has one value for a chunk, a chunk is one step: its reward is the
+    sum of its actions' rewards, its advantage is that over the value before it, and the discount is by chunk (Ren et
+    al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then share
+    the advantage of their chunk. Else each action is a step, and is credited with what follows it alone.
+
     Args:
         trajectories: T chunks of B environments, members of a group next to each other.
         algorithm: the section `algorithm`.
@@ -121,7 +126,12 @@ def samples_of(
     """
     steps = trajectories.steps
     chunk = steps["rewards"].shape[2]
-    by_chunk = algorithm.reward_type == "chunk_level" or steps.get("values", steps["rewards"]).shape[2] != chunk
+    by_chunk = (
+        # A ratio of a chunk cannot be split: advantages of its actions, added up, would count what comes after the
+        # chunk once for each action.
+        "chunk_level" in (algorithm.reward_type, algorithm.logprob_type)
+        or steps.get("values", steps["rewards"]).shape[2] != chunk
+    )
     episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
     settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
     advantage = get_advantage(algorithm.adv_type)
@@ -146,9 +156,6 @@ def samples_of(
         counted = counted & (samples(mask) if not by_chunk else samples(mask)[:, None])
     if algorithm.logprob_type == "chunk_level":
         counted = counted.any(dim=1)
-        if tensors["advantages"].dim() > 1:
-            # A chunk is one action to a ratio of its own; what its actions gained adds up.
-            tensors["advantages"] = tensors["advantages"].sum(dim=1)
     metrics = {
         "rollout/reward": steps["rewards"].sum(dim=(0, 2)).mean().item(),
         "rollout/advantages_mean": found.advantages.mean().item(),

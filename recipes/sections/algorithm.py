@@ -138,7 +138,9 @@ class ActorCriticConfig(AlgorithmConfig):
         " end.",
     )
     reward_type: Literal["action_level", "chunk_level"] = Field(
-        default="action_level", description="Whether rewards count for each action or are summed over a chunk."
+        default="action_level",
+        description="Whether rewards count for each action or are summed over a chunk, which is then one step; always"
+        " summed with `logprob_type: chunk_level`, and for models with one value for a chunk.",
     )
     logprob_type: Level = Field(
         default="action_level", description="What a probability ratio is taken of: a token, an action or a chunk."

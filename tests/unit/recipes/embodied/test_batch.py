@@ -62,16 +62,24 @@ def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
     assert "mask" not in tensors
 
 
+@pytest.mark.parametrize("reward_type", ["action_level", "chunk_level"])
 @pytest.mark.parametrize("values", [1, CHUNK])
-def test_a_chunk_is_one_step_where_rewards_count_for_chunks(values: int) -> None:
+def test_a_chunk_is_one_step_where_ratios_are_of_chunks(values: int, reward_type: str) -> None:
     given = trajectories(values=values)
-    tensors = make(given, reward_type="chunk_level", logprob_type="chunk_level")
+    tensors = make(given, reward_type=reward_type, logprob_type="chunk_level")
     chained = torch.cat((given.steps["values"][..., 0], given.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
     dones = torch.zeros(STEPS, BATCH, dtype=torch.bool)
     expected = gae_advantages(given.steps["rewards"].sum(dim=2), chained, dones, 0.99, 0.95)
     torch.testing.assert_close(tensors["advantages"], expected.flatten())
     assert tensors["returns"].shape == (STEPS * BATCH, 1)
     assert tensors["old_logprobs"].shape == (STEPS * BATCH,)
+
+
+def test_the_advantage_of_a_group_counts_once_for_a_ratio_of_a_chunk() -> None:
+    given = trajectories(values=None)
+    tensors = make(given, 2, adv_type="grpo", loss_type="actor", logprob_type="chunk_level")
+    expected = group_advantages(given.steps["rewards"].sum(dim=(0, 2)), 2)
+    torch.testing.assert_close(tensors["advantages"], expected.repeat(STEPS))
 
 
 def test_one_value_for_a_chunk_makes_chunks_the_steps() -> None:
