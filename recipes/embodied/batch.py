@@ -110,10 +110,10 @@ def samples_of(
 ) -> tuple[Samples, dict[str, float]]:
     """Return samples with advantages, and metrics of them by their full names.
 
-    Where rewards or ratios are of chunks, or the model has one value for a chunk, a chunk is one step: its reward is the
-    sum of its actions' rewards, its advantage is that over the value before it, and the discount is by chunk (Ren et
-    al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then share
-    the advantage of their chunk. Else each action is a step, and is credited with what follows it alone.
+    Where rewards or ratios are of chunks, or the model has one value for a chunk, a chunk is one step: its reward is
+    the sum of its actions' rewards, its advantage is that over the value before it, and the discount is by chunk (Ren
+    et al., "Diffusion policy policy optimization", arXiv 2409.00588, section 4.1). Ratios of actions or tokens then
+    share the advantage of their chunk. Else each action is a step, and is credited with what follows it alone.
 
     Args:
         trajectories: T chunks of B environments, members of a group next to each other.
