@@ -2,102 +2,55 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from pathlib import Path
 
 import torch
 
+from recipes.embodied.actor_base import BaseActor, memory
 from recipes.embodied.batch import samples_of
 from recipes.embodied.batch_sizes import batch_sizes
-from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config import group_size
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.imitation import ImitationData
-from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.learner import Learner
 from recipes.embodied.models.folder import load_normalization, write_description
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.trained import load_trained
 from recipes.embodied.precision import weight_type
-from recipes.embodied.trajectory import RolloutChunks, joined
+from recipes.embodied.trajectory import joined
 from recipes.training.seeding import Purpose, seed_of
-from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED
-from recipes.training.weight_sync import WeightSender, receivers_of
-from rlinf_core import Worker
 from rlinf_core.runners.embodied_protocols import Layout
 
 
-class EmbodiedFSDPActor(Worker):
+class EmbodiedFSDPActor(BaseActor):
     """Trains on trajectories. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
-
-    config_section = "actor"
-
-    def __init__(self, config: EmbodiedConfig) -> None:
-        super().__init__()
-        self._config = config
 
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Create the policy and the optimizer; every rank begins with the same weights."""
         torch.set_num_threads(1)
         config = self._config.actor
-        self._layout = layout
-        self._step = layout.step
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device, weight_type(config))
         if config.fsdp_config.gradient_checkpointing:
             policy.checkpoint_activations()
-        self._state = state = TrainingState(
-            policy,
-            config.optim,
-            config.fsdp_config,
-            rank=self._rank,
-            world_size=self._world_size,
-            device=self.torch_device,
-            methods=("imitation_losses",),
-        )
-        self._policy, self._spec = policy, spec
+        self._prepare(layout, spec, policy, methods=("imitation_losses",))
         self._data = self._demonstrations(spec)
         if config.checkpoint_load_path is not None:
             load_trained(policy, spec, config.checkpoint_load_path)
         elif self._data is not None and policy.normalization == Normalization():
             # Statistics that came with the weights of `model_path` are those that these were trained with.
             policy.normalization = self._data.normalization()
-        self._sender = WeightSender(
-            self,
-            (config.group_name, self._rank),
-            self._config.rollout.group_name,
-            receivers_of(self._rank, layout.actors, layout.rollouts),
-            in_background=self._config.runner.max_staleness > 0,
-        )
+        state = self._state
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
-        self._routes = routes_of(layout, self._config, training=True)
-        self._channel = self.connect_channel(layout.trajectories)
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return what is learned from besides trajectories; None where the recipe wants nothing else."""
         if not self._config.algorithm.bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
-
-    # Weights
-
-    def sync_model_to_rollout(self) -> int:
-        """Send the weights to the rollout workers; each actor serves its share of them.
-
-        Returns when they are received; where rollouts go on meanwhile (`runner.max_staleness`) at once, with a copy of
-        the weights on its way.
-
-        Returns:
-            Their version.
-        """
-        state = self._state
-        self._sender.send(
-            state.whole_weights(), lambda weights: (state.version, weights.buffers, self._policy.normalization)
-        )
-        return state.version
 
     # A training step
 
@@ -110,12 +63,7 @@ class EmbodiedFSDPActor(Worker):
         Returns:
             The staleness of the samples: versions between the acting weights and those here.
         """
-        config = self._config
-        self._step = step = self._step + 1 if step is None else step
-        expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
-        key = trajectory_key(self._rank, step, config.runner.max_staleness)
-        pieces: list[RolloutChunks] = self._channel.get_batch(expected, key=key)
-        self._trajectories = joined(pieces)
+        self._trajectories = joined(self._receive(step))
         return self._state.version - self._trajectories.version
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
@@ -204,12 +152,3 @@ class EmbodiedFSDPActor(Worker):
         self._policy.normalization = load_normalization(folder, self._spec)
         self._learner.check_weights(folder)
         return self._state.version
-
-
-def memory(device: torch.device) -> dict[str, float]:
-    """Return the most memory that this process has used so far, in GiB: the host's, and that of its accelerator."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    used = {"memory/actor_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
-    if device.type == "cuda":
-        used["memory/actor_accelerator_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return used

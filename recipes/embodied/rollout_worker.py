@@ -12,7 +12,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.layout import actors_of, routes_of, trajectory_key
 from recipes.embodied.messages import CHUNKS, stacked
-from recipes.embodied.models.base import BasePolicy, Inputs
+from recipes.embodied.models.base import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.precision import computing, output_in_float32, weight_type
 from recipes.embodied.routing import Routes, Share
@@ -116,7 +116,7 @@ class MultiStepRolloutWorker(Worker):
                     buffers[stage] = RolloutBuffer(chunks, self._version)
                 with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
-                    output = output_in_float32(policy.act(inputs, greedy=not training)) if chunk < chunks else None
+                    output = self._act(inputs, greedy=not training) if chunk < chunks else None
                 if output is not None:
                     self._answer(peers, policy.to_env(output.actions))
                 if not training:
@@ -124,13 +124,24 @@ class MultiStepRolloutWorker(Worker):
                 # What follows is written down while the environments step.
                 buffer = buffers[stage]
                 if chunk:
-                    buffer.add_outcome(chunk - 1, message, self._finals(message))
+                    self._add_outcome(buffer, chunk - 1, message, inputs)
                 if output is not None:
                     buffer.add_action(chunk, inputs, output)
                 else:
-                    finished[stage] = buffer.finish(self._values(inputs) if self._judges else None)
+                    finished[stage] = buffer.finish(self._last_values(inputs))
             chunk += 1
         return finished
+
+    def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
+        return output_in_float32(self.policy.act(inputs, greedy=greedy))
+
+    def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
+        """Record what became of a step; `following` is what was observed after it."""
+        buffer.add_outcome(step, message, self._finals(message))
+
+    def _last_values(self, inputs: Inputs) -> Tensor | None:
+        """Return the values of the observations after the last step, where the model estimates them."""
+        return self._values(inputs) if self._config.actor.model.add_value_head else None
 
     def _receive(self, peers: tuple[Share, ...]) -> dict[str, Any]:
         """Return what the environments of a stage say, as one batch."""
@@ -158,8 +169,3 @@ class MultiStepRolloutWorker(Worker):
         if self._policy is None:
             raise RuntimeError("used before init_worker()")
         return self._policy
-
-    @property
-    def _judges(self) -> bool:
-        """Whether values are estimated too."""
-        return self._config.actor.model.add_value_head

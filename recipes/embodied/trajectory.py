@@ -100,6 +100,10 @@ class RolloutBuffer:
         if finals is not None:
             self._write(self._steps, "finals", step, finals)
 
+    def add_to_step(self, name: str, step: int, value: Tensor) -> None:
+        """Record a further property of a step, [environments, ...]."""
+        self._write(self._steps, name, step, value)
+
     def finish(self, last: Tensor | None) -> RolloutChunks:
         """Return everything, once the last step is there; `last` as in `RolloutChunks`."""
         if last is not None and "finals" not in self._steps:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from recipes.embodied.actor_worker import EmbodiedFSDPActor, memory
+from recipes.embodied.actor_base import memory
+from recipes.embodied.actor_worker import EmbodiedFSDPActor
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.imitation import ImitationData
 from recipes.embodied.precision import computing

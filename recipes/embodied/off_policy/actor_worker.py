@@ -10,11 +10,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from recipes.embodied.actor_worker import memory
-from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.actor_base import BaseActor, memory
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.interventions.table import NONE
-from recipes.embodied.layout import routes_of, trajectory_key
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
@@ -35,10 +33,8 @@ from recipes.embodied.replay.mixture import ReplayMixture
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.trajectory import RolloutChunks, joined
 from recipes.training.seeding import Purpose, seed_of
-from recipes.training.state import TrainingState
 from recipes.training.updater import SKIPPED, Figures
-from recipes.training.weight_sync import WeightSender, receivers_of
-from rlinf_core import CheckpointError, Worker
+from rlinf_core import CheckpointError
 from rlinf_core.runners.embodied_protocols import Layout
 
 ONLINE: Final = "online"
@@ -50,23 +46,16 @@ REPLAY: Final = "replay"
 _STATE: Final = "off_policy.pt"
 
 
-class OffPolicyActor(Worker):
+class OffPolicyActor(BaseActor):
     """Learns from transitions of earlier and present policies. Every rank has the buffer of its environments.
 
     A training step is one rollout, whose steps go into the buffer, and `update_to_data` updates for each of them.
     """
 
-    config_section = "actor"
-
-    def __init__(self, config: EmbodiedConfig) -> None:
-        super().__init__()
-        self._config = config
-
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Create policy, critics, optimizers and the replay buffer; every rank begins with the same weights."""
         torch.set_num_threads(1)
         config, settings = self._config.actor, self._config.algorithm.off_policy
-        self._layout, self._step, self._spec = layout, layout.step, spec
         self._deterministic = self._config.algorithm.loss_type == "td3"
         torch.manual_seed(seed_of(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
@@ -75,8 +64,7 @@ class OffPolicyActor(Worker):
         width = config.model.hidden_dim
         critics = Critics(spec, settings.critics, width, settings.critic_layers, settings.critic_norm)
         critics.to(self.torch_device).eval()
-        self._policy = policy
-        self._state = self._training_state(policy)
+        self._prepare(layout, spec, policy)
         self._critics = self._training_state(critics, CRITIC)
         optim = config.optim
         self._learner = OffPolicyLearner(
@@ -88,29 +76,8 @@ class OffPolicyActor(Worker):
             clip_grad=optim.clip_grad,
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
         )
-        self._sender = WeightSender(
-            self,
-            (config.group_name, self._rank),
-            self._config.rollout.group_name,
-            receivers_of(self._rank, layout.actors, layout.rollouts),
-            in_background=self._config.runner.max_staleness > 0,
-        )
-        self._routes = routes_of(layout, self._config, training=True)
-        self._channel = self.connect_channel(layout.trajectories)
         self._mixture = self._buffers(spec)
         self._seen = self._learned = 0
-
-    def _training_state(self, module: torch.nn.Module, component: str = "actor") -> TrainingState:
-        config = self._config.actor
-        return TrainingState(
-            module,
-            config.optim,
-            config.fsdp_config,
-            rank=self._rank,
-            world_size=self._world_size,
-            device=self.torch_device,
-            component=component,
-        )
 
     def _buffers(self, spec: EnvSpec) -> ReplayMixture:
         """Return the buffers that batches come from, with what earlier runs recorded and demonstrations."""
@@ -139,20 +106,6 @@ class OffPolicyActor(Worker):
             shares[DEMONSTRATIONS] = replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
-    # Weights
-
-    def sync_model_to_rollout(self) -> int:
-        """Send the policy to the rollout workers; see `EmbodiedFSDPActor`.
-
-        Returns:
-            The version of the weights.
-        """
-        state = self._state
-        self._sender.send(
-            state.whole_weights(), lambda weights: (state.version, weights.buffers, self._policy.normalization)
-        )
-        return state.version
-
     # A training step
 
     def recv_rollout_batch(self, step: int | None = None) -> int:
@@ -165,10 +118,7 @@ class OffPolicyActor(Worker):
             Versions between the weights that acted and those here.
         """
         config = self._config
-        self._step = step = self._step + 1 if step is None else step
-        expected = config.env.train.rollout_epoch * self._routes.total // self._routes.actors
-        key = trajectory_key(self._rank, step, config.runner.max_staleness)
-        pieces: list[RolloutChunks] = self._channel.get_batch(expected, key=key)
+        pieces = self._receive(step)
         self._arrived = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in passes_of(pieces, config.env.train.rollout_epoch, lanes):

@@ -5,36 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.layout import routes_of
-from recipes.embodied.messages import CHUNKS, EXECUTED, INTERVENTIONS
+from recipes.embodied.messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base import Inputs, PolicyOutput
-from recipes.embodied.precision import computing, output_in_float32
 from recipes.embodied.rollout_worker import MultiStepRolloutWorker
-from recipes.embodied.routing import Routes
-from recipes.embodied.trajectory import RolloutBuffer, RolloutChunks
+from recipes.embodied.trajectory import RolloutBuffer
 
 # Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
 NEXT = "next/"
 ACTIONS = "actions"
-
-
-class TransitionRecorder(RolloutBuffer):
-    """Writes down the steps of one batch of environments, with the observations after each of them."""
-
-    def add_following(self, step: int, inputs: Inputs) -> None:
-        """Record the observations after a step: those in which an episode ended where one did."""
-        for name, tensor in inputs.items():
-            self._write(self._steps, f"{NEXT}{name}", step, tensor)
-
-    def add_outcome(self, step: int, outcome: dict[str, NDArray[Any]], finals: Tensor | None) -> None:
-        """Record the outcome, and the actions that were carried out where they need not be the policy's."""
-        super().add_outcome(step, outcome, finals)
-        for name, column in ((EXECUTED, ACTIONS), (INTERVENTIONS, INTERVENTIONS)):
-            if name in outcome:
-                self._write(self._steps, column, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
 
 
 class OffPolicyRolloutWorker(MultiStepRolloutWorker):
@@ -50,42 +31,18 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         self._random = before < self._config.algorithm.off_policy.random_steps
         super().generate(step)
 
-    def _pass(self, routes: Routes, *, training: bool) -> dict[int, RolloutChunks]:
-        """Act for one pass of all stages; return what happened by stage, where it is learned from."""
-        if not training:
-            return super()._pass(routes, training=False)
-        policy = self.policy
-        shares = {stage: routes.of_rollout(self._rank, stage) for stage in range(routes.stages)}
-        shares = {stage: found for stage, found in shares.items() if found}
-        recorders: dict[int, TransitionRecorder] = {}
-        finished: dict[int, RolloutChunks] = {}
-        chunk = chunks = 0
-        while shares and chunk <= chunks:
-            for stage, peers in shares.items():
-                with self.worker_timer("rollout/wait"):
-                    message = self._receive(peers)
-                if chunk == 0:
-                    chunks = int(message[CHUNKS][0])
-                    recorders[stage] = TransitionRecorder(chunks, self._version)
-                inputs = policy.prepare(message["observations"])
-                output: PolicyOutput | None = None
-                if chunk < chunks:
-                    with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
-                        output = output_in_float32(policy.act(inputs))
-                    if self._random:
-                        drawn = torch.rand(output.actions.shape, device=output.actions.device) * 2 - 1
-                        output = PolicyOutput(drawn, output.logprobs, None)
-                    self._answer(peers, policy.to_env(output.actions))
-                recorder = recorders[stage]
-                if chunk:
-                    recorder.add_outcome(chunk - 1, message, None)
-                    recorder.add_following(chunk - 1, self._following(message, inputs))
-                if output is not None:
-                    recorder.add_action(chunk, inputs, output)
-                else:
-                    finished[stage] = recorder.finish(None)
-            chunk += 1
-        return finished
+    def _act(self, inputs: Inputs, *, greedy: bool) -> PolicyOutput:
+        output = super()._act(inputs, greedy=greedy)
+        if greedy or not self._random:
+            return output
+        drawn = torch.rand(output.actions.shape, device=output.actions.device) * 2 - 1
+        return PolicyOutput(drawn, output.logprobs, None)
+
+    def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
+        record_step(buffer, step, message, self._following(message, following))
+
+    def _last_values(self, inputs: Inputs) -> None:
+        return None
 
     def _following(self, message: dict[str, Any], inputs: Inputs) -> Inputs:
         """Return the observations after a step; where an episode ended, those in which it did."""
@@ -95,6 +52,25 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         finals = self.policy.prepare(message["final_observations"])
         ended = torch.from_numpy(message["truncations"] | message["terminations"])[:, -1]  # pyright: ignore[reportUnknownMemberType]
         return {name: _chosen(ended, finals[name], each) for name, each in inputs.items()}
+
+
+def record_step(buffer: RolloutBuffer, step: int, outcome: dict[str, Any], following: Inputs) -> None:
+    """Record what became of a step, and the observations after it instead of their values.
+
+    The actions that were carried out, a person's or those that an arm's limits left, replace the policy's.
+
+    Args:
+        buffer: has the step's action.
+        step: its number.
+        outcome: see `recipes.embodied.messages`.
+        following: the observations after it: those in which an episode ended where one did.
+    """
+    buffer.add_outcome(step, outcome, None)
+    for name, column in ((EXECUTED, ACTIONS), (INTERVENTIONS, INTERVENTIONS)):
+        if name in outcome:
+            buffer.add_to_step(column, step, torch.from_numpy(outcome[name]))  # pyright: ignore[reportUnknownMemberType]
+    for name, tensor in following.items():
+        buffer.add_to_step(f"{NEXT}{name}", step, tensor)
 
 
 def _chosen(rows: Tensor, theirs: Tensor, others: Tensor) -> Tensor:

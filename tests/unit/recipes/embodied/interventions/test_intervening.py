@@ -21,10 +21,11 @@ from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeo
 from recipes.embodied.interventions.types import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base import PolicyOutput
-from recipes.embodied.off_policy.rollout_worker import TransitionRecorder
+from recipes.embodied.off_policy.rollout_worker import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, steps_of, transition_spec
 from recipes.embodied.recording import columns_of, features_of
 from recipes.embodied.replay.buffer import ReplayBuffer
+from recipes.embodied.trajectory import RolloutBuffer
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.conftest import CountingEnv
 
@@ -70,7 +71,7 @@ def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
     env, ticks = arm(), 200
     witness = env.intervention = Witness(env)
     random = np.random.default_rng(0)
-    recorder = TransitionRecorder(ticks, 0)
+    recorder = RolloutBuffer(ticks, 0)
     observations = env.reset(0)
     asked, numbers = [], []
     for tick in range(ticks):
@@ -84,10 +85,10 @@ def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
         assert result.executed is not None
         assert result.interventions is not None
         outcome = {name: getattr(result, name) for name in ("rewards", "terminations", "truncations", "valid")}
-        recorder.add_outcome(tick, {**outcome, EXECUTED: result.executed, INTERVENTIONS: result.interventions}, None)
+        outcome |= {EXECUTED: result.executed, INTERVENTIONS: result.interventions}
         observations = result.observations
         final = observations if result.final_observations is None else result.final_observations
-        recorder.add_following(tick, {"states": torch.from_numpy(final["states"])})
+        record_step(recorder, tick, outcome, {"states": torch.from_numpy(final["states"])})
     steps = steps_of(recorder.finish(None))
 
     flags = steps[INTERVENTIONS]
