@@ -85,18 +85,13 @@ def problem(
     return PydanticCustomError(code, "{message}", {name: value for name, value in given.items() if value is not None})
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: object) -> str:
+    """Return the kind of a value of a file, in words."""
     if value is None:
         return "null"
     if isinstance(value, YamlBool | bool):
         return "a boolean"
-    for type_, name in (
-        (int, "an integer"),
-        (float, "a number"),
-        (str, "text"),
-        (list, "a list"),
-        (dict, "a mapping"),
-    ):
+    for type_, name in ((int, "an integer"), (float, "a number"), (str, "text"), (list, "a list"), (dict, "a mapping")):
         if isinstance(value, type_):
             return name
     return type(value).__name__
@@ -104,7 +99,7 @@ def _kind(value: Any) -> str:
 
 def expected(what: str, value: Any) -> PydanticCustomError:
     """Return the error for a value of the wrong kind."""
-    return PydanticCustomError("wrong-type", "expected {what}, found {found}", {"what": what, "found": _kind(value)})
+    return PydanticCustomError("wrong-type", "expected {what}, found {found}", {"what": what, "found": kind_of(value)})
 
 
 def text_of(value: Any, what: str = "text") -> str:

@@ -65,6 +65,18 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
         ) from None
 
 
+def config_of(kind: Any, folder: str) -> Any:
+    """Return the configuration, of `kind` of transformers, of the model in a folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
+
+
 def load_pretrained(
     loader: Any, folder: str, dtype: torch.dtype = torch.float32, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import Annotated, Any, cast
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -14,6 +16,7 @@ from rlinf_core.config.names import name_pieces
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
+T = TypeVar("T")
 # Ray needs a port for each worker process besides those of its own, and starts as many as it sees cores.
 FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
@@ -65,16 +68,21 @@ def _labels(value: Any) -> tuple[str, ...]:
     items = cast("list[Any]", value)
     if not items:
         raise problem("name-syntax", "the list names no group", help="leave `node_group` out to mean every node")
-    labels: list[str] = []
+    return tuple(_each(items, lambda item: _name(text_of(item, "a label"))))
+
+
+def _each(items: list[Any], read: Callable[[Any], T]) -> list[T]:
+    """Return what `read` makes of each item; what it refuses is raised for all items at once."""
+    found: list[T] = []
     findings: list[Finding] = []
     for index, item in enumerate(items):
         try:
-            labels.append(_name(text_of(item, "a label")))
+            found.append(read(item))
         except PydanticCustomError as error:
             findings.append(((index,), error, item))
     if findings:
         raise several(findings)
-    return tuple(labels)
+    return found
 
 
 def _component_key(value: Any) -> str:
@@ -202,16 +210,7 @@ def _hosts(value: Any) -> tuple[str, ...]:
     what = "hosts such as `trainer[00-07]`, or a list of them"
     if not isinstance(value, list):
         return _hosts_of(value, what)
-    hosts: list[str] = []
-    findings: list[Finding] = []
-    for index, item in enumerate(cast("list[Any]", value)):
-        try:
-            hosts.extend(_hosts_of(item, "a host"))
-        except PydanticCustomError as error:
-            findings.append(((index,), error, item))
-    if findings:
-        raise several(findings)
-    return tuple(hosts)
+    return tuple(itertools.chain(*_each(cast("list[Any]", value), lambda item: _hosts_of(item, "a host"))))
 
 
 def _hosts_of(value: Any, what: str) -> tuple[str, ...]:

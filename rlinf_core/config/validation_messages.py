@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
-from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
+from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt, kind_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -115,7 +115,7 @@ def _wrong_type(subject: str, expected: str, found: object, kind: str = "") -> W
     """Return the words for a value of the wrong type; `kind` describes it where the value itself is not at hand."""
     if kind == "null" or (found is None and not kind):
         return Words("wrong-type", f"{subject} is empty; expected {expected}", _EMPTY_HELP)
-    kind = kind or kind_of(found)
+    kind = kind or _found_kind(found)
     return Words("wrong-type", f"{subject}: expected {expected}, found {kind}", _how_to_write(expected, kind, found))
 
 
@@ -162,16 +162,13 @@ def _near_address(text: str) -> str | None:
     return f"leave the port out: `{host}`" if port.isdecimal() else None
 
 
-def kind_of(value: object) -> str:
-    """Return the kind of a value of the file, in words."""
+def _found_kind(value: object) -> str:
+    """Return the kind of a value of the file, in words; of null and booleans, what was written."""
     if value is None:
         return "nothing"
     if isinstance(value, YamlBool | bool):
         return f"`{'true' if value else 'false'}`"
-    for type_, name in ((int, "an integer"), (float, "a number"), (str, "text"), (list, "a list"), (dict, "a mapping")):
-        if isinstance(value, type_):
-            return name
-    return type(value).__name__
+    return kind_of(value)
 
 
 def _written(value: str | int | float) -> str:
@@ -182,7 +179,7 @@ def _written(value: str | int | float) -> str:
 def shown(value: object) -> str:
     """Return a value as a message quotes it: what was written, cut when long."""
     if not isinstance(value, str | int | float):
-        return kind_of(value)
+        return _found_kind(value)
     text = _written(value)
     return f"`{text if len(text) <= 60 else text[:59] + '…'}`"
 

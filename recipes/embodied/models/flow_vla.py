@@ -65,13 +65,16 @@ class ReadObservation(NamedTuple):
 class FlowVlaPolicy(FlowMatchingPolicy):
     """A vision-language model and an expert of actions. Values are one for each chunk, V = 1.
 
-    A subclass makes the two, and says how they are used.
+    A subclass makes the two, one network of a library, and says how they are used.
 
     Attributes:
         options: of `actor.model.options`.
     """
 
     options: FlowVlaOptions
+    # In a list: the network is part of a module of the policy already, which may wrap it in LoRA.
+    _base: list[Any]
+    _words: Any
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, sizes: ModelSizes, sde: FlowSde) -> None:
         name, space = config.model_type, sizes.actions
@@ -94,9 +97,14 @@ class FlowVlaPolicy(FlowMatchingPolicy):
             self.critic = nn.Sequential(linear(inputs, sizes.width), nn.Tanh(), linear(sizes.width, 1, 1.0))
 
     @property
-    @abstractmethod
+    def base(self) -> Any:
+        """The network of transformers or lerobot, without a LoRA wrapper around it."""
+        return self._base[0]
+
+    @property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
+        return self._words
 
     @property
     def prompt_begin(self) -> str:
@@ -104,9 +112,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return ""
 
     @property
-    @abstractmethod
     def expert_type(self) -> torch.dtype:
         """Dtype of the expert's weights."""
+        return self.base.action_out_proj.weight.dtype
 
     @abstractmethod
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.vision_language import initialize_narrow
-from recipes.training.huggingface import check_folder, first_line, load_pretrained, require_transformers
+from recipes.training.huggingface import check_folder, config_of, first_line, load_pretrained, require_transformers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -113,11 +113,7 @@ def shaped_pi0(folder: str) -> PI0ForConditionalGeneration:
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     check_pi0(folder)
-    try:
-        config = PI0Config.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
-    return PI0ForConditionalGeneration(config)
+    return PI0ForConditionalGeneration(config_of(PI0Config, folder))
 
 
 def check_pi0(folder: str) -> None:

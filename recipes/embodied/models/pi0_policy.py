@@ -72,31 +72,16 @@ class Pi0Policy(FlowVlaPolicy):
         model.model.dit.get_input_embeddings().requires_grad_(False)
         lora = config.adapter()
         self.pi0 = model if lora is None else with_lora(model, lora, None)
-        self._base: list[Any] = [model]  # in a list: it is part of `pi0` already
+        self._base = [model]
         self.normalization = load_normalization(folder, spec)
         if folder and not is_own and self.normalization == Normalization():
             self.normalization = statistics_of(folder)
             self.normalization.check(spec.state_size, spec.action_size, folder)
 
     @property
-    def base(self) -> Any:
-        """The model of transformers, without a LoRA wrapper around it."""
-        return self._base[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `FlowVlaPolicy`."""
-        return self._words
-
-    @property
     def prompt_begin(self) -> str:
         """The text before an instruction."""
         return str(self._words.bos_token or "")
-
-    @property
-    def expert_type(self) -> torch.dtype:
-        """See `FlowVlaPolicy`."""
-        return self.base.action_out_proj.weight.dtype
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`."""

@@ -94,7 +94,7 @@ class SmolVlaPolicy(FlowVlaPolicy):
         super().__init__(config, spec, sizes, FlowSde(steps, options.noise))
         self.options = options
         self._shape, self._words = shape, words
-        self._base: list[Any] = [network]  # in a list: it is part of `smolvla` already
+        self._base = [network]
         # Words are read, and none is written.
         network.vlm_with_expert.vlm.lm_head.requires_grad_(False)
         lora = config.adapter()
@@ -108,21 +108,6 @@ class SmolVlaPolicy(FlowVlaPolicy):
         if inner is not None and not is_own and self.normalization == Normalization():
             self.normalization = statistics_of(inner)
             self.normalization.check(spec.state_size, spec.action_size, inner)
-
-    @property
-    def base(self) -> Any:
-        """The network of lerobot, without a LoRA wrapper around it."""
-        return self._base[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `FlowVlaPolicy`."""
-        return self._words
-
-    @property
-    def expert_type(self) -> torch.dtype:
-        """See `FlowVlaPolicy`."""
-        return self.base.action_out_proj.weight.dtype
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
         """See `FlowVlaPolicy`; the states are the last of what is read."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.model_folders import ARCHITECTURES
-from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
+from recipes.training.huggingface import config_of, load_pretrained, load_tokenizer, require_transformers
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -125,11 +125,7 @@ def shaped_backbone(folder: str) -> PreTrainedModel:
     require_transformers()
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"there is no model in `{folder}`", why=first_line(error)) from None
-    return AutoModelForImageTextToText.from_config(config)
+    return AutoModelForImageTextToText.from_config(config_of(AutoConfig, folder))
 
 
 def load_backbone(folder: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
