@@ -89,8 +89,9 @@ class LanguageModelConfig(ModelConfig):
 
     precision: Precision = Field(
         default="fp32",
-        description="Type that layers compute in, and that weights are sent and saved in for others: fp32, bf16 or"
-        " fp16. What is trained is kept in fp32, and so is the optimizer's state.",
+        description="Type that layers compute in, and that weights are sent and saved in for others: fp32 or bf16;"
+        " fp16 is accepted only with `runner.only_eval`. What is trained is kept in fp32, and so is the optimizer's"
+        " state.",
     )
     model_type: Literal["huggingface"] = Field(
         default="huggingface", description="What `model_path` holds: a causal language model of transformers."

@@ -57,7 +57,10 @@ class ModelConfig(ConfigModel):
     model_path: OptionalPath = Field(
         default=None, description="Folder or file of weights to start from. Default: the recipe builds its own model."
     )
-    precision: Precision = Field(default="fp32", description="Type of the weights: fp32, bf16 or fp16.")
+    precision: Precision = Field(
+        default="fp32",
+        description="Type of the weights: fp32 or bf16; fp16 is accepted only with `runner.only_eval`.",
+    )
     is_lora: Bool = Field(default=False, description="Train low-rank adapters and leave the weights as they are.")
     lora_rank: Count = Field(default=32, description="Rank of the adapters; used when `is_lora`.")
     lora: LoraSettings | None = Field(
@@ -154,11 +157,14 @@ class MixedPrecisionConfig(ConfigModel):
     }
 
     param_dtype: Precision | None = Field(
-        default=None, description="Type of gathered weights and of activations. Default: `model.precision`."
+        default=None,
+        description="Type of gathered weights and of activations: fp32 or bf16; fp16 is accepted only with"
+        " `runner.only_eval`. Default: `model.precision`.",
     )
     reduce_dtype: Precision | None = Field(
         default=None,
-        description="Type in which gradients are summed over ranks. Default: `param_dtype`; for language models fp32.",
+        description="Type in which gradients are summed over ranks: fp32 or bf16; fp16 is accepted only with"
+        " `runner.only_eval`. Default: `param_dtype`; for language models fp32.",
     )
 
 

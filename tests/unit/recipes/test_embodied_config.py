@@ -591,3 +591,21 @@ env: {train: {env_type: franka_vision}}
 """
     assert findings(LAPTOP + model % 16) == [NO_FOLDER]
     assert findings(LAPTOP + model % 1) == [NO_FOLDER, ("bad-value", "1")]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor.model.precision",
+        "actor.fsdp_config.mixed_precision.param_dtype",
+        "actor.fsdp_config.mixed_precision.reduce_dtype",
+    ],
+)
+def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
+    def refused(*given: str) -> list[str]:
+        found = load_job("laptop", given, environ={}).diagnostics
+        return [each.help for each in found if "would lose gradients" in each.message]
+
+    assert refused(f"{key}=fp16") == ["write `bf16`, which has the range of fp32"]
+    assert refused(f"{key}=bf16") == []
+    assert refused(f"{key}=fp16", "runner.only_eval=true") == []

@@ -43,3 +43,16 @@ def test_environments_are_optional_together(codes: Any) -> None:
     text = "{node_group: node, placement: 0}"
     assert codes(joint, f"{place}.actor={text}") == []
     assert codes(joint, f"{place}.actor={text}", f"{place}.env={text}") == ["missing-component"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "actor.model.precision",
+        "actor.fsdp_config.mixed_precision.param_dtype",
+        "actor.fsdp_config.mixed_precision.reduce_dtype",
+    ],
+)
+def test_half_precision_whose_gradients_would_vanish_is_refused(codes: Any, key: str) -> None:
+    assert "conflicting-settings" not in codes(f"{key}=bf16")
+    assert "conflicting-settings" in codes(f"{key}=fp16")
