@@ -22,8 +22,10 @@ def check_data(config: LanguageConfig, report: Report) -> None:
     _check_source(config, report)
     _check_reward(config, report)
     if runs_in_this_interpreter(config, "rollout"):
-        _check_package(("data", "type"), _SOURCES.get(config.data.type or ""), report)
-        _check_files(config, report)
+        package = _SOURCES.get(config.data.type or "")
+        _check_package(("data", "type"), package, report)
+        if package is None or not missing_modules([package]):
+            _check_files(config, report)
 
 
 def _check_source(config: LanguageConfig, report: Report) -> None:

@@ -181,7 +181,7 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
 
 
 def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> None:
-    """Check the first rows of a file of problems; of a Parquet file only that it can be read.
+    """Check the first rows of a file of problems.
 
     Raises:
         ConfigError: see `read_file`.
@@ -189,16 +189,16 @@ def check_file(path: str, prompt_key: str, answer_key: str, rows: int = 200) -> 
     file = Path(path)
     try:
         if file.suffix == ".parquet":
-            with file.open("rb") as start:
-                if start.read(4) != b"PAR1":
-                    raise ConfigError(f"`{file}` is not a Parquet file")
-            return
-        pairs = list(itertools.islice(_json_lines(file), rows))
+            first = _parquet(file, rows)
+            pairs, where = list(enumerate(first)), [f"{path}, row {number}" for number in range(len(first))]
+        else:
+            pairs = list(itertools.islice(_json_lines(file), rows))
+            where = [f"{path}:{line}" for line, _ in pairs]
     except OSError as error:
         raise ConfigError(f"the data file `{path}` cannot be read", why=error.strerror or str(error)) from None
     if not pairs:
         raise ConfigError(f"the data file `{path}` has no rows", help="give a file with one problem a row")
-    FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, [f"{path}:{line}" for line, _ in pairs])
+    FileProblems(file.stem, [row for _, row in pairs], prompt_key, answer_key, where)
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -220,7 +220,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             raise ConfigError(f"the data file `{file}` is not UTF-8 text") from None
 
 
-def _parquet(file: Path) -> list[Mapping[str, Any]]:
+def _parquet(file: Path, most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the rows of a Parquet file, or the first of them, at most `most`."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -230,7 +231,11 @@ def _parquet(file: Path) -> list[Mapping[str, Any]]:
     if not file.exists():
         raise ConfigError(f"the data file `{file}` cannot be read", why="No such file or directory")
     try:
-        return parquet.read_table(file).to_pylist()
+        if most is None:
+            return parquet.read_table(file).to_pylist()
+        with parquet.ParquetFile(file) as opened:
+            first = next(opened.iter_batches(batch_size=most), None)
+            return [] if first is None else first.to_pylist()
     except Exception as error:  # noqa: BLE001  pyarrow has no common base of its errors
         raise ConfigError(f"`{file}` is not a Parquet file", why=str(error).splitlines()[0]) from None
 

@@ -111,7 +111,14 @@ def test_a_parquet_file_has_a_problem_in_each_row(tmp_path: Path) -> None:
 
     assert [found[index].answer for index in range(2)] == ["2", "4"]
     assert found[1].row == rows[1]
-    check_file(str(file), "prompt", "answer")
+    check_file(str(file), "prompt", "reward_model.ground_truth")
+    for read in (read_file, check_file):
+        with pytest.raises(ConfigError, match="row 0: there is no key `answer`"):
+            read(str(file), "prompt", "answer")
+    parquet.write_table(arrow.table({"prompt": [], "answer": []}), file)
+    for read in (read_file, check_file):
+        with pytest.raises(ConfigError, match="has no rows"):
+            read(str(file), "prompt", "answer")
     file.write_bytes(b"PAR2")
     for read in (read_file, check_file):
         with pytest.raises(ConfigError, match="not a Parquet file"):
