@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.bootstrap import node_facts, node_members, node_processes
+from tests.waiting import until
 
 ADDRESS = "10.0.0.1"
 
@@ -22,6 +23,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     monkeypatch.setattr(node_facts, "folder_of", lambda cluster: str(tmp_path))
     node_facts.write_private(str(tmp_path / "node.json"), f'{{"address": "{ADDRESS}"}}')
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    # For a moment in which it is executed it has no command line.
+    until(lambda: "sleep" in node_processes.command_of(process.pid), "its command")
     yield process
     process.kill()
     process.wait()
