@@ -208,6 +208,9 @@ def type_in_words(annotation: object) -> str:
         return "list of one-key maps, or a map"
     if item is not None:
         return f"list of {_plural(type_in_words(item))}"
+    arguments = get_args(member)
+    if get_origin(member) is tuple and len(set(arguments)) == 1:
+        return f"list of {len(arguments)} {_plural(type_in_words(arguments[0]))}"
     value = value_type(member)
     if value is not None:
         return f"map of names to {_plural(type_in_words(value))}"
@@ -215,7 +218,9 @@ def type_in_words(annotation: object) -> str:
 
 
 def _plural(words: str) -> str:
-    return {"section": "sections", "integer": "integers", "number": "numbers"}.get(words, words)
+    first, space, rest = words.partition(" ")
+    plural = {"section": "sections", "integer": "integers", "number": "numbers", "list": "lists"}.get(first)
+    return f"{plural}{space}{rest}" if plural and (not rest or first == "list") else words
 
 
 def _bounds(metadata: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from recipes.embodied.interventions.packages import missing_package
 from recipes.embodied.interventions.table import SOURCES
 from recipes.embodied.interventions.types import InterventionSource, Steerable
-from rlinf_core.algorithms.options import checked_options
+from rlinf_core import checked_options
 from rlinf_core.registry import Registry
 from rlinf_core.requirements import missing_modules
 

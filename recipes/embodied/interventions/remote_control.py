@@ -29,6 +29,8 @@ def connect(host: str, port: int, token: str) -> tuple[socket.socket, float]:
     where = f"{host}:{port}"
     try:
         connection = socket.create_connection((host, port), timeout=_SECONDS)
+        # Each state of the device is a small message of its own, which must not wait for others.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(encode({"token": token}))
         line = connection.makefile("rb").readline(MAX_LINE)
         answer = cast("dict[str, Any]", json.loads(line)) if line else {}

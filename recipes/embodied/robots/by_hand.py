@@ -22,7 +22,7 @@ from rlinf_core import RLinfError
 from rlinf_core.hardware.robots.franka import Franka
 
 if TYPE_CHECKING:
-    from rlinf_core.config.cluster import ClusterConfig
+    from rlinf_core import ClusterConfig
 
 # Within which a controller must answer a person; a run is more patient.
 SECONDS: Final = 3.0

@@ -27,6 +27,7 @@ class Person:
 
     def __init__(self, source: RemoteSource, token: str | None = TOKEN) -> None:
         self.socket = socket.create_connection(source.address, timeout=20)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if token is not None:
             self.say({"token": token})
 
