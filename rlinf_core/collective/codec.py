@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -107,7 +108,13 @@ def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> o
         PayloadError: the object cannot be rebuilt in this process.
     """
     try:
-        return _loads(head, buffers)
+        try:
+            return _loads(head, buffers)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("numpy._core"):
+                raise
+            _use_names_of_numpy_2()
+            return _loads(head, buffers)
     except PayloadError:
         raise
     except Exception as error:
@@ -116,6 +123,12 @@ def decode(head: bytes | bytearray | memoryview, buffers: Sequence[object]) -> o
             why=f"{type(error).__name__}: {error}",
             help=f"the types that it holds must be importable by `{sys.executable}`",
         ) from error
+
+
+def _use_names_of_numpy_2() -> None:
+    """Let numpy 1 unpickle the arrays of numpy 2, which names other modules: simulators may need the older one."""
+    for name in ("numeric", "multiarray"):
+        sys.modules[f"numpy._core.{name}"] = importlib.import_module(f"numpy.core.{name}")
 
 
 def _loads(head: Any, buffers: Any) -> object:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.codec import encode
+from rlinf_core.collective.codec import decode, encode
 from rlinf_core.collective.message import Message
 from rlinf_core.collective.torch_payload import TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
@@ -115,6 +115,19 @@ def test_the_fallback_takes_what_plain_pickle_cannot_name() -> None:
         assert travel(kind(), fallback=fallback) == "from the fallback"
     finally:
         del main.FrameKind  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_numpy_1_reads_arrays_of_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = encode([np.arange(3)])
+    if b"numpy._core.numeric" not in encoded.head:
+        pytest.skip("this numpy pickles arrays by other names")
+    buffers = [part.view() for part in encoded.parts]
+    # As in numpy 1, which has no such modules.
+    for name in ("numeric", "multiarray"):
+        monkeypatch.setitem(sys.modules, f"numpy._core.{name}", None)
+    (back,) = decode(encoded.head, buffers)
+    assert back.tolist() == [0, 1, 2]
 
 
 def test_without_torch_a_tensor_becomes_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
