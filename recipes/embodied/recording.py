@@ -15,7 +15,7 @@ from recipes.demonstrations.writer import DatasetWriter, check_new
 from recipes.embodied.collecting import ACTIONS, INTERVENED, REWARDS, SUCCESSES, CollectedEpisode
 from recipes.embodied.collection import collecting
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.env_config import InterventionConfig
+from recipes.embodied.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.envs.keys import STATES, image_key
 from recipes.embodied.envs.types import EnvSpec
 from recipes.embodied.interventions.table import SOURCES
@@ -74,18 +74,7 @@ def record(
     tried = kept = frames = successes = 0
     knows_success = False
     starts: list[dict[str, int]] = []
-    origin = {
-        "recorded_by": device or "expert" if checkpoint is None else str(checkpoint),
-        **({} if device is None else {"interventions_by": device}),
-        "env": {
-            "env_type": environments.env_type,
-            "task": environments.task,
-            "options": dict(environments.options),
-            "seed": environments.seed,
-        },
-        "versions": dict(versions()),
-        "starts": starts,
-    }
+    origin = {**_origin(environments, checkpoint, device), "starts": starts}
     intervention = None if device is None else _intervention(environments.intervention, device, device_options or {})
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         features = features_of(collection.spec, video=video, interventions=device is not None)
@@ -115,6 +104,21 @@ def record(
         "frames": frames,
         "tried": tried,
         "successes": successes if knows_success else None,
+    }
+
+
+def _origin(environments: EnvironmentConfig, checkpoint: Path | None, device: str | None) -> dict[str, Any]:
+    """Return what a data set says of how it came about, but for the starts of its episodes."""
+    return {
+        "recorded_by": device or "expert" if checkpoint is None else str(checkpoint),
+        **({} if device is None else {"interventions_by": device}),
+        "env": {
+            "env_type": environments.env_type,
+            "task": environments.task,
+            "options": dict(environments.options),
+            "seed": environments.seed,
+        },
+        "versions": dict(versions()),
     }
 
 

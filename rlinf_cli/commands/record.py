@@ -13,6 +13,7 @@ from rlinf_cli.options import LogPath, Output, OutputOption, Overrides, Quiet, V
 from rlinf_cli.runs import DEFAULT_LOG_PATH
 
 
+# Long by its options, which typer reads from the signature; what it does is short.
 def record(
     file: Annotated[str, typer.Argument(metavar="FILE|RUN", hidden=True, autocompletion=completion.files)],
     overrides: Overrides = None,

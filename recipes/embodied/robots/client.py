@@ -1,4 +1,8 @@
-"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do."""
+"""The client of an arm's controller: every call has a deadline, every error names the robot and what to do.
+
+The types of replies and the errors of refusals stand beside the calls: all of them change with the protocol, and with
+nothing else.
+"""
 
 from __future__ import annotations
 

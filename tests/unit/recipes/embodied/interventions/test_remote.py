@@ -135,7 +135,7 @@ def test_the_last_words_of_a_connection_count(source: RemoteSource) -> None:
     until(source, lambda found: found == FORWARD)
     person.say(message_of(Controls()))
     person.socket.close()
-    until(source, lambda found: not found.engaged and found.linear[0] == 0)
+    assert until(source, lambda found: found.linear[0] == 0) == Controls()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,11 @@ def test_what_makes_no_sense_ends_the_connection(source: RemoteSource, line: byt
 def test_an_endless_line_ends_the_connection(source: RemoteSource) -> None:
     person = Person(source)
     person.socket.sendall(b"x" * 5000)
-    until_closed(source, person)
+    assert b'"ok":false' not in until_closed(source, person)
+    # Nothing of it is left over for the next one.
+    following = Person(source)
+    following.say(message_of(FORWARD))
+    assert until(source, lambda found: found.linear[0] == 1) == FORWARD
 
 
 def test_tokens(tmp_path: Path) -> None:
