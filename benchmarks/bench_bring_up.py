@@ -85,9 +85,9 @@ def control_part(hosts: int) -> tuple[float, float, float]:
 
 def inside(file: str) -> None:
     """One run of the control part; prints what it took."""
-    from rlinf_core.bootstrap.inventory import targets
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.bootstrap.up import UpRequest, bring_up
+    from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
+    from rlinf_cli.bootstrap.up import UpRequest, bring_up
     from rlinf_core.job.load import load_job
 
     cluster = load_job(file).cluster

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import typer
 
 from rlinf_cli import console
+from rlinf_cli.bootstrap.phases import Phase
 from rlinf_cli.render.phase_table import PhaseTable
-from rlinf_core.bootstrap.phases import Phase
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap import down, up
-    from rlinf_core.bootstrap.inventory import NodeTarget
+    from rlinf_cli.bootstrap import down, up
+    from rlinf_cli.bootstrap.inventory import NodeTarget
 
 T = TypeVar("T")
 
@@ -41,9 +41,10 @@ def prepare(asked: Asked) -> up.UpRequest:
     Raises:
         RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
     """
+    from rlinf_cli.bootstrap import manual, sync, up
+    from rlinf_cli.bootstrap.inventory import targets
     from rlinf_cli.files import load_sound
-    from rlinf_core.bootstrap import manual, node_facts, state, sync, up
-    from rlinf_core.bootstrap.inventory import targets
+    from rlinf_core.node import node_facts, state
 
     cluster = load_sound(asked.file, asked.overrides).cluster
     name = state.cluster_name(asked.file, asked.name)
@@ -68,8 +69,8 @@ def prepare(asked: Asked) -> up.UpRequest:
 
 def watch(request: up.UpRequest, *, parallel: int) -> up.UpReport:
     """Bring up, and shows how it goes."""
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.bootstrap.up import bring_up
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
+    from rlinf_cli.bootstrap.up import bring_up
 
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
     table = PhaseTable(nodes, Phase.VERIFY)
@@ -89,8 +90,8 @@ def end(
     name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[down.RunningJob] = ()
 ) -> down.DownReport:
     """End the jobs and take the cluster down, and show how it goes."""
-    from rlinf_core.bootstrap.down import take_down
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
+    from rlinf_cli.bootstrap.down import take_down
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
 
     table = PhaseTable(nodes, Phase.STOP)
 
@@ -103,9 +104,9 @@ def end(
 
 def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
     """Return the jobs that run on a cluster."""
-    from rlinf_core.bootstrap.down import running_jobs
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.bootstrap.state import cluster_id
+    from rlinf_cli.bootstrap.down import running_jobs
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
+    from rlinf_core.node.state import cluster_id
 
     return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))
 
@@ -119,9 +120,9 @@ def stay(request: up.UpRequest, report: up.UpReport) -> None:
     import time
 
     from rlinf_cli.exit_codes import ExitCode
-    from rlinf_core.bootstrap.node_facts import folder_of, read_record
-    from rlinf_core.bootstrap.node_processes import alive
-    from rlinf_core.bootstrap.state import cluster_id
+    from rlinf_core.node.node_facts import folder_of, read_record
+    from rlinf_core.node.node_processes import alive
+    from rlinf_core.node.state import cluster_id
 
     record = read_record(folder_of(cluster_id(request.name))) or {}
     console.message(f"{report.name}: this node stays until it is stopped")

@@ -15,8 +15,8 @@ from rlinf_cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from rlinf_core.bootstrap import doctor
-    from rlinf_core.bootstrap.inventory import NodeTarget
+    from rlinf_cli.bootstrap import doctor
+    from rlinf_cli.bootstrap.inventory import NodeTarget
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.config.diagnostics import Severity
     from rlinf_core.config.tree import MappingNode, Path
@@ -127,7 +127,7 @@ def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
     """
-    from rlinf_core.bootstrap.inventory import targets
+    from rlinf_cli.bootstrap.inventory import targets
     from rlinf_core.errors import ConfigError
 
     nodes = targets(cluster)
@@ -146,10 +146,11 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
     """
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
-        from rlinf_core.bootstrap import doctor, state
-        from rlinf_core.bootstrap.checks.devices import node_info
-        from rlinf_core.bootstrap.routes import NodeRoutes, run
+        from rlinf_cli.bootstrap import doctor
+        from rlinf_cli.bootstrap.checks.devices import node_info
+        from rlinf_cli.bootstrap.routes import NodeRoutes, run
         from rlinf_core.errors import ClusterError
+        from rlinf_core.node import state
 
         nodes, cluster_id = machines(cluster), state.cluster_id(state.cluster_name(file, None))
 

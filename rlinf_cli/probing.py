@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlinf_cli import console
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap import doctor, status
-    from rlinf_core.bootstrap.inventory import NodeTarget
-    from rlinf_core.bootstrap.state import ClusterRecord
+    from rlinf_cli.bootstrap import doctor, status
+    from rlinf_cli.bootstrap.inventory import NodeTarget
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.job.recipe import Trial
+    from rlinf_core.node.state import ClusterRecord
 
 
 class _CheckedFile(NamedTuple):
@@ -31,8 +31,8 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
         ConfigError: it has several nodes, and nothing says how to reach them.
     """
     from rlinf_cli.files import load_sound, machines
-    from rlinf_core.bootstrap import state
     from rlinf_core.job.recipe import find_recipe
+    from rlinf_core.node import state
 
     job = load_sound(file, overrides)
     nodes = machines(job.cluster)
@@ -46,8 +46,9 @@ def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
 ) -> doctor.DoctorReport:
     """Return the preflight of a file's machines."""
-    from rlinf_core.bootstrap import doctor, node_facts, node_inspect, state
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
+    from rlinf_cli.bootstrap import doctor, node_inspect
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
+    from rlinf_core.node import node_facts, state
 
     asked = _read(file, overrides, name)
     environ = dict(os.environ)
@@ -79,15 +80,17 @@ def look_at_hardware(
     Raises:
         ClusterError: no file is given, and no cluster is up.
     """
-    from rlinf_core.bootstrap import doctor, state
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
+    from rlinf_cli.bootstrap import doctor
+    from rlinf_cli.bootstrap.inventory import recorded_targets
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
+    from rlinf_core.node import state
 
     if file is not None:
         asked = _read(file, overrides, name)
         cluster, nodes = asked.name, asked.nodes
     else:
         record = recorded_cluster(name)
-        cluster, nodes = record.name, record.targets()
+        cluster, nodes = record.name, recorded_targets(record)
 
     async def work() -> doctor.Look:
         return await doctor.look_at(nodes, state.cluster_id(cluster), NodeRoutes(parallel=parallel), console.message)
@@ -102,8 +105,8 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
         ClusterError: there is none.
     """
     from rlinf_core import env_vars
-    from rlinf_core.bootstrap import state
     from rlinf_core.errors import ClusterError
+    from rlinf_core.node import state
 
     record = state.recorded(name)
     if record is not None:
@@ -122,9 +125,10 @@ def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
     Raises:
         ClusterError: there is none, or it cannot be asked.
     """
+    from rlinf_cli.bootstrap import status
+    from rlinf_cli.bootstrap.routes import NodeRoutes, run
     from rlinf_core import env_vars
-    from rlinf_core.bootstrap import attach, state, status
-    from rlinf_core.bootstrap.routes import NodeRoutes, run
+    from rlinf_core.node import attach, state
 
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
@@ -144,8 +148,8 @@ def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
 
 def _ask_ray(address: str, name: str | None = None) -> status.StatusReport:
     """Return how the nodes are that the Ray at an address lists."""
+    from rlinf_cli.bootstrap.inspection import cluster_status
     from rlinf_core import env_vars
-    from rlinf_core.cluster.inspection import cluster_status
 
     console.message(f"asking the cluster at {address}, {env_vars.CONNECT_TIMEOUT.get():g} s a node at most")
     return cluster_status(address, name)

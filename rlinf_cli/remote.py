@@ -10,7 +10,7 @@ from rlinf_cli.options import Output
 
 if TYPE_CHECKING:
     from rlinf_cli.files import SoundJob
-    from rlinf_core.bootstrap.state import ClusterRecord
+    from rlinf_core.node.state import ClusterRecord
 
 
 def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
@@ -21,8 +21,8 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
             here.
     """
     from rlinf_core import env_vars
-    from rlinf_core.bootstrap import attach, state
     from rlinf_core.errors import ClusterError
+    from rlinf_core.node import attach, state
 
     if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
         return None
@@ -49,7 +49,7 @@ def train_there(record: ClusterRecord, job: SoundJob, output: Output, *, detache
     Raises:
         ConfigError: one of them is not set.
     """
-    from rlinf_core.bootstrap.driver import run_on_head
+    from rlinf_cli.bootstrap.driver import run_on_head
     from rlinf_core.config.origins import to_yaml
     from rlinf_core.placement.environment import forwarded_values
 
@@ -82,7 +82,7 @@ def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
         ClusterError: none runs here and one is needed, or several fit.
     """
     from rlinf_core import env_vars
-    from rlinf_core.bootstrap import attach, state
+    from rlinf_core.node import attach, state
 
     num_nodes = job.cluster.num_nodes
     name = state.cluster_name(file)

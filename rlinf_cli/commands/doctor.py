@@ -13,7 +13,7 @@ from rlinf_cli.lazy import command
 from rlinf_cli.options import File, Output, OutputOption, Overrides, Quiet, Verbose
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap.doctor import DoctorReport
+    from rlinf_cli.bootstrap.doctor import DoctorReport
 
 
 def doctor(

@@ -16,7 +16,7 @@ from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlinf_core.bootstrap.inventory import NodeTarget
+    from rlinf_cli.bootstrap.inventory import NodeTarget
 
 
 def down(
@@ -75,10 +75,10 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
     Raises:
         ClusterError: a node that was started by itself runs here.
     """
+    from rlinf_cli.bootstrap.down import DownReport
     from rlinf_cli.render.bring_up import down_record
-    from rlinf_core.bootstrap import attach
-    from rlinf_core.bootstrap.down import DownReport
     from rlinf_core.errors import ClusterError
+    from rlinf_core.node import attach
 
     here = attach.known()
     if here is not None and cluster in (None, here.name):
@@ -95,16 +95,17 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
 
 def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
     """Return the cluster's name and its nodes: as recorded, else as the file says."""
-    from rlinf_core.bootstrap import manual, state
+    from rlinf_cli.bootstrap import manual
+    from rlinf_cli.bootstrap.inventory import recorded_targets, targets
+    from rlinf_core.node import state
 
     record = state.recorded(state.cluster_name(file or "", name) if file or name else None)
     if record is not None and node_rank is None:
         started = {node.rank for node in record.nodes if node.folder is not None}
-        return record.name, [node for node in record.targets() if node.rank in started]
+        return record.name, [node for node in recorded_targets(record) if node.rank in started]
     if file is None:
         return name, []
     from rlinf_cli.files import load_sound
-    from rlinf_core.bootstrap.inventory import targets
 
     nodes = targets(load_sound(file).cluster)
     cluster = state.cluster_name(file, name)

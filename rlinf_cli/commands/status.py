@@ -26,7 +26,7 @@ def status(
     """
     from rlinf_cli.probing import ask_status
     from rlinf_cli.render.status import status_record, status_text
-    from rlinf_core.bootstrap import state
+    from rlinf_core.node import state
 
     if file is not None:
         name = state.cluster_name(file, name)

@@ -147,7 +147,7 @@ def _not_ours(folder: RunFolder) -> RunError:
 
 def _gone(folder: RunFolder, seconds: float) -> bool:
     """Return whether the driver's process has ended within `seconds`; says that it waits."""
-    from rlinf_core.bootstrap.node_processes import identity
+    from rlinf_core.node.node_processes import identity
 
     pid, start = folder.state.pid, folder.state.start
     began = time.monotonic()

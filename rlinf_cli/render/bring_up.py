@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_core.bootstrap import down, up
-from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.phases import NodeFailure
+from rlinf_cli.bootstrap import down, up
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.phases import NodeFailure
 from rlinf_core.config.secrets import mask_environment
 
 UP_SCHEMA = "rlinf.up/1"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Merged, merged
-from rlinf_core.bootstrap.doctor import DoctorReport
-from rlinf_core.bootstrap.links import figures
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Merged, merged
+from rlinf_cli.bootstrap.doctor import DoctorReport
+from rlinf_cli.bootstrap.links import figures
 
 SCHEMA = "rlinf.doctor/1"
 # More links that are as they should be are told in one line.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
+from rlinf_cli.bootstrap.checks.devices import found_text
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
+from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.render.doctor import finding_record
-from rlinf_core.bootstrap.checks.devices import found_text
-from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding, Seen, size
-from rlinf_core.bootstrap.inventory import NodeTarget
 
 SCHEMA = "rlinf.hardware/1"
 _WRONG = (CheckVerdict.FAULT, CheckVerdict.UNREACHABLE)

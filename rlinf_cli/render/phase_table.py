@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlinf_cli import console
-from rlinf_core.bootstrap.phases import Event, Phase, Progress
+from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 
 if TYPE_CHECKING:
-    from rlinf_core.bootstrap.inventory import NodeTarget
+    from rlinf_cli.bootstrap.inventory import NodeTarget
 
 # More nodes are counted, not listed, but for those that fail or are late.
 _MOST_ROWS = 24

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_core.bootstrap.down import RunningJob
-from rlinf_core.bootstrap.status import NodeStatus, State, StatusReport
+from rlinf_cli.bootstrap.down import RunningJob
+from rlinf_cli.bootstrap.status import NodeStatus, State, StatusReport
 
 SCHEMA = "rlinf.status/1"
 

@@ -2,7 +2,7 @@
 
 Ray waits without end for an interpreter that does not exist or lacks ray, and for an environment that does not fit in
 one argument of a process. It also expands `$NAME` in variables, and takes those of the worker that launches another.
-All of an environment therefore travels in one file on the node, which `bootstrap/node_env.py` reads there.
+All of an environment therefore travels in one file on the node, which `node/node_env.py` reads there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_core.bootstrap import node_env
-from rlinf_core.bootstrap.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.errors import ClusterError
+from rlinf_core.node import node_env
+from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
 
 # A bound that everything on the way to a process fits in: Linux refuses one string of more than 128 KiB.

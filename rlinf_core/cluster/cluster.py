@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from rlinf_core import env_vars, tracing
 from rlinf_core.arguments import as_index, short_repr
-from rlinf_core.bootstrap import attach
 from rlinf_core.cluster import engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
 from rlinf_core.cluster.membership import (
@@ -37,6 +36,7 @@ from rlinf_core.errors import ClusterError, ConfigError
 from rlinf_core.failures import raise_unseen
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.messages import Declare
+from rlinf_core.node import attach
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlinf_core.bootstrap.node_facts import make_private, private_base
-from rlinf_core.bootstrap.node_processes import alive, identity, reap
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ClusterError
+from rlinf_core.node.node_facts import make_private, private_base
+from rlinf_core.node.node_processes import alive, identity, reap
 
 _OWNER_FILE = "owner"
 _JOB_FILE = "job"

@@ -1,7 +1,7 @@
 """Starting the embedded Ray of one machine, or joining one that runs.
 
 A Ray that we start is private: its own folder, its own token, loopback only. Its guardian, of
-`bootstrap/node_processes.py`, ends and removes what outlives the driver; what a guardian that was killed too leaves,
+`node/node_processes.py`, ends and removes what outlives the driver; what a guardian that was killed too leaves,
 the next start removes.
 """
 
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_core.bootstrap import attach, node_facts
-from rlinf_core.bootstrap.node_processes import MARK, guard
 from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
 from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import LOOPBACK, few_processes, job_config, loopback_only, ray_api, set_absence
 from rlinf_core.errors import ClusterError
 from rlinf_core.failures import WorkerGroupError, followed
+from rlinf_core.node import attach, node_facts
+from rlinf_core.node.node_processes import MARK, guard
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from rlinf_core.bootstrap.inventory import RANK_LABEL
 from rlinf_core.cluster.probe import NodeFacts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ClusterError
+from rlinf_core.node.attach import RANK_LABEL
 from rlinf_core.topology import NodeInfo
 
 

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rlinf_core.bootstrap.node_processes import alive, identity
 from rlinf_core.collective.frame import Frame, FrameReader
 from rlinf_core.collective.handshake import PeerIdentity
 from rlinf_core.collective.listener import peer_credentials
@@ -26,6 +25,7 @@ from rlinf_core.collective.segment import SharedSegment
 from rlinf_core.collective.spin import spin
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure
+from rlinf_core.node.node_processes import alive, identity
 
 _SLICE = 0.1
 _BUFFERS_PER_CALL = 512

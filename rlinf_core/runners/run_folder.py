@@ -26,11 +26,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.config.origins import resolved_text
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
+from rlinf_core.node.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.checkpoint import KEEP_ALL, Checkpoint, CheckpointStore, Fact, config_hash
 from rlinf_core.runners.run_state import SCHEMA, STATE, RunState, find_source, read_state, run_of, runs_in

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.checkpoint import Checkpoint, CheckpointStore, open_checkpoint
 from rlinf_core.runners.run_status import RunStatus
 
@@ -36,7 +36,7 @@ class RunState(NamedTuple):
         reason: why it failed, in one line, else empty.
         pid: of the process that drives it.
         host: the name of that process's machine.
-        start: tells that process from a later one with its pid, as `rlinf_core.bootstrap.node_processes.identity` does.
+        start: tells that process from a later one with its pid, as `rlinf_core.node.node_processes.identity` does.
         address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
         created: when the folder was made.
         updated: when this was written.

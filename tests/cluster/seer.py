@@ -28,7 +28,7 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 _ON_HEAD = (
-    "import sys; from rlinf_core.bootstrap import driver, state\n"
+    "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import state\n"
     "sys.exit(driver.run_on_head(state.recorded(sys.argv[1]), sys.argv[2:]))"
 )
 

@@ -153,7 +153,7 @@ def test_a_driver_on_the_head_reaches_all_with_their_interpreters(five: Five) ->
     script = five.folder / "driver.py"
     script.write_text(DRIVER)
     code = (
-        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import state\n"
         "sys.exit(driver.run_on_head(state.recorded('five'), sys.argv[1:]))"
     )
     done = five.hosts.control.run([sys.executable, "-c", code, str(script), str(five.file)], env=five.env)
@@ -178,7 +178,7 @@ def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
     script = five.folder / "waits.py"
     script.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
     code = (
-        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import state\n"
         "sys.exit(driver.run_on_head(state.recorded('five'), sys.argv[1:]))"
     )
     run = five.hosts.control.spawn(
@@ -229,7 +229,7 @@ def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
     done = hosts.control.rlinf("up", str(file), "--sync", str(folder / "code"), "--timeout", "90", env=env)
     assert done.returncode == 0, done.stderr
     code = (
-        "import sys; from rlinf_core.bootstrap import driver, state\n"
+        "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import state\n"
         "see = 'import of_the_users, rlinf_core; print(of_the_users.__file__, rlinf_core.__file__)'\n"
         "sys.exit(driver.run_on_head(state.recorded('sync'), ['-c', see]))"
     )

@@ -24,10 +24,10 @@ def hardware(
     Asks the machines of FILE, or those of the cluster that is up. The exit status is 1 where something declared is
     missing, 3 where a node cannot be reached.
     """
+    from rlinf_cli.bootstrap.checks.devices import judged
+    from rlinf_cli.bootstrap.checks.finding import CheckVerdict
     from rlinf_cli.probing import look_at_hardware
     from rlinf_cli.render.hardware import hardware_record, hardware_text
-    from rlinf_core.bootstrap.checks.devices import judged
-    from rlinf_core.bootstrap.checks.finding import CheckVerdict
 
     nodes, look = look_at_hardware(file, overrides, name, parallel=parallel)
     findings = [*look.findings, *judged(look.seen)]

@@ -26,8 +26,8 @@ def workers(
     Run it on the machine of the job's driver, or on any node of its cluster. A process that does not answer may hold
     Python's lock in native code.
     """
+    from rlinf_cli.bootstrap.inspection import find_job, inspect_job
     from rlinf_cli.render.workers import workers_record, workers_text
-    from rlinf_core.cluster.inspection import find_job, inspect_job
 
     picture = inspect_job(find_job(job), stacks=stacks)
     if output is Output.JSON:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding
+from rlinf_cli.bootstrap.doctor import DoctorReport
 from rlinf_cli.render.doctor import doctor_text
-from rlinf_core.bootstrap import state
-from rlinf_core.bootstrap.checks.finding import CheckVerdict, Finding
-from rlinf_core.bootstrap.doctor import DoctorReport
-from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
+from rlinf_core.node import state
+from rlinf_core.node.state import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]

@@ -16,8 +16,8 @@ import pytest
 
 from rlinf_cli.log_files import ALL, Follower, entries, last_lines, merged, tail
 from rlinf_cli.runs import find_run
-from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.node.node_processes import identity
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_status import RunStatus
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rlinf_cli import console
+from rlinf_cli.bootstrap import inventory
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 from rlinf_cli.render.phase_table import PhaseTable
-from rlinf_core.bootstrap import inventory
-from rlinf_core.bootstrap.inventory import NodeTarget
-from rlinf_core.bootstrap.phases import Event, Phase, Progress
 from rlinf_core.config.cluster import ClusterConfig
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from rlinf_cli import report_writing
 from rlinf_cli.story import read_story
-from rlinf_core.bootstrap.node_processes import identity
+from rlinf_core.node.node_processes import identity
 from rlinf_core.runners import durable
 from rlinf_core.runners.run_folder import RunFolder
 from rlinf_core.runners.run_state import outcome

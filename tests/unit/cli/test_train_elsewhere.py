@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.bootstrap import attach, node_facts, state
-from rlinf_core.bootstrap.state import ClusterRecord, RecordedNode
 from rlinf_core.job.load import load_job
+from rlinf_core.node import attach, node_facts, state
+from rlinf_core.node.state import ClusterRecord, RecordedNode
 
 Cli = Callable[..., Any]
 FILE = """\
@@ -43,7 +43,7 @@ class Head:
 @pytest.fixture
 def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     made = Head()
-    monkeypatch.setattr("rlinf_core.bootstrap.driver.run_on_head", made)
+    monkeypatch.setattr("rlinf_cli.bootstrap.driver.run_on_head", made)
     monkeypatch.setattr(attach, "known", lambda: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(fake_recipe / "state"))
     monkeypatch.setattr(attach, "_running_here", lambda: iter(()))

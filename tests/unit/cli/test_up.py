@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.bootstrap import attach, node_facts, node_processes, routes, state
-from rlinf_core.bootstrap.transport import CommandOutcome
-from tests.unit.bootstrap.conftest import CODE, FakeCluster
+from rlinf_cli.bootstrap import routes
+from rlinf_cli.bootstrap.transport import CommandOutcome
+from rlinf_core.node import attach, node_facts, node_processes, state
+from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
 Cli = Callable[..., Any]
 FILE = """\

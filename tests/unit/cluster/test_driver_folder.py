@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.bootstrap import node_processes
 from rlinf_core.cluster import driver_folder as folders
 from rlinf_core.errors import ClusterError
+from rlinf_core.node import node_processes
 from tests.waiting import until
 
 
@@ -113,7 +113,7 @@ def test_a_guardian_sweeps_when_its_driver_is_killed() -> None:
             sys.executable,
             "-c",
             "import os, subprocess, sys, time\n"
-            "from rlinf_core.bootstrap import node_processes\nfrom rlinf_core.cluster import driver_folder as folders\n"
+            "from rlinf_core.node import node_processes\nfrom rlinf_core.cluster import driver_folder as folders\n"
             "folder = folders.new_folder(); os.environ[node_processes.MARK] = str(folder)\n"
             "node_processes.guard(str(folder))\n"
             "subprocess.Popen(['ray::Agent', '-c', 'import time; time.sleep(600)'], executable=sys.executable)\n"

@@ -13,7 +13,7 @@ from rlinf_core.cluster.ray_private import PARTS, PrivatePart
 
 ROOT = Path(ray_private.__file__).parents[2]
 # What is run on a node in an interpreter of its own, which has no rlinf, is a text.
-AS_TEXT = "rlinf_core/bootstrap/node_members.py"
+AS_TEXT = "rlinf_cli/bootstrap/node_members.py"
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.module)

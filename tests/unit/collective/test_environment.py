@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.bootstrap.node_processes import identity
 from rlinf_core.collective import memory_budget
 from rlinf_core.collective.connection import is_dead
 from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
 from rlinf_core.collective.listener import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.collective.settings import Settings
 from rlinf_core.errors import EnvironmentVariableError
+from rlinf_core.node.node_processes import identity
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlinf_core import env_vars
-from rlinf_core.bootstrap import node_processes
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError
+from rlinf_core.node import node_processes
 
 
 @pytest.mark.parametrize("variable", REGISTER.values(), ids=REGISTER)

@@ -1,0 +1,123 @@
+"""Room on each node: disk, shared memory, descriptors, ports, and a clock that tells the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
+
+from rlinf_cli.bootstrap.checks.finding import GIB, MIB, CheckVerdict, Finding, Seen, size
+
+# Below the first Ray ends in ways that name no disk, below the second logs and checkpoints soon do.
+_LEAST_DISK: Final = 256 * MIB
+_GOOD_DISK: Final = 5 * GIB
+# Ray's object store and rlinf's arenas live there; a container has 64 MiB unless it is told otherwise.
+_LEAST_SHM: Final = 100 * MIB
+_GOOD_SHM: Final = 1 * GIB
+# Every connection, file and pipe of a worker is one.
+_LEAST_FILES: Final = 1024
+_GOOD_FILES: Final = 4096
+_GOOD_SKEW_SECONDS: Final = 2.0
+_MOST_SKEW_SECONDS: Final = 30.0
+
+
+def disks(seen: Sequence[Seen]) -> list[Finding]:
+    """Free room below each node's folder for temporary files."""
+    return [
+        _room(each, "disk", each.facts["disk_free"], _LEAST_DISK, _GOOD_DISK, f"for `{each.facts['folder']}`")
+        for each in seen
+    ]
+
+
+def shared_memory(seen: Sequence[Seen]) -> list[Finding]:
+    """Free room in each node's /dev/shm."""
+    return [_room(each, "shm", each.facts["shm_free"], _LEAST_SHM, _GOOD_SHM, "in /dev/shm") for each in seen]
+
+
+def _room(each: Seen, check: str, free: int, least: int, good: int, where: str) -> Finding:
+    help = "make room there" if check == "disk" else "make room there, or start the container with a larger one"
+    data = {"free_bytes": free}
+    if free < least:
+        what = f"{size(free)} are free {where}, Ray needs {size(least)}"
+        return each.finding(check, CheckVerdict.FAULT, what, help, data)
+    if free < good:
+        what = f"{size(free)} are free {where}, a job soon needs {size(good)}"
+        return each.finding(check, CheckVerdict.WARNING, what, help, data)
+    # The figure itself would keep lines of like nodes apart.
+    return each.ok(check, f"{size(good)} or more are free {where}", data)
+
+
+def limits(seen: Sequence[Seen]) -> list[Finding]:
+    """Return how many descriptors a process may hold."""
+    return [_files(each) for each in seen]
+
+
+def _files(each: Seen) -> Finding:
+    soft, hard = each.facts["files_soft"], each.facts["files_hard"]
+    # Ray raises its own limit as far as it may.
+    may = hard if hard > 0 else soft
+    what = f"a process may open {may} files"
+    help = "raise `nofile` for this user, in /etc/security/limits.conf or the service that starts sshd"
+    data = {"soft": soft, "hard": hard}
+    if may < _LEAST_FILES:
+        return each.finding("limits", CheckVerdict.FAULT, f"{what}, Ray needs {_LEAST_FILES}", help, data)
+    if may < _GOOD_FILES:
+        return each.finding("limits", CheckVerdict.WARNING, f"{what}, {_GOOD_FILES} are wise", help, data)
+    return each.ok("limits", f"a process may open {_GOOD_FILES} files or more", data)
+
+
+def ports(seen: Sequence[Seen]) -> list[Finding]:
+    """Return those that Ray will listen on are free, and the system gives none of the range away."""
+    return [_ports(each) for each in seen]
+
+
+def _ports(each: Seen) -> Finding:
+    wanted = each.node.ports
+    taken: list[list[Any]] = list(each.facts["taken"])
+    if taken:
+        listed = "; ".join(f"port {port} ({str(name).replace('_', ' ')}): {who} listens" for name, port, who in taken)
+        help = "give other ports by `cluster.ports`, or end that process"
+        return each.finding("ports", CheckVerdict.FAULT, listed, help, {"taken": taken})
+    ephemeral = each.facts["ephemeral"]
+    if ephemeral and wanted.gcs <= ephemeral[1] and wanted.last_data >= ephemeral[0]:
+        what = (
+            f"{wanted.whole} are partly among those that the system gives to any connection,"
+            f" {ephemeral[0]}-{ephemeral[1]}"
+        )
+        return each.finding("ports", CheckVerdict.WARNING, what, "choose `cluster.ports` below them")
+    return each.ok("ports", f"{wanted.whole}: those of Ray are free")
+
+
+def clocks(seen: Sequence[Seen]) -> list[Finding]:
+    """Return every clock tells the time that most of them tell.
+
+    An answer was given between the moment it was asked for and the moment it came. What lies outside of both is the
+    least by which the clocks differ; less cannot be told from the way.
+    """
+    offsets = {each.node.rank: _offset(each) for each in seen}
+    usual = median(offsets.values()) if len(offsets) > 1 else 0.0
+    found = [_clock(each, offsets[each.node.rank] - usual) for each in seen]
+    if abs(usual) > _GOOD_SKEW_SECONDS:
+        what = f"it is {_distance(-usual)} the nodes"
+        help = "let a time service (NTP, chrony) set it"
+        found.append(Finding("clock", CheckVerdict.WARNING, what, None, "this machine", help, {"skew_seconds": -usual}))
+    return found
+
+
+def _offset(each: Seen) -> float:
+    said = float(each.facts["time"])
+    return min(0.0, said - each.asked) + max(0.0, said - each.heard)
+
+
+def _clock(each: Seen, skew: float) -> Finding:
+    data = {"skew_seconds": round(skew, 3)}
+    help = "let a time service (NTP, chrony) set its clock"
+    if abs(skew) > _GOOD_SKEW_SECONDS:
+        verdict = CheckVerdict.FAULT if abs(skew) > _MOST_SKEW_SECONDS else CheckVerdict.WARNING
+        return each.finding("clock", verdict, f"it is {_distance(skew)} the others", help, data)
+    return each.ok("clock", f"within {_GOOD_SKEW_SECONDS:g} s of the others", data)
+
+
+def _distance(skew: float) -> str:
+    """Return `3600 s ahead of`."""
+    return f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'}"

@@ -1,0 +1,145 @@
+"""Running jobs and clusters as seen from outside: by the records that drivers left, else by asking a cluster's Ray."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+from rlinf_cli.bootstrap.down import RunningJob
+from rlinf_cli.bootstrap.status import NodeStatus, State, StatusReport
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_private import gcs_client
+from rlinf_core.context import Session
+from rlinf_core.errors import ClusterError, RuntimeFailure
+from rlinf_core.manager.client import ManagerClient
+from rlinf_core.manager.control_rpc import expect
+from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobPicture
+from rlinf_core.node import attach
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.topology import NodeInfo
+
+_SECONDS = 10.0
+_HEAD_SECONDS: Final = 5
+
+
+def find_job(name: str | None = None) -> JobRecord:
+    """Return the running job of this name, or the youngest one: of this machine's drivers, else of its cluster's.
+
+    Raises:
+        ClusterError: none runs here under this user, nor on the cluster that is known here, or none of this name.
+    """
+    jobs = running_jobs()
+    if name is None or name not in [job.job for job in jobs]:
+        known = env_vars.ADDRESS.get() not in (None, attach.LOCAL) or attach.known() is not None
+        if known and (name is not None or not jobs):
+            jobs += _jobs_of_cluster()
+    if not jobs:
+        raise ClusterError(
+            "no job is running",
+            where="this machine",
+            why="no driver of yours has launched a group here, or on a cluster that is known here",
+            help=f"run this on the machine of the job's driver, or name its cluster by `{env_vars.ADDRESS.name}`",
+        )
+    if name is None:
+        return jobs[0]
+    names = [job.job for job in jobs]
+    if name not in names:
+        raise ClusterError(
+            f"no job named `{name}` is running", help=did_you_mean(name, names) or f"running: {quoted(names)}"
+        )
+    return jobs[names.index(name)]
+
+
+def _jobs_of_cluster() -> list[JobRecord]:
+    """Return the jobs that run on the known cluster, the youngest first: each has a manager of this name in its
+    namespace.
+    """
+    joined = engine.connect(None, "rlinf-inspection", may_start=False)
+    ray = ray_api()
+    named = ray.util.list_named_actors(all_namespaces=True)
+    spaces = [each["namespace"] for each in named if each["name"] == MANAGER]
+    found: list[JobRecord] = []
+    for space in spaces:
+        try:
+            manager = ray.get_actor(MANAGER, namespace=space)
+            job, secret, info, started = ray.get(manager.record.remote(), timeout=_SECONDS)
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            continue  # it has just ended, or is no manager of ours
+        found.append(JobRecord(job, secret, info, joined.address, info.pid, started))
+    return sorted(found, key=lambda record: -record.started)
+
+
+def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
+    """Return what each process of a job is in now.
+
+    Args:
+        record: the job.
+        stacks: whether to ask for the stacks of their threads, too.
+
+    Raises:
+        ClusterError: the job does not answer.
+    """
+    session = Session(record.job, bytes.fromhex(record.secret))
+    client = ManagerClient(session, record.manager, WorkerAddress(f"{INSPECTOR}-{os.getpid()}"))
+    try:
+        return expect(client.request(Inspect(stacks), _SECONDS), JobPicture)
+    except RuntimeFailure as error:
+        raise ClusterError(
+            f"the job `{record.job}` does not answer", where=f"on the cluster at {record.address}", why=error.message
+        ) from error
+    finally:
+        client.close(linger=0.0)
+
+
+def cluster_status(address: str, name: str | None = None) -> StatusReport:
+    """Return the nodes by the ranks that a job would find there, and the jobs that run.
+
+    It is joined as a job joins it: what cannot be joined, or has no sound ranks, is no cluster for one.
+
+    Args:
+        address: of its head, `HOST:PORT`.
+        name: that `rlinf up` gave it, where it did.
+
+    Raises:
+        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
+    """
+    begun = time.monotonic()
+    with Cluster(address=address) as cluster:
+        nodes = tuple(map(_status, cluster.topology.nodes))
+        jobs = _other_jobs(address)
+    return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
+
+
+def _status(node: NodeInfo) -> NodeStatus:
+    versions = dict(node.versions)
+    return NodeStatus(
+        rank=node.rank,
+        groups=(),
+        host=node.hostname,
+        state=State.UP,
+        address=node.ip,
+        python=versions.get("python"),
+        ray=versions.get("ray"),
+        rlinf=versions.get("rlinf"),
+    )
+
+
+def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
+    """Return the drivers that are connected besides this one; None when the head does not tell."""
+    ray: Any = ray_api()
+    try:
+        listed = gcs_client(address).get_all_job_info(timeout=_HEAD_SECONDS)
+    except ray.exceptions.RayError:
+        return None
+    own = ray.get_runtime_context().get_job_id()
+    return tuple(
+        RunningJob(str(job.driver_ip_address), int(job.driver_pid), str(job.entrypoint), job.start_time / 1000)
+        for key, job in listed.items()
+        if key.hex() != own and not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
+    )

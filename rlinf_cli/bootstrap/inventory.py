@@ -1,0 +1,229 @@
+"""The machines that the `cluster` section means: how each is reached, and what is started there.
+
+Pure: nothing here touches a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.config.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.env_vars import NODE_RANK, PORTS
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.node.attach import RANK_LABEL
+from rlinf_core.node.ports import NodePorts
+from rlinf_core.node.state import ClusterRecord
+from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
+
+GROUP_LABEL: Final = "rlinf.io/group"
+# What Ray takes as the value of a label.
+_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
+_CONNECT_SECONDS: Final = 10.0
+
+
+class GroupEnvironment(NamedTuple):
+    """The environment of the processes that one group places on a node.
+
+    Attributes:
+        label: the label of the group; `cluster` stands for processes that no group's `env_configs` hold for.
+        interpreter: the absolute path of their Python.
+        variables: those that the group gives; forwarded ones are not among them.
+        has_robots: whether the group declares robots.
+    """
+
+    label: str
+    interpreter: str
+    variables: Mapping[str, str]
+    has_robots: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """Return it as `node_env` reads it."""
+        names = [name for name in self.variables if name in PATH_LISTS]
+        return {"interpreter": self.interpreter, "env": dict(self.variables), "prepended": names}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTarget:
+    """One machine that is to be a node.
+
+    Attributes:
+        rank: its rank in the cluster; 0 is the head.
+        host: where ssh reaches it, or None for this machine itself.
+        groups: the labels of the node groups that it is in, in the order of the file.
+        ssh: how it is reached; empty for this machine.
+        interpreter: absolute path of the Python that runs Ray there.
+        declared_interpreter: whether the file names it; else it is the one that runs here.
+        ports: what Ray listens on.
+        accelerators: what its group declares, or None.
+        robots: what its groups declare, as (hardware type, unit).
+        forwarded: the names of the variables that travel from the driver.
+        environments: the other environments with an interpreter of their own that processes may run in there.
+    """
+
+    rank: int
+    host: str | None
+    groups: tuple[str, ...]
+    ssh: SshConfig
+    interpreter: str
+    declared_interpreter: bool
+    ports: NodePorts
+    accelerators: DeclaredAccelerators | None = None
+    robots: tuple[tuple[str, RobotUnit], ...] = ()
+    forwarded: tuple[str, ...] = ()
+    environments: tuple[GroupEnvironment, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """`node 3 (trainer03)`, for messages."""
+        return f"node {self.rank} ({self.host or 'this machine'})"
+
+    @property
+    def connect_seconds(self) -> float:
+        """Seconds that connecting to it may take; 0 for this machine."""
+        return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that Ray is started with. Those of groups are for their processes alone."""
+        return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Ray's labels of the node; a name that Ray does not take as a label's value is stood for by its digest."""
+        labels = {RANK_LABEL: str(self.rank)}
+        if self.groups:
+            group = self.groups[0]
+            labels[GROUP_LABEL] = group if _LABEL.match(group) else f"g-{_digest(group)}"
+        return labels
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what must be the same for a running node to be this one, as plain data."""
+        return {
+            "rank": self.rank,
+            "groups": list(self.groups),
+            "interpreter": self.interpreter,
+            "ports": self.ports.whole,
+        }
+
+
+def targets(
+    cluster: ClusterConfig,
+    *,
+    default_interpreter: str | None = None,
+) -> tuple[NodeTarget, ...]:
+    """Return the machines that a checked `cluster` section means, by rank.
+
+    Args:
+        cluster: the section.
+        default_interpreter: the Python of nodes that declare none; default the path of the one that runs this.
+
+    Raises:
+        ConfigError: some nodes have a host and others none, or the ports are too few.
+    """
+    interpreter = default_interpreter or sys.executable
+    ports = NodePorts.of(cluster.ports)
+    hosts = host_by_rank(cluster)
+    return tuple(_target(cluster, rank, hosts.get(rank), interpreter, ports) for rank in range(cluster.num_nodes))
+
+
+def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
+    """Return the nodes of a cluster that is up, for asking and ending them; without the variables of their start."""
+    ports = NodePorts.of(range(record.ports[0], record.ports[1] + 1))
+    return tuple(
+        NodeTarget(
+            rank=node.rank,
+            host=node.host,
+            groups=node.groups,
+            ssh=SshConfig.model_validate(dict(node.ssh)),
+            interpreter=node.interpreter,
+            declared_interpreter=True,
+            ports=ports,
+        )
+        for node in record.nodes
+    )
+
+
+def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
+    """Return the ssh destination of each node; empty when the file gives none.
+
+    Raises:
+        ConfigError: some nodes have one and others don't.
+    """
+    hosts: dict[int, str] = {}
+    if cluster.hosts:
+        hosts.update(enumerate(cluster.hosts))
+    for group in cluster.node_groups:
+        if group.hosts:
+            for rank, host in zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False):
+                hosts.setdefault(rank, host)
+    missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
+    if hosts and missing:
+        many = len(missing) > 1
+        raise ConfigError(
+            f"node{'s' if many else ''} {format_ranks(missing)} {'have' if many else 'has'} no host, others have one",
+            help="put the others into a group with `hosts`, in rank order",
+        )
+    return hosts
+
+
+def _target(
+    cluster: ClusterConfig,
+    rank: int,
+    host: str | None,
+    interpreter: str,
+    ports: NodePorts,
+) -> NodeTarget:
+    members = [group for group in cluster.node_groups if rank in group.node_ranks]
+    ssh = cluster.ssh
+    for group in reversed(members):
+        ssh = group.ssh.over(ssh) if group.ssh else ssh
+    declared = ray_interpreter(cluster, rank)
+    return NodeTarget(
+        rank=rank,
+        host=host,
+        groups=tuple(group.label for group in members),
+        ssh=ssh,
+        interpreter=declared or interpreter,
+        declared_interpreter=declared is not None,
+        ports=ports,
+        accelerators=next((group.accelerators for group in members if group.accelerators), None),
+        robots=tuple(
+            (group.hardware.type, unit)
+            for group in members
+            if group.hardware
+            for unit in group.hardware.configs
+            if unit.node_rank == rank
+        ),
+        forwarded=cluster.forward_env,
+        environments=_environments(cluster, rank, members, declared or interpreter),
+    )
+
+
+def _environments(
+    cluster: ClusterConfig, rank: int, members: Sequence[NodeGroup], ray: str
+) -> tuple[GroupEnvironment, ...]:
+    """Return the environments of the processes that may run on a node, but for that of its Ray."""
+    with_robots = {group.label: group.hardware is not None for group in members}
+    found: dict[str, GroupEnvironment] = {}
+    for label in (*with_robots, CLUSTER_LABEL):
+        given = process_environment(cluster, rank, label)
+        if given.interpreter is not None and (given.variables or given.interpreter != ray):
+            variables = {variable.name: variable.value for variable in given.variables}
+            each = GroupEnvironment(label, given.interpreter, variables, with_robots.get(label, False))
+            found.setdefault(repr((each.interpreter, sorted(variables.items()), each.has_robots)), each)
+    return tuple(found.values())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

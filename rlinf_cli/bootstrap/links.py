@@ -1,0 +1,244 @@
+"""The ways between nodes that a job will use: which they are, and how good they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations, pairwise
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.bootstrap.agent import ask, command, script
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict, Finding, Seen
+from rlinf_cli.bootstrap.transport import Transport
+
+# Seconds that sending takes on each way, and that one way may take in all before it counts as broken.
+_PART_SECONDS: Final = 0.1
+_LINK_SECONDS: Final = 20.0
+# A gigabit Ethernet carries 117 MB/s.
+_SLOW_BYTES: Final = 50e6
+_LOOPBACK: Final = ("127.", "::1")
+
+
+class NodeLink(NamedTuple):
+    """A way between two nodes.
+
+    Attributes:
+        one: the rank that connects.
+        other: the rank that is connected to; the lower one.
+        uses: whose messages take it: `Ray`, `actor`, `actor-env`.
+    """
+
+    one: int
+    other: int
+    uses: tuple[str, ...]
+
+
+class Measured(NamedTuple):
+    """A way as it was found.
+
+    Attributes:
+        fault: why there is none, else None.
+        latency: median seconds of a question and its answer.
+        bandwidth: bytes per second.
+    """
+
+    link: NodeLink
+    fault: str | None
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+
+def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[NodeLink]:
+    """Return the ways that are worth measuring: Ray's between the head and every node, a ring within each component,
+    and between two components as many as the larger has nodes, so that every node of both is part of one.
+
+    Args:
+        nodes_of: the ranks of the nodes of each component.
+        num_nodes: of the cluster.
+    """
+    uses: dict[tuple[int, int], list[str]] = {}
+
+    def add(one: int, other: int, use: str) -> None:
+        if one != other:
+            names = uses.setdefault((max(one, other), min(one, other)), [])
+            if use not in names:
+                names.append(use)
+
+    for rank in range(1, num_nodes):
+        add(rank, 0, "Ray")
+    for name, ranks in nodes_of.items():
+        for one, other in pairwise([*ranks, *ranks[:1]]):
+            add(one, other, name)
+    for (a, first), (b, second) in combinations(nodes_of.items(), 2):
+        for index in range(max(len(first), len(second)) if first and second else 0):
+            add(first[index % len(first)], second[index % len(second)], f"{a}-{b}")
+    return [NodeLink(one, other, tuple(names)) for (one, other), names in uses.items()]
+
+
+def rounds_of(links: Sequence[NodeLink], most: int) -> list[list[NodeLink]]:
+    """Return the same ways in rounds: none of a round shares a node with another, so that none disturbs another.
+
+    Args:
+        links: the ways.
+        most: how many a round may have.
+    """
+    rounds: list[list[NodeLink]] = []
+    busy: list[set[int]] = []
+    for link in links:
+        ends = {link.one, link.other}
+        free = (index for index, taken in enumerate(busy) if not taken & ends and len(rounds[index]) < most)
+        index = next(free, len(rounds))
+        if index == len(rounds):
+            rounds.append([])
+            busy.append(set())
+        rounds[index].append(link)
+        busy[index] |= ends
+    return rounds
+
+
+def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
+    """Return where the others reach a node: what the file says, where its Ray is, where ssh reached it, or its own
+    idea.
+    """
+    record: Mapping[str, Any] = facts.get("record") or {}
+    login = facts.get("address")
+    if declared is not None:
+        return declared
+    if record.get("alive") and record.get("address"):
+        return str(record["address"])
+    if login and not str(login).startswith(_LOOPBACK):
+        return str(login)
+    return str(facts["primary"])
+
+
+class _Server:
+    """A node that another one connects to, as long as the block lasts."""
+
+    def __init__(self, transport: Transport, seen: Seen, address: str, secret: str) -> None:
+        self._node = seen.node
+        self._port: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        ports = seen.node.ports
+        request = {
+            "verb": "serve",
+            "secret": secret,
+            "address": address,
+            "ports": [ports.first_data, ports.last_data],
+            "deadline": _LINK_SECONDS,
+        }
+        self._task = asyncio.ensure_future(self._run(transport, request))
+
+    async def _run(self, transport: Transport, request: dict[str, Any]) -> None:
+        argv = command(self._node.interpreter)
+        await transport.run(self._node, argv, script(request), deadline=2 * _LINK_SECONDS, on_line=self._heard)
+        if not self._port.done():
+            self._port.set_result(None)
+
+    def _heard(self, line: bytes) -> None:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(said, dict) and "port" in said and not self._port.done():
+            self._port.set_result(int(said["port"]))  # pyright: ignore[reportUnknownArgumentType]
+
+    async def __aenter__(self) -> int | None:
+        """Return the port that it listens on; None when it does not."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._port), _LINK_SECONDS)
+        except TimeoutError:
+            return None
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def measure(
+    links: Sequence[NodeLink],
+    seen: Mapping[int, Seen],
+    transport: Transport,
+    *,
+    seconds: float,
+    head_address: str | None = None,
+    most: int = 64,
+) -> tuple[list[Measured], list[NodeLink]]:
+    """Return how good each way is, and those that there was no time for.
+
+    Args:
+        links: the ways, between nodes of `seen` only.
+        seen: the nodes by rank.
+        transport: the way from here to each of them.
+        seconds: after which no other round is begun.
+        head_address: what the file says about the head.
+        most: how many are measured at a time; each needs two runs of the transport.
+    """
+    end = time.monotonic() + seconds
+    found: list[Measured] = []
+    left: list[NodeLink] = []
+    for group in rounds_of(links, most):
+        if time.monotonic() > end:
+            left += group
+            continue
+        addresses = [address_of(seen[link.other].facts, head_address if link.other == 0 else None) for link in group]
+        found += await asyncio.gather(
+            *(_measure(link, seen, address, transport) for link, address in zip(group, addresses, strict=True))
+        )
+    return found, left
+
+
+async def _measure(link: NodeLink, seen: Mapping[int, Seen], address: str, transport: Transport) -> Measured:
+    secret = secrets.token_hex(32)
+    async with _Server(transport, seen[link.other], address, secret) as port:
+        if port is None:
+            return Measured(link, f"node {link.other} does not listen")
+        request = {"verb": "measure", "secret": secret, "peer": [address, port], "seconds": _PART_SECONDS}
+        answer = await ask(transport, seen[link.one].node, request, deadline=_LINK_SECONDS)
+    if answer.data is None:
+        return Measured(link, answer.message)
+    fault = answer.data["fault"]
+    if fault is not None:
+        return Measured(link, f"{fault} at {address}:{port}")
+    return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
+
+
+def findings_of(measured: Sequence[Measured], left: Sequence[NodeLink], seen: Mapping[int, Seen]) -> list[Finding]:
+    """Return what there is to say about each way."""
+    found = [_finding(each, seen) for each in measured]
+    if left:
+        what = f"there was no time for {len(left)} of {len(left) + len(measured)} links"
+        found.append(Finding("link", CheckVerdict.SKIPPED, what, help="allow more by `--link-seconds`"))
+    return found
+
+
+def _finding(each: Measured, seen: Mapping[int, Seen]) -> Finding:
+    link = each.link
+    where = f"{seen[link.one].node.name} - {seen[link.other].node.name}"
+    uses = ", ".join(link.uses)
+    data: dict[str, Any] = {"from": link.one, "to": link.other, "uses": list(link.uses)}
+    if each.fault is not None:
+        help = "open `cluster.ports` between the machines, and check the address and the route between them"
+        what = f"{each.fault} ({uses})"
+        return Finding("link", CheckVerdict.FAULT, what, None, where, help, {**data, "fault": each.fault})
+    data |= {"latency_seconds": each.latency, "bytes_per_second": each.bandwidth}
+    what = f"{figures([each.latency], [each.bandwidth])} ({uses})"
+    if each.bandwidth < _SLOW_BYTES:
+        help = "check the cable, the card's speed and whether another network was meant (`RLINF_NET_IF`)"
+        return Finding("link", CheckVerdict.WARNING, f"slow: {what}", None, where, help, data)
+    return Finding("link", CheckVerdict.OK, what, None, where, "", data)
+
+
+def figures(latencies: Sequence[float], bandwidths: Sequence[float]) -> str:
+    """Return `0.05 ms, 1.6 GB/s`, or ranges of both."""
+
+    def span(values: Sequence[float], unit: str) -> str:
+        first, last = (f"{float(f'{value:.2g}'):g}" for value in (min(values), max(values)))
+        return f"{first} {unit}" if first == last else f"{first}-{last} {unit}"
+
+    fast = max(bandwidths) >= 1e9
+    return (
+        f"{span([each * 1e3 for each in latencies], 'ms')}, "
+        f"{span([each / (1e9 if fast else 1e6) for each in bandwidths], 'GB/s' if fast else 'MB/s')}"
+    )

@@ -1,0 +1,109 @@
+"""Nodes that are started one by one, each on its own machine: by hand, by Slurm, by Kubernetes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_core.config.cluster import SshConfig
+from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.node import state
+
+_PAUSE: Final = 0.2
+
+
+class ThisNode(NamedTuple):
+    """The node that this machine is.
+
+    Attributes:
+        head_address: where node 0 is; None on node 0 itself.
+    """
+
+    rank: int
+    head_address: str | None
+
+
+def place(
+    nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
+) -> ThisNode | None:
+    """Return which node this machine is to be, or None when all are to be started from here.
+
+    Args:
+        nodes: of the file.
+        node_rank, head_address: what was asked for; by default what Slurm says, where the file has no hosts.
+        environ: where Slurm's variables are.
+
+    Raises:
+        ConfigError: there is no such node, nobody says where the head is, or nothing says how to reach the nodes.
+    """
+    if node_rank is None and head_address is not None:
+        raise ConfigError(
+            "`--head-address` says where node 0 is, and not which node this is", help="add `--node-rank K`"
+        )
+    if node_rank is None:
+        if len(nodes) == 1 or nodes[0].host is not None:
+            return None
+        node_rank, head_address = _from_slurm(environ)
+    if node_rank is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="nothing says how to reach them",
+            help="give `hosts` in the file, or run `rlinf up FILE --node-rank K --head-address A` on each machine",
+        )
+    if node_rank >= len(nodes):
+        raise ConfigError(f"the file has no node {node_rank}", help=f"its nodes are 0 to {len(nodes) - 1}")
+    if node_rank > 0 and head_address is None:
+        head_address = _from_slurm(environ)[1]
+        if head_address is None:
+            raise ConfigError("nothing says where node 0 is", help="add `--head-address A`")
+    return ThisNode(node_rank, head_address)
+
+
+def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
+    rank, listed = environ.get("SLURM_NODEID", ""), environ.get("SLURM_JOB_NODELIST", "")
+    if not rank.isdigit():
+        return None, None
+    try:
+        return int(rank), next(iter(expand_hosts(listed)), None) if listed else None
+    except HostSyntaxError:
+        return int(rank), None
+
+
+def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
+    """Return the same nodes, reached without ssh: each is started on its own machine."""
+    return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
+
+
+def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: float) -> str | None:
+    """Return the token for a node that is started by itself; None where the cluster's own is used or made.
+
+    Node 0 makes it. The others read the same file, which they see where the home is shared, and wait for it.
+
+    Raises:
+        RLinfError: it is not there in time, or is readable by others.
+    """
+    if file is None and (alone is None or alone.rank == 0):
+        return None
+    path = Path(file) if file is not None else state.token_file(name)
+    end = time.monotonic() + seconds
+    while not path.exists() and file is None and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise RLinfError("the token is readable by others", where=str(path), help="`chmod 600` it")
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise RLinfError(
+            "this node has no token of the cluster",
+            where=str(path),
+            why=str(error.strerror),
+            help="node 0 makes it: start that one first, and give the others its file by `--token-file`",
+        ) from None
+    if not token:
+        raise RLinfError("the token is empty", where=str(path), help="copy it again from node 0")
+    return token

@@ -1,0 +1,262 @@
+"""The plan of what is done on each node, from the file and from the nodes' answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, cast
+
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.phases import NodeFailure, Phase
+from rlinf_core.errors import RLinfError
+from rlinf_core.node.state import ClusterRecord
+
+# Ray's logs and what it spills need room from the start; below this it ends in ways that name no disk.
+_LEAST_DISK_BYTES: Final = 256 * 2**20
+_LEAST_SHM_BYTES: Final = 100 * 2**20
+
+
+class Action(StrEnum):
+    """The action that is taken on a node."""
+
+    START = "start"
+    KEEP = "keep"
+    RESTART = "restart"
+    """It runs, but belongs to a head that is gone."""
+
+
+class Own(NamedTuple):
+    """The software of this machine, which every node is compared with.
+
+    Attributes:
+        fingerprints: that rlinf's and the recipes' code on this machine has had during this run; None when it is
+            shipped and so need not be there.
+        token_digest: of the cluster's token; None without authentication.
+        spec: what holds for the whole cluster, as part of each node's record.
+    """
+
+    fingerprints: frozenset[str] | None
+    token_digest: str | None
+    spec: Mapping[str, Any]
+
+
+class Decision(NamedTuple):
+    """The actions on the nodes that can be used, and the failures of the others."""
+
+    actions: dict[int, Action]
+    failures: list[NodeFailure]
+
+
+def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> Decision:
+    """Return what is to be done.
+
+    Args:
+        nodes: by rank.
+        facts: what each node that answered says; see `node_facts.probe`.
+        own: what they are compared with.
+
+    Raises:
+        RLinfError: a node runs something else than the file says.
+    """
+    _refuse_contradictions(nodes, facts, own)
+    actions: dict[int, Action] = {}
+    failures: list[NodeFailure] = []
+    head = facts.get(0)
+    seen: dict[str, NodeTarget] = {}
+    head_keeps = head is not None and _runs(head)
+    for node in nodes:
+        said = facts.get(node.rank)
+        if said is None:
+            continue
+        twin = seen.setdefault(str(said["machine"]), node)
+        failure = _same_machine(node, twin) or _software(node, said, head, own)
+        if failure is None:
+            action = _action(said, head, head_keeps=head_keeps, is_head=node.is_head)
+            failure = None if action is Action.KEEP else _room(node, said)
+            if failure is None:
+                actions[node.rank] = action
+        if failure is not None:
+            failures.append(failure)
+    return Decision(actions, failures)
+
+
+def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
+    """Refuse to forget a node that is up and no longer in the file.
+
+    Args:
+        before: what is recorded.
+        name: of the cluster.
+        nodes: of the file.
+        alone: whether each node is started by itself, so that none has a host.
+
+    Raises:
+        RLinfError: a node that is up is not in the file, or elsewhere.
+    """
+    if before is None:
+        return
+    wanted = {node.rank: node.host for node in nodes}
+    for node in before.nodes:
+        if node.process is None:
+            continue
+        if node.rank not in wanted:
+            difference = f"node {node.rank} ({node.host or 'this machine'}) is up, the file has {len(wanted)} nodes"
+        elif wanted[node.rank] != node.host and not alone:
+            difference = f"node {node.rank} is up on {node.host or 'this machine'}, the file says {wanted[node.rank]}"
+        else:
+            continue
+        raise RLinfError(
+            f"cluster `{name}` is up, and is not what the file says",
+            why=difference,
+            help=f"end it by `rlinf down --name {name}`, or give this one another `--name`",
+        )
+
+
+def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
+    """Return what a node's record says it is."""
+    return {**node.fingerprint(), **own.spec}
+
+
+def _runs(said: Mapping[str, Any]) -> bool:
+    record = said.get("record")
+    return bool(record and record.get("alive"))
+
+
+def _action(said: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool) -> Action:
+    if not _runs(said):
+        return Action.START
+    if is_head:
+        return Action.KEEP
+    same_head = head is not None and head_keeps and said["record"].get("head_process") == head["record"]["process"]
+    return Action.KEEP if same_head else Action.RESTART
+
+
+def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> None:
+    found: list[str] = []
+    for node in nodes:
+        said = facts.get(node.rank)
+        if said is None or not _runs(said):
+            continue
+        record = said["record"]
+        if record.get("token_digest") != own.token_digest and own.spec["authentication"] == record.get("spec", {}).get(
+            "authentication"
+        ):
+            found.append(f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token")
+            continue
+        found += [f"{node.name}: {each}" for each in _differences(record.get("spec") or {}, spec_of(node, own))]
+    if found:
+        more = [f"and {len(found) - 8} more"] if len(found) > 8 else []
+        raise RLinfError(
+            "what runs is not what the file says",
+            why="\n".join([*found[:8], *more]),
+            help="end it by `rlinf down` and run `rlinf up` again, or correct the file",
+        )
+
+
+def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name in wanted:
+        before, now = running.get(name), wanted[name]
+        if before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            old, new = cast("dict[str, str]", before), cast("dict[str, str]", now)
+            changed = [f"`{each}`" for each in sorted({*old, *new}) if old.get(each) != new.get(each)]
+            found.append(f"`{name}` differ in {', '.join(changed)}")
+        else:
+            found.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(cast("list[str]", value)) or "none"
+    return f"`{value}`"
+
+
+def _same_machine(node: NodeTarget, twin: NodeTarget) -> NodeFailure | None:
+    if twin is node:
+        return None
+    return NodeFailure(
+        node.rank,
+        node.name,
+        Phase.PROBE,
+        f"it is the same machine as {twin.name}",
+        help="give every node a machine of its own in `hosts`",
+    )
+
+
+def _software(
+    node: NodeTarget, said: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
+) -> NodeFailure | None:
+    def failure(message: str, why: str, help: str) -> NodeFailure:
+        return NodeFailure(node.rank, node.name, Phase.PROBE, message, why, help)
+
+    path = node.interpreter
+    python, ray = _version(said["python"]), said["ray"]
+    if tuple(said["python"][:2]) < (3, 11):
+        return failure(
+            f"`{path}` is Python {python}",
+            "rlinf needs 3.11 or newer",
+            "give its group another `python_interpreter_path`",
+        )
+    if ray is None:
+        of_head = head["ray"] if head and head["ray"] else None
+        return failure(
+            f"`{path}` has no ray",
+            said.get("fault") or "the package is not installed there",
+            f"`{path} -m pip install {f'ray=={of_head}' if of_head else 'ray'}`",
+        )
+    if head is not None and head is not said and head["ray"]:
+        if said["python"][:2] != head["python"][:2]:
+            return failure(
+                f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
+                "Ray's processes talk to each other in objects of one minor version",
+                "give its group an interpreter of the same minor version",
+            )
+        if ray != head["ray"]:
+            return failure(
+                f"`{path}` has ray {ray}, the head runs {head['ray']}",
+                "processes of two versions of Ray cannot form a cluster",
+                f"`{path} -m pip install ray=={head['ray']}`",
+            )
+    if own.fingerprints is not None and said["fingerprint"] not in own.fingerprints:
+        if said["fingerprint"] is None:
+            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or ship it by `--sync`")
+        place = said.get("places", {}).get("rlinf_core", "")
+        return failure(
+            "its rlinf is not the one here",
+            f"the code in {place} has fingerprint {said['fingerprint']}, here {min(own.fingerprints)}",
+            "install the same rlinf there, or ship it by `--sync`",
+        )
+    return None
+
+
+def _version(parts: Sequence[int]) -> str:
+    return ".".join(map(str, parts))
+
+
+def _room(node: NodeTarget, said: Mapping[str, Any]) -> NodeFailure | None:
+    if said["taken"]:
+        name, port, who = said["taken"][0]
+        return NodeFailure(
+            node.rank,
+            node.name,
+            Phase.PROBE,
+            f"port {port} is taken",
+            f"{who} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
+            "give other ports by `cluster.ports` in the file, or end that process",
+        )
+    for free, least, what in (
+        (said["disk_free"], _LEAST_DISK_BYTES, said["folder"]),
+        (said["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
+    ):
+        if free < least:
+            return NodeFailure(
+                node.rank,
+                node.name,
+                Phase.PROBE,
+                "the disk is full" if what != "/dev/shm" else "/dev/shm is full or too small",
+                f"{free >> 20} MiB are free for {what}, Ray needs {least >> 20}",
+                "make room on it" if what != "/dev/shm" else "make room in it, or give the container a larger one",
+            )
+    return None

@@ -1,0 +1,177 @@
+"""Transports that run a command on a node, whatever lies between. One file for each implementation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from rlinf_cli.bootstrap.inventory import NodeTarget
+
+# What a node may answer; more is cut off, so that a thousand of them don't fill this machine's memory.
+MAX_OUTPUT_BYTES: Final = 1 << 20
+_CHUNK: Final = 1 << 16
+_GRACE_SECONDS: Final = 2.0
+
+
+class CommandOutcome(StrEnum):
+    """The way in which a command ended."""
+
+    DONE = "done"
+    """The command ran on the node; its exit code is its own."""
+    UNKNOWN_HOST_KEY = "unknown host key"
+    HOST_KEY_CHANGED = "host key changed"
+    KEY_REFUSED = "key refused"
+    UNRESOLVED = "unknown host name"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    DROPPED = "connection lost"
+    """The connection was made and broke before the command was over."""
+    NO_CLIENT = "no ssh client"
+    FAILED = "ssh failed"
+    """Ssh failed for another reason, which its own words tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a command.
+
+    Attributes:
+        rc: its exit code; ssh's own where the command did not run; -1 when it was ended at its deadline.
+        stdout, stderr: what it wrote, each cut off after 1 MiB.
+        kind: how it ended.
+        help: what to do about a `kind` other than done, or None.
+    """
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+    kind: CommandOutcome = CommandOutcome.DONE
+    help: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command ran and ended with 0."""
+        return self.kind is CommandOutcome.DONE and self.rc == 0
+
+    def last_lines(self, count: int = 5) -> str:
+        """Return the end of what it said on standard error, or else on standard output."""
+        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
+        return "\n".join(text.splitlines()[-count:])
+
+
+OnLine = Callable[[bytes], None]
+
+
+class Transport(ABC):
+    """Runs commands on nodes.
+
+    Attributes:
+        turns: how many runs there may be at a time, for whoever starts many; None for any number.
+    """
+
+    turns: asyncio.Semaphore | None = None
+
+    @abstractmethod
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        """Return what became of `argv` on `node`; never raises for what a node or the way to it can do.
+
+        Args:
+            node: where.
+            argv: the command; no shell sees it other than quoted.
+            stdin: what it reads; tokens and scripts travel here, never in `argv`.
+            deadline: seconds after which it is ended.
+            on_line: called with each line of its standard output as it comes.
+        """
+
+    async def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what is held between runs."""
+
+
+async def run_process(
+    argv: Sequence[str],
+    stdin: bytes,
+    deadline: float,
+    on_line: OnLine | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Result:
+    """Run a program of this machine in a session of its own, bounded in time and in what it may say.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=None if env is None else dict(env),
+        # Ctrl-C is for rlinf to act upon, and what it ends is the whole session.
+        start_new_session=True,
+    )
+    out, err = _Sink(on_line), _Sink()
+    io = asyncio.gather(_feed(process.stdin, stdin), out.take(process.stdout), err.take(process.stderr))
+    try:
+        async with asyncio.timeout(deadline):
+            await io
+            rc = await process.wait()
+    except TimeoutError:
+        await _end(process)
+        return Result(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
+    except asyncio.CancelledError:
+        await _end(process)
+        raise
+    return Result(rc, out.bytes, err.bytes)
+
+
+async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
+    if pipe is None:
+        return
+    # A program may end, or close its standard input, before it has read all; that is told by its exit code.
+    with contextlib.suppress(ConnectionError):
+        pipe.write(data)
+        await pipe.drain()
+        # What is left is still written. Nobody waits for that: asyncio stumbles over a wait that is cancelled.
+        pipe.close()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE_SECONDS)
+            return
+
+
+class _Sink:
+    """The output of a stream, up to a limit; lines are handed on as they come."""
+
+    def __init__(self, on_line: OnLine | None = None) -> None:
+        self.bytes = b""
+        self._on_line = on_line
+        self._rest = b""
+
+    async def take(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (chunk := await stream.read(_CHUNK)):
+            self.bytes += chunk[: MAX_OUTPUT_BYTES - len(self.bytes)]
+            if self._on_line is not None:
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                # A line without an end is no line of ours; it is not kept beyond the limit either.
+                self._rest = self._rest[-MAX_OUTPUT_BYTES:]
+                for line in lines:
+                    self._on_line(line)

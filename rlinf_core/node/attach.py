@@ -1,0 +1,225 @@
+"""The clusters of `rlinf up` that a driver on this machine can join, and the tokens that they ask for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core import env_vars
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.errors import ClusterError, RLinfError
+from rlinf_core.node import node_facts, state
+from rlinf_core.node.ports import NodePorts
+
+# The address that stands for an embedded Ray.
+LOCAL: Final = "local"
+# Ray's label by which a node of `rlinf up` tells its rank.
+RANK_LABEL: Final = "rlinf.io/rank"
+_LOOPBACK: Final = ("127.", "::1", "localhost")
+
+
+class Known(NamedTuple):
+    """A cluster, as a driver on one of its nodes joins it.
+
+    Attributes:
+        address: of its GCS, `HOST:PORT`.
+        token_path: the file of its token on this machine, or None when it asks for none.
+        num_nodes: how many nodes its file has; None when that is not recorded.
+        ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
+        runs_here: whether a node of it runs on this machine.
+    """
+
+    name: str
+    address: str
+    token_path: str | None
+    num_nodes: int | None = None
+    ports: str | None = None
+    runs_here: bool = True
+
+
+def known() -> Known | None:
+    """Return the cluster that this machine is a node of; None when there is none.
+
+    It is the one in this user's records, or whose node runs here. Of several `RLINF_CLUSTER` names one.
+
+    Raises:
+        ClusterError: there are several, or this machine is a node of none of those in the records.
+    """
+    name = env_vars.CLUSTER.get()
+    here = _only_one(each for each in _running_here() if name in (None, each.name))
+    if here is not None:
+        return here
+    try:
+        record = state.recorded(name)
+    except ClusterError as error:
+        raise ClusterError(error.message, help=_name_one()) from None
+    if record is None:
+        return None
+    if record.here() is None:
+        raise ClusterError(
+            f"this machine is not a node of cluster `{record.name}`",
+            why="a driver has to run on one of them",
+            help="run it by `rlinf train`, which runs it on the head over ssh",
+        )
+    raise ClusterError(
+        f"cluster `{record.name}` is recorded, and Ray does not run on this node of it",
+        help=f"`rlinf up {record.file}` repairs what is missing, `rlinf down --name {record.name}` forgets it",
+    )
+
+
+def destination(address: str | None, num_nodes: int | None, *, may_start: bool) -> Known | str | None:
+    """Return what a driver on this machine joins.
+
+    Args:
+        address: of a head, `HOST:PORT`, or `local`; None means `RLINF_ADDRESS`.
+        num_nodes: how many nodes the job asks for; None when any number will do.
+        may_start: whether a Ray of the driver's own would do. Then a cluster of `rlinf up` that `RLINF_CLUSTER` does
+            not name is joined only where it has as many nodes as the job asks for.
+
+    Returns:
+        A cluster of `rlinf up`; the address of another Ray; None for an embedded Ray.
+
+    Raises:
+        ClusterError: several clusters fit, the named one does not run here, or there is none and one is needed.
+    """
+    address = address or env_vars.ADDRESS.get()
+    if address == LOCAL:
+        return None
+    if address is not None:
+        return _at(address) or address
+    name = env_vars.CLUSTER.get()
+    if name is None and may_start:
+        return _only_one(each for each in _running_here() if num_nodes in (None, each.num_nodes))
+    found = known()
+    if found is None:
+        raise _nothing_to_join(name)
+    return found
+
+
+def is_known(name: str) -> bool:
+    """Return whether a cluster of this name is recorded here, or has a node on this machine."""
+    return name in state.names() or any(each.name == name for each in _running_here())
+
+
+def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
+    """Return whether a job can run on a Ray that its driver starts: on one node, which no host is named for."""
+    names_hosts = config is not None and bool(config.hosts or any(group.hosts for group in config.node_groups))
+    return num_nodes in (None, 1) and not names_hosts
+
+
+def _at(address: str) -> Known | None:
+    """Return the cluster of `rlinf up` whose head is at `HOST:PORT`, as far as this machine knows it."""
+    host, _, port = address.rpartition(":")
+    on_port = [each for each in (*_running_here(), *_recorded()) if each.address.rpartition(":")[2] == port]
+    for each in on_port:
+        if each.address.rpartition(":")[0] in (host, _resolved(host)):
+            return each
+    # A head that listens at another address of this machine answers at loopback, too.
+    local = host.strip("[]").startswith(_LOOPBACK)
+    return next((each for each in on_port if local and each.runs_here), None)
+
+
+def _resolved(host: str) -> str | None:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return None
+
+
+def _only_one(clusters: Iterator[Known]) -> Known | None:
+    found = {each.name: each for each in clusters}
+    if len(found) > 1:
+        listed = ", ".join(f"`{each}`" for each in sorted(found))
+        raise ClusterError(f"this machine is a node of several clusters: {listed}", help=_name_one())
+    return next(iter(found.values()), None)
+
+
+def _name_one() -> str:
+    return f"say which by `{env_vars.CLUSTER.name}`"
+
+
+def _nothing_to_join(name: str | None) -> ClusterError:
+    if name is None:
+        return ClusterError(
+            "no cluster is running that could be joined",
+            why="more nodes or other hosts than this machine are asked for, `rlinf up` has brought none up here, and"
+            f" neither an address nor `{env_vars.ADDRESS.name}` is given",
+            help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
+            f" `{env_vars.ADDRESS.name}`",
+        )
+    names = sorted({*(each.name for each in _running_here()), *state.names()})
+    return ClusterError(
+        f"no cluster `{name}` is known here",
+        where=f"`{env_vars.CLUSTER.name}`",
+        why=f"known are {', '.join(f'`{each}`' for each in names)}" if names else "`rlinf up` has brought none up",
+        help="bring it up by `rlinf up FILE --name NAME`, or unset the variable",
+    )
+
+
+def _running_here() -> Iterator[Known]:
+    """Return the clusters of this user whose Ray runs on this machine."""
+    base = Path(node_facts.private_base())
+    if not base.is_dir():
+        return
+    for folder in sorted(base.glob("up-*")):
+        record: dict[str, Any] | None = node_facts.running(str(folder)) if folder.is_dir() else None
+        if record is not None and record["alive"]:
+            token = folder / "token"
+            path = str(token) if token.exists() else None
+            spec = record["spec"]
+            first, _, last = str(spec["ports"]).partition("-")
+            ports = NodePorts.of(range(int(first), int(last) + 1)).data
+            yield Known(str(record["name"]), str(record["gcs"]), path, spec["num_nodes"], ports)
+
+
+def _recorded() -> Iterator[Known]:
+    """Return the clusters in this user's records, wherever their nodes are."""
+    for name in state.names():
+        try:
+            record = state.load(name)
+        except RLinfError:
+            continue  # of another version: whoever names it is told
+        if record is not None:
+            path = str(record.token_path) if record.token_path else None
+            yield Known(record.name, record.address, path, record.num_nodes, runs_here=False)
+
+
+def prepare(cluster: Known | None) -> None:
+    """Set what a driver needs to join a cluster in this process's environment: how Ray proves the token, and the ports
+    of its own listener. Ray reads its part once, when it is imported.
+
+    Args:
+        cluster: the one to join; its token takes the place of any other. None for one that is not ours, whose token
+            the environment names.
+
+    Raises:
+        ClusterError: the environment asks for a token, and there is none: Ray would end the whole process.
+    """
+    if cluster is not None:
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        os.environ["RAY_AUTH_MODE"] = "token" if cluster.token_path else "disabled"
+        if cluster.token_path:
+            os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path
+        if cluster.ports:
+            os.environ[env_vars.PORTS.name] = cluster.ports
+    elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
+        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+        if not _holds_text(path):
+            raise ClusterError(
+                "this process has no token for Ray",
+                where=str(path),
+                why="`RAY_AUTH_MODE` is `token`, and the file of the token is not there, is empty or cannot be read",
+                help="name the file of the cluster's token by `RAY_AUTH_TOKEN_PATH`",
+            )
+
+
+def _holds_text(path: Path) -> bool:
+    try:
+        return bool(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return False

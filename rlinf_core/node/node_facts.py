@@ -1,0 +1,259 @@
+"""Facts about a node before anything is started there, as the node itself tells them.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, cast
+
+from rlinf_core.node.node_env import merged
+from rlinf_core.node.node_processes import MARK, alive, described, listeners, processes_of
+
+_RECORD = "node.json"
+_TOKEN = "token"
+# Comes before the code that is given to an interpreter: a `json.py` of the working folder is not the one that is meant.
+WITHOUT_WORKING_FOLDER = "import sys; sys.path[:] = [p for p in sys.path if p]\n"
+# Run by the node's interpreter in the node's environment, so that PYTHONPATH and the like count; imports nothing heavy.
+_SOFTWARE = r"""
+import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+def found(name):
+    try:
+        return util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+def own_version(place):
+    # Not that of an installed distribution: shipped code has none, and another project's may be called `rlinf`.
+    try:
+        return runpy.run_path(os.path.join(place, "version.py"))["__version__"] if place else None
+    except (OSError, KeyError):
+        return None
+digest, places = hashlib.sha256(), {}
+for name in ("rlinf_core", "recipes"):
+    spec = found(name)
+    roots = sorted(spec.submodule_search_locations or ()) if spec else []
+    if roots:
+        places[name] = roots[0]
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            for file in sorted(files):
+                if file.endswith(".py"):
+                    path = os.path.join(folder, file)
+                    digest.update(os.path.relpath(path, root).encode() + b"\0")
+                    with open(path, "rb") as source:
+                        digest.update(source.read() + b"\0")
+print(json.dumps({
+    "python": list(sys.version_info[:3]),
+    "ray": version("ray") if found("ray") else None,
+    "rlinf": own_version(places.get("rlinf_core")),
+    "fingerprint": digest.hexdigest()[:16] if "rlinf_core" in places else None,
+    "places": places,
+}))
+"""
+_SOFTWARE_SECONDS = 30.0
+# The kernel's limit of a unix socket's path is 107 characters. Ray's take 63 below its folder, whose name has up to 12.
+_LONGEST_BASE = 28
+# Ray's object store holds arguments and results of calls; messages between workers don't pass through it.
+_OBJECT_STORE_BYTES = 512 * 2**20
+_SMALLEST_STORE_BYTES = 80 * 2**20
+
+
+def private_base() -> str:
+    """Return the folder of this user on this machine, in TMPDIR, or in /tmp where TMPDIR is too long for Ray's sockets.
+
+    It need not exist yet.
+    """
+    private = os.path.join(tempfile.gettempdir(), f"rlinf-{os.getuid()}")
+    return private if len(private) <= _LONGEST_BASE else os.path.join("/tmp", f"rlinf-{os.getuid()}")
+
+
+def folder_of(cluster: str) -> str:
+    """Return the folder of a cluster on this node."""
+    return os.path.join(private_base(), f"up-{cluster}")
+
+
+def code_folder(cluster: str) -> str:
+    """Return where code is that `--sync` ships: beside the cluster's folder, because it comes before Ray is started."""
+    return f"{folder_of(cluster)}.code"
+
+
+def read_record(folder: str) -> dict[str, Any] | None:
+    """Return what was written when the node was started, or None."""
+    try:
+        with open(os.path.join(folder, _RECORD), encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return cast("dict[str, Any]", record) if isinstance(record, dict) else None
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a file that only this user reads, in one step."""
+    part = f"{path}.part"
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def make_private(folder: str) -> bool:
+    """Make a folder unless it is there; return whether only this user may enter it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    info = os.stat(folder)
+    return info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def ray_environment(owner: str, folder: str, token: str | None) -> dict[str, str]:
+    """Return the variables of a Ray of ours; its token is written into its folder. Without one, nobody proves any."""
+    if token is None:
+        return {MARK: owner, "RAY_AUTH_MODE": "disabled"}
+    path = os.path.join(folder, _TOKEN)
+    write_private(path, token)
+    return {MARK: owner, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
+
+
+def object_store_bytes() -> int:
+    """Return the size of Ray's object store: no more than half of /dev/shm, of which containers often have 64 MB."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return _OBJECT_STORE_BYTES
+    return max(_SMALLEST_STORE_BYTES, min(_OBJECT_STORE_BYTES, stat.f_bavail * stat.f_frsize // 2))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environment(request: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of what runs on this node: its own, with `env` and the code that was shipped."""
+    env = merged(os.environ, request.get("env", {}), ())
+    if request.get("code"):
+        env = merged(env, {"PYTHONPATH": code_folder(request["cluster"])}, ["PYTHONPATH"])
+    # A Ray of ours authenticates as it is told here, whatever this user's login sets.
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS"):
+        env.pop(name, None)
+    return env
+
+
+def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
+    """Return the versions that an interpreter has, and what stands in for those when it cannot tell."""
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", WITHOUT_WORKING_FOLDER + _SOFTWARE],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SOFTWARE_SECONDS,
+            check=False,
+        )
+        return json.loads(done.stdout.decode().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        fault = f"it did not answer within {_SOFTWARE_SECONDS:g} s"
+    except (OSError, ValueError, IndexError) as error:
+        fault = str(error) or type(error).__name__
+    return {"python": list(sys.version_info[:3]), "ray": None, "rlinf": None, "fingerprint": None, "fault": fault}
+
+
+def address_of_login() -> str | None:
+    """Return the address at which ssh reached this machine, or None when it did not."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    return parts[2] if len(parts) == 4 else None
+
+
+def primary_address() -> str:
+    """Return the address that this machine would be left by; loopback when it has no network."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("8.8.8.8", 80))  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def taken_ports(ports: dict[str, int], own: set[int]) -> list[list[Any]]:
+    """Return those of `ports` that a process other than `own` listens on: [what for, port, who]."""
+    owners = listeners()
+    return [
+        [name, port, described(owners[port])]
+        for name, port in ports.items()
+        if port in owners and owners[port] not in own
+    ]
+
+
+def running(folder: str) -> dict[str, Any] | None:
+    """Return the record of a node, with whether its Ray lives and a digest of its token."""
+    record = read_record(folder)
+    if record is None:
+        return None
+    try:
+        with open(os.path.join(folder, _TOKEN), encoding="ascii") as file:
+            token = digest_of(file.read().strip())
+    except (OSError, ValueError):
+        token = None
+    return {**without_env(record), "alive": alive(record.get("process")), "token_digest": token}
+
+
+def without_env(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without the values of variables, which may be secret."""
+    return {name: value for name, value in record.items() if name != "env"}
+
+
+def probe(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of this node."""
+    cluster = request["cluster"]
+    folder = folder_of(cluster)
+    env = environment(request)
+    existing = os.path.dirname(os.path.dirname(folder))
+    record = running(folder)
+    disk = shutil.disk_usage(existing)
+    shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    return {
+        "hostname": socket.gethostname(),
+        "user": os.getuid(),
+        "machine": machine(),
+        "interpreter": sys.executable,
+        "address": address_of_login(),
+        "primary": primary_address(),
+        "time": time.time(),
+        "folder": folder,
+        "disk_free": disk.free,
+        "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
+        "cores": os.cpu_count() or 1,
+        "record": record,
+        "taken": taken_ports(request.get("ports", {}), set(processes_of(cluster, folder))),
+        **software(env),
+    }
+
+
+def machine() -> str:
+    """Return what two logins to the same machine have in common, and two machines or containers don't."""
+    parts = [socket.gethostname()]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            parts.append(file.read().strip())
+        parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "net")]
+    except OSError:
+        pass
+    return "|".join(parts)

@@ -1,0 +1,260 @@
+"""Records of the clusters that this user has brought up: a private file and a token for each, and a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rlinf_core import env_vars
+from rlinf_core.errors import ClusterError, ConfigError, RLinfError
+from rlinf_core.node import node_facts
+
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
+DEFAULT_NAME: Final = "default"
+
+
+class RecordedNode(NamedTuple):
+    """A node as `up` left it.
+
+    Attributes:
+        address: by which the other nodes reach it; None while it is not up.
+        folder: of the cluster on that node; None while nothing was started there.
+        process: `PID:START` of its `ray start`.
+        machine: what tells the machine from others; see `node_facts`.
+    """
+
+    rank: int
+    host: str | None
+    groups: tuple[str, ...]
+    interpreter: str
+    ssh: Mapping[str, Any]
+    address: str | None = None
+    folder: str | None = None
+    process: str | None = None
+    machine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """A cluster that `rlinf up` has brought up, wholly or in part.
+
+    Attributes:
+        name: as `--name` or the file gave it.
+        id: what its folders and processes on the nodes are marked with.
+        file: the configuration it came from, as it was named.
+        address: the head's GCS as the nodes reach it, `HOST:PORT`; empty while the head is not up.
+        authenticated: whether a token is asked for.
+        ports: first and last of the range.
+        nodes: by rank.
+        since: when it was first brought up, in seconds since 1970.
+        synced: whether its code was shipped by `--sync`.
+    """
+
+    name: str
+    id: str
+    file: str
+    address: str
+    authenticated: bool
+    ports: tuple[int, int]
+    nodes: tuple[RecordedNode, ...] = field(default=())
+    since: float = 0.0
+    synced: bool = False
+
+    @property
+    def token_path(self) -> Path | None:
+        """The path of its token on this machine, or None when it has none."""
+        return token_file(self.name) if self.authenticated else None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    def here(self) -> RecordedNode | None:
+        """Return the node that this process runs on, or None when it runs on none."""
+        own = node_facts.machine()
+        alone = len(self.nodes) == 1 and self.nodes[0].host is None
+        return next((node for node in self.nodes if alone or node.machine == own), None)
+
+
+def cluster_name(file: str, name: str | None = None) -> str:
+    """Return the name of the cluster of a file: `name` where it is given, else the file's own without its ending.
+
+    Raises:
+        ConfigError: `name` cannot be one.
+    """
+    if name is not None:
+        if not _NAME.match(name):
+            raise ConfigError(
+                f"`{name}` cannot name a cluster", help="use up to 64 letters, digits, `_`, `-` and `.`, a letter first"
+            )
+        return name
+    stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", Path(file).stem).strip("-.")[:64]
+    return stem or DEFAULT_NAME
+
+
+def cluster_id(name: str) -> str:
+    """Return what marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def folder() -> Path:
+    """Return where the records are: `$XDG_STATE_HOME/rlinf/clusters`, by default below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "rlinf" / "clusters"
+
+
+def token_file(name: str) -> Path:
+    return folder() / f"{name}.token"
+
+
+def load(name: str) -> ClusterRecord | None:
+    """Return the record of a cluster, or None when there is none.
+
+    Raises:
+        RLinfError: the file cannot be read as one.
+    """
+    path = folder() / f"{name}.json"
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("version") != _VERSION:
+            raise ValueError("it is of another version of rlinf")
+        nodes = tuple(RecordedNode(**node)._replace(groups=tuple(node["groups"])) for node in data.pop("nodes"))
+        first, last = data.pop("ports")
+        return ClusterRecord(**data, ports=(first, last), nodes=nodes)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RLinfError(
+            f"the record of cluster `{name}` cannot be read",
+            where=str(path),
+            why=str(error),
+            help="end the cluster by `rlinf down FILE`, which needs no record, or remove the file",
+        ) from None
+
+
+def names() -> list[str]:
+    """Return the names of the recorded clusters."""
+    try:
+        return sorted(path.stem for path in folder().iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
+
+
+def recorded(name: str | None = None) -> ClusterRecord | None:
+    """Return the cluster that `rlinf up` brought up.
+
+    Args:
+        name: which; by default the one that `RLINF_CLUSTER` names, else the only one.
+
+    Returns:
+        None when there is none.
+
+    Raises:
+        ClusterError: there are several, and none was named.
+    """
+    name = name or env_vars.CLUSTER.get()
+    if name is not None:
+        return load(name)
+    known = names()
+    if len(known) > 1:
+        listed = ", ".join(f"`{each}`" for each in known)
+        raise ClusterError(
+            f"several clusters are up: {listed}", help=f"say which by `--name`, or by `{env_vars.CLUSTER.name}`"
+        )
+    return load(known[0]) if known else None
+
+
+def save(record: ClusterRecord) -> None:
+    """Write the record, for this user only, in one step."""
+    _private_folder()
+    data = {
+        "version": _VERSION,
+        **{
+            name: getattr(record, name)
+            for name in ("name", "id", "file", "address", "authenticated", "ports", "since", "synced")
+        },
+        "nodes": [node._asdict() for node in record.nodes],
+    }
+    node_facts.write_private(str(folder() / f"{record.name}.json"), json.dumps(data, indent=1))
+
+
+def forget(name: str) -> None:
+    """Remove the record and the token of a cluster that is no more."""
+    for path in (folder() / f"{name}.json", token_file(name)):
+        path.unlink(missing_ok=True)
+
+
+def token_of(name: str, *, fresh: bool = False) -> str:
+    """Return the token of a cluster, made when there is none.
+
+    Args:
+        name: the cluster.
+        fresh: whether to make another one.
+
+    Raises:
+        RLinfError: the file of the token is readable by others.
+    """
+    path = token_file(name)
+    if not fresh:
+        try:
+            if path.stat().st_mode & 0o077:
+                raise RLinfError(
+                    "the token of the cluster is readable by others",
+                    where=str(path),
+                    help=f"`chmod 600` it when nobody has read it, else `rlinf down` and `rlinf up` cluster `{name}`",
+                )
+            return path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            pass
+    token = secrets.token_hex(32)
+    keep_token(name, token)
+    return token
+
+
+def keep_token(name: str, token: str) -> None:
+    """Write the token of a cluster, for this user only."""
+    _private_folder()
+    node_facts.write_private(str(token_file(name)), token)
+
+
+@contextmanager
+def locked(name: str) -> Generator[None, None, None]:
+    """Only one `up` or `down` of a cluster works at a time.
+
+    Raises:
+        RLinfError: another one does.
+    """
+    _private_folder()
+    path = folder() / f"{name}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 200, 0).decode(errors="replace")
+            raise RLinfError(
+                f"another `rlinf up` or `rlinf down` is at work on cluster `{name}`",
+                why=holder or None,
+                help="wait until it has ended, and run the command again",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
+        yield
+    finally:
+        # The file stays: who removed it could lock one that another process no longer finds.
+        os.close(lock)
+
+
+def _private_folder() -> None:
+    folder().mkdir(mode=0o700, parents=True, exist_ok=True)

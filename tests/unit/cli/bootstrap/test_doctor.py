@@ -1,0 +1,246 @@
+"""The preflight as a whole: who was reached, what was found, how it is told, and the status it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlinf_cli.bootstrap import doctor
+from rlinf_cli.bootstrap.checks.finding import CheckVerdict
+from rlinf_cli.bootstrap.inventory import NodeTarget
+from rlinf_cli.bootstrap.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.render.doctor import doctor_record, doctor_text
+from rlinf_core.job.load import load_job
+from rlinf_core.job.recipe import Trial
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+FILE = """\
+cluster:
+  num_nodes: 3
+  component_placement:
+    actor: {node_group: gpu, placement: 0-3}
+    env: {node_group: sim, placement: 0}
+  node_groups:
+    - {label: gpu, node_ranks: 0-1, hosts: "h[0-1]"}
+    - {label: sim, node_ranks: 2, hosts: h2, ignore_hardware: true}
+"""
+
+
+class Machines(Transport):
+    """Three machines with two accelerators each; what a test changes is what is wrong with one."""
+
+    def __init__(self) -> None:
+        self.facts: dict[int, dict[str, Any]] = {0: {}, 1: {}, 2: {}}
+        self.results: dict[int, Result] = {}
+        self.asked: list[tuple[int, str]] = []
+        self.trials: list[tuple[int, str, Any]] = []
+        self.tried: dict[str, Any] = {"found": {"verdict": "ok", "what": "a frame", "help": ""}}
+
+    async def run(
+        self,
+        node: NodeTarget,
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        *,
+        deadline: float,
+        on_line: OnLine | None = None,
+    ) -> Result:
+        size, _, rest = stdin.partition(b"\n")
+        request = json.loads(rest[int(size) :])
+        self.asked.append((node.rank, request["verb"]))
+        await asyncio.sleep(0)
+        if node.rank in self.results:
+            return self.results[node.rank]
+        answer = getattr(self, f"_{request['verb']}")(node, request)
+        line = json.dumps(answer).encode()
+        if on_line is not None:
+            on_line(line)
+        if request["verb"] == "serve":
+            await asyncio.sleep(60)
+        return Result(0, line + b"\n", b"")
+
+    def _inspect(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        import time
+
+        devices = {"found": {"type": "NVIDIA", "models": ["A800"] * 2}}
+        software = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de"}
+        room = {"folder": "/tmp/x", "disk_free": 1 << 40, "shm_free": 1 << 34, "taken": [], "ephemeral": [32768, 60999]}
+        return {
+            "event": "result",
+            "machine": f"m{node.rank}",
+            "address": f"10.0.0.{node.rank + 1}",
+            "primary": "10.0.0.9",
+            "record": None,
+            "places": {"rlinf_core": "/a", "recipes": "/b"},
+            "time": time.time(),
+            "accelerators": devices,
+            "cameras": {},
+            "robots": [],
+            "files_soft": 4096,
+            "files_hard": 1 << 20,
+            **software,
+            **room,
+            **self.facts[node.rank],
+        }
+
+    def _try(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        self.trials.append((node.rank, request["module"], request["environment"]))
+        return {"event": "result", **self.tried}
+
+    def _serve(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        assert request["address"] == f"10.0.0.{node.rank + 1}"
+        return {"event": "listening", "port": 20016}
+
+    def _measure(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
+        return {"event": "result", "fault": None, "latency": 1e-4, "bandwidth": 1e9}
+
+
+@pytest.fixture
+def machines() -> Machines:
+    return Machines()
+
+
+@pytest.fixture
+def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.DoctorReport]:
+    def run(text: str = FILE, **changes: Any) -> doctor.DoctorReport:
+        cluster = load_job("-", stdin=text.encode()).cluster
+        assert cluster is not None
+        request = doctor.DoctorRequest(cluster, make_nodes(text=text), "id", "c0de", **changes)
+        return asyncio.run(doctor.examine(request, machines, lambda _: None))
+
+    return run
+
+
+Examine = Callable[..., doctor.DoctorReport]
+
+
+def test_nothing_is_wrong_with_sound_machines(examine: Examine, machines: Machines) -> None:
+    report = examine()
+    assert report.ok
+    assert {each.verdict for each in report.findings} == {CheckVerdict.OK}
+    text = doctor_text(report)
+    assert "3 of 3 nodes asked: nothing is wrong" in text
+    assert "nodes 0-2" in text
+    # Ray's two ways, and the one between the node of env and that of the other actors; all in both of their roles.
+    assert sorted(rank for rank, verb in machines.asked if verb == "measure") == [1, 2, 2]
+
+
+def test_programs_of_the_recipe_are_run_where_their_component_is(examine: Examine, machines: Machines) -> None:
+    trial = Trial("env", "simulator", "my.probe", ("metaworld",))
+    own = "      env_configs: [{node_ranks: 2, python_interpreter_path: /opt/sim/bin/python, env_vars: [{GL: egl}]}]\n"
+    report = examine(
+        FILE.replace("ignore_hardware: true}", "}")
+        .replace("{label: sim", "label: sim")
+        .replace("label: sim, node_ranks: 2, hosts: h2, }", "label: sim\n      node_ranks: 2\n      hosts: h2")
+        + own,
+        trials=(trial,),
+    )
+    (found,) = [each for each in report.findings if each.check == "simulator"]
+    assert (found.verdict, found.rank, found.what) == (CheckVerdict.OK, 2, "a frame")
+    environment = {"interpreter": "/opt/sim/bin/python", "env": {"GL": "egl"}, "prepended": []}
+    assert machines.trials == [(2, "my.probe", environment)]
+    machines.tried = {"fault": "No module named 'metaworld'"}
+    (found,) = [each for each in examine(trials=(trial,)).findings if each.check == "simulator"]
+    assert found.verdict is CheckVerdict.FAULT
+    assert "does not run `my.probe`: No module named 'metaworld'" in found.what
+
+
+def test_links_follow_what_was_found_where_nothing_is_declared(examine: Examine) -> None:
+    uses = {tuple(each.data["uses"]) for each in examine().findings if each.check == "link"}
+    assert uses == {("Ray", "actor"), ("Ray", "actor-env"), ("actor-env",)}
+
+
+def test_without_time_for_links_none_is_measured(examine: Examine, machines: Machines) -> None:
+    assert not [each for each in examine(link_seconds=0).findings if each.check == "link"]
+    assert {verb for _, verb in machines.asked} == {"inspect"}
+
+
+def test_a_node_that_is_not_reached_is_told_and_the_others_are_judged(examine: Examine, machines: Machines) -> None:
+    machines.results[1] = Result(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
+    machines.facts[2] = {"ray": None}
+    report = examine()
+    assert (report.reached, report.ok, report.num_reached) == (False, False, 2)
+    lost = next(each for each in report.findings if each.verdict is CheckVerdict.UNREACHABLE)
+    assert (lost.rank, lost.what, lost.help) == (1, "unreachable: refused", "check that it is on")
+    assert [each.rank for each in report.findings if each.verdict is CheckVerdict.FAULT] == [2]
+
+
+def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
+    machines.results[2] = Result(127, b"", b"sh: no such file", CommandOutcome.DONE)
+    report = examine()
+    assert (report.reached, report.ok, report.num_reached) == (True, False, 3)
+    fault = next(each for each in report.findings if each.verdict is CheckVerdict.FAULT)
+    assert (fault.check, fault.rank) == ("interpreter", 2)
+    assert "`/opt/python` does not exist" in fault.what
+
+
+def test_no_node_at_all_is_told_of_each(examine: Examine, machines: Machines) -> None:
+    for rank in range(3):
+        machines.results[rank] = Result(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it")
+    report = examine()
+    assert (report.num_reached, len(report.findings)) == (0, 3)
+
+
+def test_data_says_what_the_text_says(examine: Examine, machines: Machines) -> None:
+    machines.facts[1] = {"disk_free": 0}
+    report = examine()
+    data = json.loads(json.dumps(doctor_record(report)))
+    assert (data["schema"], data["ok"], data["nodes"], data["reached"]) == ("rlinf.doctor/1", False, 3, 3)
+    (fault,) = [each for each in data["findings"] if each["verdict"] == "fault"]
+    assert fault["check"] == "disk"
+    assert fault["what"] in doctor_text(report)
+    assert fault["help"] in doctor_text(report)
+    assert {tuple(sorted(each)) for each in data["findings"]} == {
+        ("check", "data", "help", "rank", "verdict", "what", "where")
+    }
+
+
+def test_many_good_links_are_told_in_one_line(examine: Examine) -> None:
+    report = examine()
+    fine = [each for each in report.findings if each.check == "link"]
+    many = report._replace(findings=tuple(fine[0]._replace(where=str(index)) for index in range(20)))
+    assert "20 links: 0.1 ms, 1 GB/s" in doctor_text(many)
+    assert doctor_text(many, every_node=True).count("0.1 ms") == 20
+
+
+def test_each_interpreter_of_a_node_is_judged_in_its_environment(examine: Examine, machines: Machines) -> None:
+    env = "env_configs: [{node_ranks: all, python_interpreter_path: /opt/%s/python, env_vars: {WHO: %s}}]"
+    more = "".join(f"    - {{label: {each}, node_ranks: 2, {env % (each, each)}}}\n" for each in ("a", "b"))
+    said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "fingerprint": "c0de", "places": {"recipes": "/b"}}
+    missing = {**said, "ray": None, "fingerprint": None, "fault": "No such file or directory"}
+    machines.facts[2] = {"environments": [said, missing]}
+    report = examine(FILE + more, link_seconds=0)
+    (fault,) = [each for each in report.findings if each.verdict is CheckVerdict.FAULT]
+    assert (fault.check, fault.rank) == ("interpreter", 2)
+    assert fault.what == "`/opt/b/python` cannot tell its versions: No such file or directory"
+    told = [each.what for each in report.findings if each.check == "interpreter" and each.rank == 2]
+    assert told[:2] == ["`/opt/python` is Python 3.11.7", "`/opt/a/python` is Python 3.11.7"]
+    # Both interpreters have the same Ray and code, which is said once.
+    assert [each.check for each in report.findings if each.rank == 2].count("ray") == 1
+    assert "nodes 0-2" in doctor_text(report)
+
+
+def test_accelerators_that_are_missing_are_the_reason_that_is_told(examine: Examine, machines: Machines) -> None:
+    for rank in range(3):
+        machines.facts[rank] = {"accelerators": {"found": {"type": "none", "models": []}}}
+    (fault,) = [each for each in examine(link_seconds=0).findings if each.check == "placement"]
+    assert fault.verdict is CheckVerdict.FAULT
+    assert "no accelerator found, so that ranks count nodes" in fault.help
+    report = examine(FILE.replace("0-3", "0-1"), link_seconds=0)
+    (warning,) = [each for each in report.findings if each.check == "placement"]
+    assert report.ok
+    assert warning.what == "no accelerator found: `actor` is placed by number, and would compute on the CPU"
+    assert {each.what for each in report.findings if each.check == "accelerators"} == {"no accelerator found"}
+
+
+def test_a_variable_that_is_to_be_forwarded_must_be_set(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MARK", raising=False)
+    (fault,) = [
+        each for each in examine(FILE + "  forward_env: [MARK]\n").findings if each.verdict is not CheckVerdict.OK
+    ]
+    assert (fault.check, fault.where) == ("environment", "this machine")
+    assert fault.what == "`cluster.forward_env` names `MARK`, which is not set here"
