@@ -41,10 +41,9 @@ def prepare(asked: Asked) -> up.UpRequest:
     Raises:
         RLinfError: the file names no hosts for its nodes, or what was asked does not go together.
     """
-    from rlinf_cli.bootstrap import manual, sync, up
+    from rlinf_cli.bootstrap import manual, node_probe, state, sync, up
     from rlinf_cli.bootstrap.inventory import targets
     from rlinf_cli.files import load_sound
-    from rlinf_core.node import node_facts, state
 
     cluster = load_sound(asked.file, asked.overrides).cluster
     name = state.cluster_name(asked.file, asked.name)
@@ -61,7 +60,7 @@ def prepare(asked: Asked) -> up.UpRequest:
         only=alone.rank if alone else None,
         wait_head=alone is not None,
         token=token,
-        fingerprint=None if archive else node_facts.software(dict(os.environ))["fingerprint"],
+        fingerprint=None if archive else node_probe.software(dict(os.environ))["fingerprint"],
         archive=archive,
         start_seconds=asked.timeout,
     )
@@ -106,7 +105,7 @@ def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
     """Return the jobs that run on a cluster."""
     from rlinf_cli.bootstrap.down import running_jobs
     from rlinf_cli.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.node.state import cluster_id
+    from rlinf_cli.bootstrap.state import cluster_id
 
     return run(running_jobs(cluster_id(name), nodes, NodeRoutes()))
 
@@ -119,10 +118,10 @@ def stay(request: up.UpRequest, report: up.UpReport) -> None:
     """
     import time
 
+    from rlinf_cli.bootstrap.state import cluster_id
     from rlinf_cli.exit_codes import ExitCode
     from rlinf_core.node.node_facts import folder_of, read_record
     from rlinf_core.node.node_processes import alive
-    from rlinf_core.node.state import cluster_id
 
     record = read_record(folder_of(cluster_id(request.name))) or {}
     console.message(f"{report.name}: this node stays until it is stopped")

@@ -146,11 +146,10 @@ def prober(file: str, *, parallel: int = 128) -> Callable[[ClusterConfig], Seque
     """
 
     def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
-        from rlinf_cli.bootstrap import doctor
+        from rlinf_cli.bootstrap import doctor, state
         from rlinf_cli.bootstrap.checks.devices import node_info
         from rlinf_cli.bootstrap.routes import NodeRoutes, run
         from rlinf_core.errors import ClusterError
-        from rlinf_core.node import state
 
         nodes, cluster_id = machines(cluster), state.cluster_id(state.cluster_name(file, None))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlinf_cli.bootstrap.inventory import NodeTarget
     from rlinf_core.config.cluster import ClusterConfig
     from rlinf_core.job.recipe import Trial
-    from rlinf_core.node.state import ClusterRecord
+    from rlinf_core.node.cluster_records import ClusterRecord
 
 
 class _CheckedFile(NamedTuple):
@@ -30,9 +30,9 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     Raises:
         ConfigError: it has several nodes, and nothing says how to reach them.
     """
+    from rlinf_cli.bootstrap import state
     from rlinf_cli.files import load_sound, machines
     from rlinf_core.job.recipe import find_recipe
-    from rlinf_core.node import state
 
     job = load_sound(file, overrides)
     nodes = machines(job.cluster)
@@ -46,9 +46,9 @@ def examine(
     file: str, overrides: list[str] | None, name: str | None, *, link_seconds: float, parallel: int
 ) -> doctor.DoctorReport:
     """Return the preflight of a file's machines."""
-    from rlinf_cli.bootstrap import doctor, node_inspect
+    from rlinf_cli.bootstrap import doctor, node_inspect, node_probe, state
     from rlinf_cli.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.node import node_facts, state
+    from rlinf_core.node import cluster_records
 
     asked = _read(file, overrides, name)
     environ = dict(os.environ)
@@ -56,10 +56,10 @@ def examine(
         cluster=asked.cluster,
         nodes=asked.nodes,
         cluster_id=state.cluster_id(asked.name),
-        fingerprint=node_facts.software(environ)["fingerprint"],
+        fingerprint=node_probe.software(environ)["fingerprint"],
         recipe=asked.recipe,
         own_recipe=node_inspect.recipe_of(asked.recipe, environ) if asked.recipe else None,
-        recorded=state.load(asked.name),
+        recorded=cluster_records.load(asked.name),
         link_seconds=link_seconds,
         links_at_once=max(1, parallel // 2),
         trials=asked.trials,
@@ -80,10 +80,9 @@ def look_at_hardware(
     Raises:
         ClusterError: no file is given, and no cluster is up.
     """
-    from rlinf_cli.bootstrap import doctor
+    from rlinf_cli.bootstrap import doctor, state
     from rlinf_cli.bootstrap.inventory import recorded_targets
     from rlinf_cli.bootstrap.routes import NodeRoutes, run
-    from rlinf_core.node import state
 
     if file is not None:
         asked = _read(file, overrides, name)
@@ -106,12 +105,12 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
     """
     from rlinf_core import env_vars
     from rlinf_core.errors import ClusterError
-    from rlinf_core.node import state
+    from rlinf_core.node import cluster_records
 
-    record = state.recorded(name)
+    record = cluster_records.recorded(name)
     if record is not None:
         return record
-    known, name = state.names(), name or env_vars.CLUSTER.get()
+    known, name = cluster_records.names(), name or env_vars.CLUSTER.get()
     what = f"no cluster `{name}` is recorded here" if name else "no cluster is recorded here"
     others = f"recorded are {', '.join(f'`{each}`' for each in known)}" if known else ""
     hint = f"bring one up by `rlinf up FILE`; one that was started by hand is named by `{env_vars.ADDRESS.name}`"
@@ -128,13 +127,13 @@ def ask_status(name: str | None, *, parallel: int) -> status.StatusReport:
     from rlinf_cli.bootstrap import status
     from rlinf_cli.bootstrap.routes import NodeRoutes, run
     from rlinf_core import env_vars
-    from rlinf_core.node import attach, state
+    from rlinf_core.node import attach, cluster_records
 
     address = env_vars.ADDRESS.get() if name is None else None
     if address is not None and address != attach.LOCAL:
         return _ask_ray(address)
     # The record is on the head's machine, where each node was started by itself.
-    here = attach.known() if name is None and state.recorded() is None else None
+    here = attach.known() if name is None and cluster_records.recorded() is None else None
     if here is not None:
         attach.prepare(here)
         return _ask_ray(here.address, here.name)

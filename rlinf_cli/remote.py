@@ -10,7 +10,7 @@ from rlinf_cli.options import Output
 
 if TYPE_CHECKING:
     from rlinf_cli.files import SoundJob
-    from rlinf_core.node.state import ClusterRecord
+    from rlinf_core.node.cluster_records import ClusterRecord
 
 
 def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
@@ -20,14 +20,15 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
         ClusterError: the file names hosts, this machine runs no node of theirs, and nobody has brought them up from
             here.
     """
+    from rlinf_cli.bootstrap import state
     from rlinf_core import env_vars
     from rlinf_core.errors import ClusterError
-    from rlinf_core.node import attach, state
+    from rlinf_core.node import attach, cluster_records
 
     if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
         return None
     name = env_vars.CLUSTER.get() or state.cluster_name(file)
-    record = state.load(name)
+    record = cluster_records.load(name)
     if record is not None:
         return None if record.here() is not None else record
     if attach.known() is not None:
@@ -81,8 +82,9 @@ def choose_cluster(job: SoundJob, file: str, *, told: bool) -> None:
     Raises:
         ClusterError: none runs here and one is needed, or several fit.
     """
+    from rlinf_cli.bootstrap import state
     from rlinf_core import env_vars
-    from rlinf_core.node import attach, state
+    from rlinf_core.node import attach
 
     num_nodes = job.cluster.num_nodes
     name = state.cluster_name(file)

@@ -18,6 +18,8 @@ PARTS: Final = (
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_processes",
     "rlinf_core.node.node_facts",
+    "rlinf_cli.bootstrap.node_holdings",
+    "rlinf_cli.bootstrap.node_probe",
     "rlinf_cli.bootstrap.node_inspect",
     "rlinf_cli.bootstrap.node_links",
     "rlinf_cli.bootstrap.node_ray",

@@ -21,7 +21,7 @@ from rlinf_cli.bootstrap.transport import CommandOutcome, Transport
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
-from rlinf_core.node.state import ClusterRecord
+from rlinf_core.node.cluster_records import ClusterRecord
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.topology import ClusterTopology, NodeInfo

@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from rlinf_cli.bootstrap import state
 from rlinf_cli.bootstrap.agent import AgentReply, ask
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
 from rlinf_cli.bootstrap.transport import Transport
-from rlinf_core.node import state
+from rlinf_core.node import cluster_records
 
 # Seconds that Ray gets to end by itself, and that ending it may take in all.
 GRACE_SECONDS: Final = 8.0
@@ -184,7 +185,7 @@ def _failure(node: NodeTarget, answer: AgentReply) -> NodeFailure:
 
 def _record(name: str, ends: dict[int, NodeEnd]) -> None:
     """Forget the nodes that are proven clean, and the cluster with the last of them."""
-    record = state.load(name)
+    record = cluster_records.load(name)
     if record is None:
         return
     clean = {rank for rank, end in ends.items() if end.reached and not end.left}
@@ -193,6 +194,6 @@ def _record(name: str, ends: dict[int, NodeEnd]) -> None:
     )
     # Nothing was ever started where nobody has been.
     if all(node.folder is None for node in rest):
-        state.forget(name)
+        cluster_records.forget(name)
     else:
-        state.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))
+        cluster_records.save(replace(record, nodes=rest, address="" if 0 in clean else record.address))

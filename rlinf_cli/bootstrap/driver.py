@@ -16,7 +16,7 @@ from rlinf_cli.bootstrap.inventory import recorded_targets
 from rlinf_cli.bootstrap.ssh import SshTransport, environment
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError
-from rlinf_core.node.state import ClusterRecord
+from rlinf_core.node.cluster_records import ClusterRecord
 
 _SSH_FAILED: Final = 255
 # What a driver that was asked to end may take, as `node_run` does, and the way there.

@@ -12,7 +12,7 @@ from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_core.config.cluster import SshConfig
 from rlinf_core.config.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.node import state
+from rlinf_core.node import cluster_records
 
 _PAUSE: Final = 0.2
 
@@ -89,7 +89,7 @@ def shared_token(name: str, file: str | None, alone: ThisNode | None, seconds: f
     """
     if file is None and (alone is None or alone.rank == 0):
         return None
-    path = Path(file) if file is not None else state.token_file(name)
+    path = Path(file) if file is not None else cluster_records.token_file(name)
     end = time.monotonic() + seconds
     while not path.exists() and file is None and time.monotonic() < end:
         time.sleep(_PAUSE)

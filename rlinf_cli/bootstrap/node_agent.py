@@ -17,8 +17,7 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
-from rlinf_cli.bootstrap import node_inspect, node_links, node_members, node_ray
-from rlinf_core.node import node_facts
+from rlinf_cli.bootstrap import node_inspect, node_links, node_members, node_probe, node_ray
 
 
 def sync(request: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def sync(request: dict[str, Any]) -> dict[str, Any]:
     Raises:
         NodeError: it cannot be written.
     """
-    folder = node_facts.code_folder(request["cluster"])
+    folder = node_probe.code_folder(request["cluster"])
     part = f"{folder}.part"
     data = io.BytesIO(base64.b64decode(request["archive"]))
     try:
@@ -63,7 +62,7 @@ def _unpack(data: io.BytesIO, folder: str) -> int:
 
 
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "probe": node_facts.probe,
+    "probe": node_probe.probe,
     "inspect": node_inspect.inspect,
     "try": node_inspect.try_out,
     "serve": node_links.serve,

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rlinf_cli.bootstrap import node_probe
 from rlinf_core.node import node_facts as facts
 from rlinf_core.node.node_env import merged
 
@@ -72,7 +73,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
             `camera_environment` the interpreter that does, `recipe` the name of one, or None, `environments` the other
             interpreters of the node, as `node_env` reads them.
     """
-    env, name = facts.environment(request), request.get("recipe")
+    env, name = node_probe.environment(request), request.get("recipe")
     cameras_by: dict[str, Any] = request.get("camera_environment") or {
         "interpreter": sys.executable,
         "env": {},
@@ -88,7 +89,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         recipe = pool.submit(recipe_of, name, env) if name else None
         others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
         robots = list(pool.map(_reach, [tuple(each) for each in request.get("addresses", ())]))
-        common = facts.probe(request)
+        common = node_probe.probe(request)
     now = time.time()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -118,7 +119,7 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
     """
-    env, given = facts.environment(request), request.get("environment")
+    env, given = node_probe.environment(request), request.get("environment")
     interpreter = sys.executable
     if given is not None:
         env, interpreter = merged(env, given["env"], given["prepended"]), given["interpreter"]
@@ -129,7 +130,7 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
 def _software(given: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
     """Return what another interpreter of the node says of itself, in the environment that it is given."""
     env, interpreter = merged(own, given["env"], given["prepended"]), given["interpreter"]
-    said = facts.software(env, interpreter)
+    said = node_probe.software(env, interpreter)
     return {**said, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in said else None}
 
 

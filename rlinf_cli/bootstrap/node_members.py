@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from rlinf_cli.bootstrap import node_holdings, node_probe
 from rlinf_cli.bootstrap.node_ray import NodeError
 from rlinf_core.node import node_facts as facts
 from rlinf_core.node import node_processes as processes
@@ -62,7 +63,7 @@ def members(request: dict[str, Any]) -> dict[str, Any]:
         raise NodeError(
             "the head is not up", why="its Ray has ended" if record else "nothing of this cluster runs there"
         )
-    env = facts.environment(record)
+    env = node_probe.environment(record)
     token = os.path.join(folder, "token")
     env["RAY_AUTH_MODE"] = "token" if os.path.exists(token) else "disabled"
     env["RAY_AUTH_TOKEN_PATH"] = token
@@ -96,7 +97,7 @@ def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
     drivers = {
         job["pid"]: processes.identity(job["pid"])
         for job in request["jobs"]
-        if job["address"] == record.get("address") and processes.command_of(job["pid"]) == job["command"]
+        if job["address"] == record.get("address") and node_holdings.command_of(job["pid"]) == job["command"]
     }
     processes.send(list(drivers), signal.SIGTERM)
     left = [each for each in drivers.values() if processes.alive(each)]

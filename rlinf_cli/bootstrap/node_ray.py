@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
+from rlinf_cli.bootstrap import node_holdings as holdings
+from rlinf_cli.bootstrap import node_probe
 from rlinf_core.node import node_facts as facts
 from rlinf_core.node import node_processes as processes
 
@@ -62,7 +64,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             _launch_until_ready(request, folder, address, end)
         except BaseException:
             _end_all(cluster, folder)
-            processes.remove(f"{folder}.lock")
+            holdings.remove(f"{folder}.lock")
             _leave_no_base(folder)
             raise
         record = facts.read_record(folder) or {}
@@ -87,7 +89,7 @@ def _launch_until_ready(request: dict[str, Any], folder: str, address: str, end:
 
 
 def _launch(request: dict[str, Any], folder: str, address: str) -> subprocess.Popen[bytes]:
-    env = facts.environment(request)
+    env = node_probe.environment(request)
     env.update(facts.ray_environment(request["cluster"], folder, request.get("token")), RAY_USAGE_STATS_ENABLED="0")
     if address.startswith("127."):
         # Else Ray takes a loopback address for a mistake, puts the machine's own in its place, and listens everywhere.
@@ -156,18 +158,18 @@ def _wait_ready(
     ports = request["ports"]
     wanted = [ports["gcs"], ports["node_manager"]] if request["head"] else [ports["node_manager"]]
     while True:
-        wanted = [port for port in wanted if processes.answers(address, port) is not None]
+        wanted = [port for port in wanted if holdings.answers(address, port) is not None]
         if not wanted:
             return
         rc = process.poll()
         if rc is not None:
-            raise _ended(rc, processes.tail(os.path.join(folder, _LOG)))
+            raise _ended(rc, holdings.tail(os.path.join(folder, _LOG)))
         if time.monotonic() > end:
             raise NodeError(
                 f"Ray did not come up within {request['deadline']:.0f} s",
                 why=f"nothing answers on port {wanted[0]} yet",
                 help="allow more by `--timeout`, or see what keeps the machine busy",
-                lines=processes.tail(os.path.join(folder, _LOG)),
+                lines=holdings.tail(os.path.join(folder, _LOG)),
             )
         time.sleep(_PAUSE)
 
@@ -185,7 +187,7 @@ def _ended(rc: int, lines: str) -> NodeError:
 
 def _check_ports(request: dict[str, Any]) -> None:
     names = request["fixed"]
-    taken = facts.taken_ports({name: request["ports"][name] for name in names}, set())
+    taken = node_probe.taken_ports({name: request["ports"][name] for name in names}, set())
     if taken:
         name, port, who = taken[0]
         raise NodeError(
@@ -285,11 +287,11 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     if not os.path.isdir(os.path.dirname(folder)):
         return {"found": False, "ended": 0, "processes": [], "ports": [], "files": [], "shared": []}
     with _only_one(lock):
-        found = os.path.isdir(folder) or os.path.isdir(facts.code_folder(cluster))
+        found = os.path.isdir(folder) or os.path.isdir(node_probe.code_folder(cluster))
         left = _end_all(cluster, folder, float(request.get("grace", _GRACE_SECONDS)))
         if not left["processes"]:
-            left["files"] += [path for path in (facts.code_folder(cluster),) if processes.remove(path)]
-        processes.remove(lock)
+            left["files"] += [path for path in (node_probe.code_folder(cluster),) if holdings.remove(path)]
+        holdings.remove(lock)
         _leave_no_base(folder)
     return {"found": found or bool(left["ended"]), **left}
 
@@ -304,19 +306,19 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
     record = facts.read_record(folder)
     process = record.get("process") if record else None
     pids = processes.processes_of(cluster, folder)
-    held = processes.holdings(pids)
+    held = holdings.holdings(pids)
     if pids and processes.alive(process):
         # Ray's own way: it tells its head and its workers, and takes seconds.
         processes.send([int(str(process).split(":")[0])], signal.SIGTERM)
-        processes.wait_gone(cluster, folder, grace)
+        holdings.wait_gone(cluster, folder, grace)
     left = processes.kill_all(cluster, folder)
-    others = processes.listeners() if held.ports else {}
-    shared = [path for path in held.shared if processes.remove(path)] if not left else list(held.shared)
-    processes.reap_sockets()
-    files = [path for path in (folder, *held.folders) if not left and processes.remove(path)]
+    others = holdings.listeners() if held.ports else {}
+    shared = [path for path in held.shared if holdings.remove(path)] if not left else list(held.shared)
+    holdings.reap_sockets()
+    files = [path for path in (folder, *held.folders) if not left and holdings.remove(path)]
     return {
         "ended": len(pids),
-        "processes": [processes.described(pid) for pid in left],
+        "processes": [holdings.described(pid) for pid in left],
         "ports": [port for port in held.ports if others.get(port) in left and port in others],
         "files": files,
         "shared": shared,

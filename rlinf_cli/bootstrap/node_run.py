@@ -15,7 +15,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from rlinf_core.node import node_facts as facts
+from rlinf_cli.bootstrap import node_probe
 
 # Lines that come after the request, each one thing to do.
 INTERRUPT = b"INT"
@@ -28,7 +28,7 @@ def main() -> int:
     """Run the command of the request; its exit code, or 128 and the number of the signal that ended it."""
     request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     data = base64.b64decode(request.get("stdin", ""))
-    env = facts.environment(request)
+    env = node_probe.environment(request)
     argv = [sys.executable if word is None else word for word in request["argv"]]
     try:
         process = subprocess.Popen(

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import NodeFailure, Phase
 from rlinf_core.errors import RLinfError
-from rlinf_core.node.state import ClusterRecord
+from rlinf_core.node.cluster_records import ClusterRecord
 
 # Ray's logs and what it spills need room from the start; below this it ends in ways that name no disk.
 _LEAST_DISK_BYTES: Final = 256 * 2**20
@@ -52,7 +52,7 @@ def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], 
 
     Args:
         nodes: by rank.
-        facts: what each node that answered says; see `node_facts.probe`.
+        facts: what each node that answered says; see `node_probe.probe`.
         own: what they are compared with.
 
     Raises:

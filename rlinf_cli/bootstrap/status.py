@@ -12,7 +12,7 @@ from rlinf_cli.bootstrap.agent import AgentReply, ask
 from rlinf_cli.bootstrap.down import RunningJob
 from rlinf_cli.bootstrap.inventory import NodeTarget, recorded_targets
 from rlinf_cli.bootstrap.transport import CommandOutcome, Transport
-from rlinf_core.node.state import ClusterRecord
+from rlinf_core.node.cluster_records import ClusterRecord
 
 PROBE_SECONDS: Final = 30.0
 _MEMBERS_SECONDS: Final = 3.0

@@ -15,13 +15,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from rlinf_cli.bootstrap import node_probe, state
 from rlinf_cli.bootstrap.agent import AgentReply, ask
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, NodeFailure, Phase, Progress, Tell
 from rlinf_cli.bootstrap.plan import Action, Decision, Own, decide, refuse_other_nodes, spec_of
 from rlinf_cli.bootstrap.transport import CommandOutcome, Transport
-from rlinf_core.node import node_facts, state
-from rlinf_core.node.state import ClusterRecord, RecordedNode
+from rlinf_core.node import cluster_records, node_facts
+from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
 # Seconds that a node may take to answer once the connection is made, and Ray to come up on it.
 PROBE_SECONDS: Final = 30.0
@@ -128,7 +129,7 @@ class _Run:
 
     async def run(self) -> UpReport:
         request = self.request
-        before = state.load(request.name)
+        before = cluster_records.load(request.name)
         refuse_other_nodes(before, request.name, request.nodes, alone=request.only is not None)
         await asyncio.gather(*(self._probe(node) for node in self._nodes))
         if request.authenticated:
@@ -156,7 +157,7 @@ class _Run:
         if decision.actions and self._keeps_record:
             self._save(before)
         elif before is None and request.only is None:
-            state.forget(request.name)  # a token that no node has got
+            cluster_records.forget(request.name)  # a token that no node has got
         return self._report()
 
     @property
@@ -171,7 +172,7 @@ class _Run:
             return None
         if all(facts["fingerprint"] == first for facts in self._facts.values()):
             return frozenset((first,))
-        now = await asyncio.to_thread(node_facts.software, dict(os.environ))
+        now = await asyncio.to_thread(node_probe.software, dict(os.environ))
         return frozenset((first, now["fingerprint"] or first))
 
     async def _probe(self, node: NodeTarget) -> None:
@@ -359,7 +360,7 @@ class _Run:
         known = {node.rank: node for node in before.nodes} if before else {}
         head = self._up.get(0)
         ports = request.nodes[0].ports
-        state.save(
+        cluster_records.save(
             ClusterRecord(
                 name=request.name,
                 id=self._id,

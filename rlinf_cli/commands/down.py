@@ -95,11 +95,11 @@ def _nothing_recorded(cluster: str | None, output: Output) -> None:
 
 def _nodes(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
     """Return the cluster's name and its nodes: as recorded, else as the file says."""
-    from rlinf_cli.bootstrap import manual
+    from rlinf_cli.bootstrap import manual, state
     from rlinf_cli.bootstrap.inventory import recorded_targets, targets
-    from rlinf_core.node import state
+    from rlinf_core.node import cluster_records
 
-    record = state.recorded(state.cluster_name(file or "", name) if file or name else None)
+    record = cluster_records.recorded(state.cluster_name(file or "", name) if file or name else None)
     if record is not None and node_rank is None:
         started = {node.rank for node in record.nodes if node.folder is not None}
         return record.name, [node for node in recorded_targets(record) if node.rank in started]

@@ -24,9 +24,9 @@ def status(
     Without FILE and --name it is the one cluster that is up. Each node is asked over ssh; where RLINF_ADDRESS names a
     Ray that was started by other means, that Ray is. The exit status is 3 while a node is missing.
     """
+    from rlinf_cli.bootstrap import state
     from rlinf_cli.probing import ask_status
     from rlinf_cli.render.status import status_record, status_text
-    from rlinf_core.node import state
 
     if file is not None:
         name = state.cluster_name(file, name)

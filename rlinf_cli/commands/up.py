@@ -128,10 +128,9 @@ app = command(up, no_args_is_help=True)
 
 
 def _print(template: Template, file: str, overrides: list[str] | None, name: str | None) -> None:
-    from rlinf_cli.bootstrap import templates
+    from rlinf_cli.bootstrap import state, templates
     from rlinf_cli.bootstrap.inventory import targets
     from rlinf_cli.files import load_sound
-    from rlinf_core.node import state
 
     nodes = targets(load_sound(file, overrides).cluster)
     render = templates.slurm if template is Template.SLURM else templates.kuberay

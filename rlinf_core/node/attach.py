@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_core import env_vars
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, RLinfError
-from rlinf_core.node import node_facts, state
+from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.ports import NodePorts
 
 # The address that stands for an embedded Ray.
@@ -53,7 +53,7 @@ def known() -> Known | None:
     if here is not None:
         return here
     try:
-        record = state.recorded(name)
+        record = cluster_records.recorded(name)
     except ClusterError as error:
         raise ClusterError(error.message, help=_name_one()) from None
     if record is None:
@@ -101,7 +101,7 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
 
 def is_known(name: str) -> bool:
     """Return whether a cluster of this name is recorded here, or has a node on this machine."""
-    return name in state.names() or any(each.name == name for each in _running_here())
+    return name in cluster_records.names() or any(each.name == name for each in _running_here())
 
 
 def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
@@ -150,7 +150,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
             help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
             f" `{env_vars.ADDRESS.name}`",
         )
-    names = sorted({*(each.name for each in _running_here()), *state.names()})
+    names = sorted({*(each.name for each in _running_here()), *cluster_records.names()})
     return ClusterError(
         f"no cluster `{name}` is known here",
         where=f"`{env_vars.CLUSTER.name}`",
@@ -177,9 +177,9 @@ def _running_here() -> Iterator[Known]:
 
 def _recorded() -> Iterator[Known]:
     """Return the clusters in this user's records, wherever their nodes are."""
-    for name in state.names():
+    for name in cluster_records.names():
         try:
-            record = state.load(name)
+            record = cluster_records.load(name)
         except RLinfError:
             continue  # of another version: whoever names it is told
         if record is not None:

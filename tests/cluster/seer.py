@@ -28,8 +28,8 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 _ON_HEAD = (
-    "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import state\n"
-    "sys.exit(driver.run_on_head(state.recorded(sys.argv[1]), sys.argv[2:]))"
+    "import sys; from rlinf_cli.bootstrap import driver; from rlinf_core.node import cluster_records\n"
+    "sys.exit(driver.run_on_head(cluster_records.recorded(sys.argv[1]), sys.argv[2:]))"
 )
 
 

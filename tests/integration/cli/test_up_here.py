@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.node import node_processes, state
+from rlinf_cli.bootstrap import state
+from rlinf_core.node import node_processes
 
 Run = Callable[..., Any]
 pytestmark = pytest.mark.timeout(300)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import routes
+from rlinf_cli.bootstrap import node_probe, routes
 from rlinf_cli.bootstrap.transport import CommandOutcome
-from rlinf_core.node import attach, node_facts, node_processes, state
+from rlinf_core.node import attach, cluster_records, node_processes
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
 Cli = Callable[..., Any]
@@ -39,7 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(routes, "NodeRoutes", lambda **options: fake)
-    monkeypatch.setattr(node_facts, "software", lambda env: {"fingerprint": CODE})
+    monkeypatch.setattr(node_probe, "software", lambda env: {"fingerprint": CODE})
     (tmp_path / "lab.yaml").write_text(FILE)
     return fake
 
@@ -90,7 +90,7 @@ def test_rollback_takes_down_what_was_started(cli: Cli, site: FakeCluster) -> No
     site.nodes[1].ssh = CommandOutcome.UNREACHABLE
     assert cli("up", "lab.yaml", "--rollback").code == 3
     assert all(node.record is None for node in site.nodes.values())
-    assert state.recorded() is None
+    assert cluster_records.recorded() is None
     assert [rank for rank, verb in site.log if verb == "stop"] == [2, 0]
 
 
@@ -108,7 +108,7 @@ def test_the_plan_touches_nothing_and_hides_secrets(
     plan = contract("up-plan", cli("up", "lab.yaml", "--dry-run", "--output", "json").out)
     assert [node["head"] for node in plan["nodes"]] == [True, False, False]
     assert site.log == []
-    assert state.names() == []
+    assert cluster_records.names() == []
 
 
 def test_what_contradicts_is_an_error_of_status_1(cli: Cli, site: FakeCluster) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import agent
+from rlinf_cli.bootstrap import agent, node_holdings, node_probe
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.routes import LocalTransport
-from rlinf_core.node import node_facts, node_processes
+from rlinf_core.node import node_facts
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
@@ -96,9 +96,9 @@ def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody else")
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    env = node_facts.environment({"env": {"A": "1"}, "code": True, "cluster": "test-e1-none"})
+    env = node_probe.environment({"env": {"A": "1"}, "code": True, "cluster": "test-e1-none"})
     assert (env["PATH"], env["A"]) == ("/usr/bin", "1")
-    assert env["PYTHONPATH"] == node_facts.code_folder("test-e1-none")
+    assert env["PYTHONPATH"] == node_probe.code_folder("test-e1-none")
     assert "RAY_AUTH_TOKEN" not in env
 
 
@@ -136,8 +136,8 @@ def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent
 
 
 def test_software_that_cannot_be_asked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_facts, "_SOFTWARE", "raise SystemExit(1)")
-    facts = node_facts.software({})
+    monkeypatch.setattr(node_probe, "_SOFTWARE", "raise SystemExit(1)")
+    facts = node_probe.software({})
     assert facts["ray"] is None
     assert facts["fault"]
 
@@ -146,7 +146,7 @@ def test_its_version_is_that_of_the_code_and_of_no_distribution() -> None:
     """Code that `--sync` shipped has no distribution, and one called `rlinf` may be another project's."""
     from rlinf_core import __version__
 
-    assert node_facts.software(dict(os.environ))["rlinf"] == __version__
+    assert node_probe.software(dict(os.environ))["rlinf"] == __version__
 
 
 def test_a_folder_is_short_enough_for_rays_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
     (code / "own" / "__pycache__" / "x.pyc").write_text("")
     packed = sync.archive(code)
     cluster = f"t{tmp_path.stat().st_ino}"
-    folder = Path(node_facts.code_folder(cluster))
+    folder = Path(node_probe.code_folder(cluster))
     try:
         first = ask({"verb": "sync", "cluster": cluster, "archive": packed})
         assert first.ok, first
@@ -193,7 +193,7 @@ def test_code_that_is_shipped_comes_first_and_replaces_what_was_there(
         assert (ended["found"], ended["files"]) == (True, [])
         assert not folder.exists()
     finally:
-        node_processes.remove(str(folder))
+        node_holdings.remove(str(folder))
 
 
 @pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])

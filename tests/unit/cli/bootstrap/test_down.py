@@ -13,7 +13,7 @@ from rlinf_cli.bootstrap.inventory import NodeTarget, recorded_targets
 from rlinf_cli.bootstrap.phases import Event, Phase
 from rlinf_cli.bootstrap.transport import CommandOutcome
 from rlinf_cli.bootstrap.up import UpRequest, bring_up
-from rlinf_core.node import state
+from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -32,7 +32,7 @@ class Site:
         pass
 
     def down(self) -> DownReport:
-        record = state.recorded("c")
+        record = cluster_records.recorded("c")
         nodes = recorded_targets(record) if record else self.nodes
         return asyncio.run(take_down("c", nodes, self.fake, self.quiet))
 
@@ -47,8 +47,8 @@ def test_all_go_the_head_last_and_nothing_is_remembered(site: Site) -> None:
     assert report.ok
     assert all(node.found and node.reached and not node.left for node in report.nodes)
     assert site.fake.log[-1] == (0, "stop")
-    assert state.recorded("c") is None
-    assert not state.token_file("c").exists()
+    assert cluster_records.recorded("c") is None
+    assert not cluster_records.token_file("c").exists()
 
 
 def test_twice_finds_nothing(site: Site) -> None:
@@ -63,12 +63,12 @@ def test_a_node_that_is_not_reached_stays_recorded(site: Site) -> None:
     report = site.down()
     [failure] = report.failures
     assert (failure.rank, failure.phase, failure.message) == (2, Phase.STOP, "unreachable")
-    record = state.recorded("c")
+    record = cluster_records.recorded("c")
     assert record is not None
     assert [node.folder is not None for node in record.nodes] == [False, False, True]
     site.fake.nodes[2].ssh = None
     assert site.down().ok
-    assert state.recorded("c") is None
+    assert cluster_records.recorded("c") is None
 
 
 def test_what_is_left_is_told(site: Site) -> None:
@@ -77,7 +77,7 @@ def test_what_is_left_is_told(site: Site) -> None:
     [failure] = report.failures
     assert failure.why == "process pid 7, `raylet`"
     assert report.nodes[1].left == ("process pid 7, `raylet`",)
-    assert state.recorded("c") is not None
+    assert cluster_records.recorded("c") is not None
 
 
 def test_jobs_are_the_heads_to_tell(site: Site) -> None:

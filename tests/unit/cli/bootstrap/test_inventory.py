@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_cli.bootstrap.inventory import NodeTarget, recorded_targets
 from rlinf_core.errors import ConfigError
-from rlinf_core.node.state import ClusterRecord, RecordedNode
+from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 

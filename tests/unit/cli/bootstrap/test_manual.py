@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.bootstrap import manual
+from rlinf_cli.bootstrap import manual, state
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.manual import ThisNode
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.node import state
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 SLURM = {"SLURM_NODEID": "2", "SLURM_JOB_NODELIST": "gpu[07-09,12]"}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import node_members
-from rlinf_core.node import node_facts, node_processes
+from rlinf_cli.bootstrap import node_holdings, node_members
+from rlinf_core.node import node_facts
 from tests.waiting import until
 
 ADDRESS = "10.0.0.1"
@@ -25,14 +25,14 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
     node_facts.write_private(str(tmp_path / "node.json"), f'{{"address": "{ADDRESS}"}}')
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     # For a moment in which it is executed it has no command line.
-    until(lambda: "sleep" in node_processes.command_of(process.pid), "its command")
+    until(lambda: "sleep" in node_holdings.command_of(process.pid), "its command")
     yield process
     process.kill()
     process.wait()
 
 
 def end(driver: subprocess.Popen[bytes], **changes: Any) -> dict[str, Any]:
-    job = {"address": ADDRESS, "pid": driver.pid, "command": node_processes.command_of(driver.pid), **changes}
+    job = {"address": ADDRESS, "pid": driver.pid, "command": node_holdings.command_of(driver.pid), **changes}
     return node_members.end_jobs({"cluster": "c", "jobs": [job], "deadline": 20.0})
 
 

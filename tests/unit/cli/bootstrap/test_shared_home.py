@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rlinf_cli.bootstrap import manual
+from rlinf_cli.bootstrap import manual, state
 from rlinf_cli.bootstrap.down import take_down
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.up import UpReport, UpRequest, bring_up
-from rlinf_core.node import state
+from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -28,9 +28,9 @@ def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> N
     with state.locked("c"):
         assert up(1).ok
         assert up(2).ok
-        before = state.load("c")
+        before = cluster_records.load("c")
         ended = asyncio.run(take_down("c", nodes[1:2], fake, lambda _: None))
     assert ended.ok
-    assert state.load("c") == before
+    assert cluster_records.load("c") == before
     asyncio.run(take_down("c", nodes[:1], fake, lambda _: None))
-    assert state.load("c") is None
+    assert cluster_records.load("c") is None

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.bootstrap import state
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.phases import Event, Phase, Progress
 from rlinf_cli.bootstrap.transport import CommandOutcome
 from rlinf_cli.bootstrap.up import UpReport, UpRequest, bring_up
 from rlinf_core.errors import RLinfError
-from rlinf_core.node import state
+from rlinf_core.node import cluster_records
 from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -70,12 +71,12 @@ def test_every_begun_phase_has_a_deadline(site: Site) -> None:
 
 def test_again_changes_nothing(site: Site) -> None:
     site.up()
-    before = state.load("c")
+    before = cluster_records.load("c")
     report = site.up()
     assert report.ok
     assert site.started() == []
     assert not any(node.changed for node in report.nodes)
-    assert state.load("c") == before
+    assert cluster_records.load("c") == before
 
 
 def test_the_record_and_the_token_are_private(site: Site, state_home: Path) -> None:
@@ -138,7 +139,7 @@ def test_an_interpreter_that_differs_is_named_and_variables_may_differ(site: Sit
 
 def test_a_cluster_without_a_token_is_not_taken_for_one_with(site: Site) -> None:
     site.up(authenticated=False)
-    assert state.load("c") is not None
+    assert cluster_records.load("c") is not None
     assert not any(request.get("token") for request in site.fake.requests)
     with pytest.raises(RLinfError) as caught:
         site.up()
@@ -178,7 +179,7 @@ def test_a_failed_node_leaves_the_others_up_and_is_tried_again(site: Site) -> No
     assert failure.message == "key refused"
     assert failure.help == "what to do about ssh"
     assert [node.up for node in report.nodes] == [True, True, False, True]
-    recorded = state.load("c")
+    recorded = cluster_records.load("c")
     assert recorded is not None
     assert recorded.nodes[2].process is None
     site.fake.nodes[2].ssh = None
@@ -250,7 +251,7 @@ def test_the_heads_address_is_the_files_or_where_ssh_reached_it(site: Site) -> N
     [start] = [request for request in site.fake.requests if request["verb"] == "start" and request["to"] == 0]
     assert start["address"] == "10.0.0.1"
     other = Site(site.nodes)
-    state.forget("c")
+    cluster_records.forget("c")
     other.up(head_address="192.168.0.7")
     [start] = [request for request in other.fake.requests if request["verb"] == "start" and request["to"] == 0]
     assert start["address"] == "192.168.0.7"
@@ -262,7 +263,7 @@ def test_one_node_by_itself_joins_what_it_is_told(site: Site) -> None:
     assert {rank for rank, _ in site.fake.log} == {2}
     [start] = [request for request in site.fake.requests if request["verb"] == "start"]
     assert (start["head"], start["head_address"], start["wait"]) == (False, "10.0.0.1", True)
-    assert state.load("c") is None  # the head's machine has the record
+    assert cluster_records.load("c") is None  # the head's machine has the record
 
 
 def test_a_second_up_at_the_same_time_is_refused(site: Site) -> None:
@@ -277,7 +278,7 @@ def test_what_is_to_be_started_is_recorded_before(site: Site) -> None:
     original = site.fake._start
 
     def start(*arguments: Any) -> dict[str, Any]:
-        seen.append(state.load("c"))
+        seen.append(cluster_records.load("c"))
         return original(*arguments)
 
     site.fake._start = start  # type: ignore[method-assign]

@@ -1,0 +1,167 @@
+"""The holdings of processes on a node: TCP ports, shared memory, folders; and removing what is left of them.
+
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from typing import NamedTuple
+
+from rlinf_core.node.node_processes import open_files, processes_of
+
+_PAUSE = 0.1
+
+_LISTEN = "0A"
+
+
+def command_of(pid: int) -> str | None:
+    """Return the command of a process as Ray writes that of a driver, or None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return subprocess.list2cmdline(file.read().split("\0")[:-1])
+    except OSError:
+        return None
+
+
+def wait_gone(owner: str, folder: str, seconds: float) -> None:
+    """Wait until none of a Ray's processes is there, or the time is over."""
+    end = time.monotonic() + seconds
+    while processes_of(owner, folder) and time.monotonic() < end:
+        time.sleep(_PAUSE)
+
+
+class Holdings(NamedTuple):
+    """The resources that a cluster's processes hold besides memory of their own.
+
+    Attributes:
+        ports: TCP ports that they listen on.
+        shared: files of theirs in /dev/shm.
+        folders: folders of theirs beside the cluster's own, such as those of sockets.
+    """
+
+    ports: list[int]
+    shared: list[str]
+    folders: list[str]
+
+
+def holdings(pids: list[int]) -> Holdings:
+    """Return what processes hold now; asked before they are ended, to see afterwards that it is gone."""
+    prefix = os.path.join(tempfile.gettempdir(), "rlinf-")
+    owners = listeners()
+    ports = sorted(port for port, pid in owners.items() if pid in set(pids))
+    shared: set[str] = set()
+    folders: set[str] = set()
+    for pid in pids:
+        for path in _mapped(pid):
+            if path.startswith("/dev/shm/"):
+                shared.add(path)
+        for target in open_files(pid):
+            if target.startswith("/dev/shm/") and not target.endswith(" (deleted)"):
+                shared.add(target)
+            elif target.startswith(prefix) and os.path.isdir(target):
+                folders.add(target)
+    return Holdings(ports, sorted(shared), sorted(folders))
+
+
+def _mapped(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/" in line}
+    return [path for path in paths if not path.endswith(" (deleted)")]
+
+
+def listeners() -> dict[int, int]:
+    """Return every TCP port that somebody listens on in this network, with the pid, or 0 where that cannot be seen."""
+    port_of: dict[str, int] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii", errors="replace") as file:
+                rows = [line.split() for line in file.read().splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            if len(row) > 9 and row[3] == _LISTEN:
+                port_of[f"socket:[{row[9]}]"] = int(row[1].rpartition(":")[2], 16)
+    owner = dict.fromkeys(port_of.values(), 0)
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            for target in open_files(int(name)):
+                port = port_of.get(target)
+                if port is not None:
+                    owner[port] = int(name)
+    return owner
+
+
+def described(pid: int) -> str:
+    """Return a process as a message names it: `pid 123, sshd`."""
+    if not pid:
+        return "a process of another user"
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return f"pid {pid}, `{file.read().strip()}`"
+    except OSError:
+        return f"pid {pid}"
+
+
+def answers(address: str, port: int, seconds: float = 0.5) -> OSError | None:
+    """None when something accepts connections there, else what came instead."""
+    try:
+        with socket.create_connection((address, port), timeout=seconds):
+            return None
+    except OSError as error:
+        return error
+
+
+def remove(path: str) -> str | None:
+    """Remove a file or a folder with all in it; what is left of it, or None."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+    except OSError:
+        pass
+    return path if os.path.lexists(path) else None
+
+
+def reap_sockets() -> None:
+    """Remove the folders of sockets whose processes are gone: each is locked for as long as its process lives."""
+    prefix = f"rlinf-{os.getuid()}-"
+    for base in {tempfile.gettempdir(), "/tmp"}:
+        for name in os.listdir(base):
+            path = os.path.join(base, name)
+            if not name.startswith(prefix) or os.path.islink(path):
+                continue
+            try:
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            except OSError:
+                pass  # its process lives
+            finally:
+                os.close(lock)
+
+
+def tail(path: str, lines: int = 12, size: int = 16384) -> str:
+    """Return the last lines of a log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -1,0 +1,103 @@
+"""The name, the id, the token and the lock of a cluster that this user brings up; its record is kept in `node`."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.node import node_facts
+from rlinf_core.node.cluster_records import folder, make_folder, token_file
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}\Z")
+DEFAULT_NAME: Final = "default"
+
+
+def cluster_name(file: str, name: str | None = None) -> str:
+    """Return the name of the cluster of a file: `name` where it is given, else the file's own without its ending.
+
+    Raises:
+        ConfigError: `name` cannot be one.
+    """
+    if name is not None:
+        if not _NAME.match(name):
+            raise ConfigError(
+                f"`{name}` cannot name a cluster", help="use up to 64 letters, digits, `_`, `-` and `.`, a letter first"
+            )
+        return name
+    stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", Path(file).stem).strip("-.")[:64]
+    return stem or DEFAULT_NAME
+
+
+def cluster_id(name: str) -> str:
+    """Return what marks a cluster on its nodes: the same for the same name, so that it is found without this file."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def token_of(name: str, *, fresh: bool = False) -> str:
+    """Return the token of a cluster, made when there is none.
+
+    Args:
+        name: the cluster.
+        fresh: whether to make another one.
+
+    Raises:
+        RLinfError: the file of the token is readable by others.
+    """
+    path = token_file(name)
+    if not fresh:
+        try:
+            if path.stat().st_mode & 0o077:
+                raise RLinfError(
+                    "the token of the cluster is readable by others",
+                    where=str(path),
+                    help=f"`chmod 600` it when nobody has read it, else `rlinf down` and `rlinf up` cluster `{name}`",
+                )
+            return path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            pass
+    token = secrets.token_hex(32)
+    keep_token(name, token)
+    return token
+
+
+def keep_token(name: str, token: str) -> None:
+    """Write the token of a cluster, for this user only."""
+    make_folder()
+    node_facts.write_private(str(token_file(name)), token)
+
+
+@contextmanager
+def locked(name: str) -> Generator[None, None, None]:
+    """Only one `up` or `down` of a cluster works at a time.
+
+    Raises:
+        RLinfError: another one does.
+    """
+    make_folder()
+    path = folder() / f"{name}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 200, 0).decode(errors="replace")
+            raise RLinfError(
+                f"another `rlinf up` or `rlinf down` is at work on cluster `{name}`",
+                why=holder or None,
+                help="wait until it has ended, and run the command again",
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"pid {os.getpid()}, since {time.strftime('%H:%M:%S')}".encode(), 0)
+        yield
+    finally:
+        # The file stays: who removed it could lock one that another process no longer finds.
+        os.close(lock)
