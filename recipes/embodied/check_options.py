@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from recipes.embodied.model_options import MODEL_OPTIONS
 from recipes.sections.checks import Report
+from recipes.sections.imports import missing_module, missing_name, runs_in_this_interpreter
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import options_for, unknown_options, with_options
 from rlinf_core.config.tree import Path
@@ -26,16 +27,18 @@ def check_options(config: EmbodiedConfig, report: Report) -> None:
     """
     algorithm, model = config.algorithm, config.actor.model
     names = {"adv_type": algorithm.adv_type, "loss_type": algorithm.loss_type}
-    _check(("algorithm", "options"), algorithm.options, names, report)
+    _check(config, ("algorithm", "options"), algorithm.options, names, report)
     ours = MODEL_OPTIONS.get(model.model_type)
     at: Path = ("actor", "model", "options")
     if ours is None:
-        _check(at, model.options, {"model_type": model.model_type}, report)
+        _check(config, at, model.options, {"model_type": model.model_type}, report)
     elif model.options:
         check_values(at, model.options, [with_options(ours)(SimpleNamespace(__name__=model.model_type))], report)
 
 
-def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report) -> None:
+def _check(
+    config: EmbodiedConfig, at: Path, written: Mapping[str, Any], names: Mapping[str, str], report: Report
+) -> None:
     if not written:
         return
     own = {key: name for key, name in names.items() if ":" in name}
@@ -48,8 +51,11 @@ def _check(at: Path, written: Mapping[str, Any], names: Mapping[str, str], repor
     for key, name in own.items():
         try:
             owners.append(import_target(name, key))
-        except ConfigError:
-            return  # reported with what the file names of the user's own
+        except ConfigError as error:
+            found = missing_module(name) is None and missing_name(name) is None  # if not, `check_import` reports it
+            if found and runs_in_this_interpreter(config, "actor"):
+                report((*at[:-1], key), "missing-extra", error.message, error.help or "")
+            return
     check_values(at, written, owners, report)
 
 

@@ -554,6 +554,16 @@ class TestOptions:
         assert code == "missing-extra"
         assert message.startswith("`my_lab.elsewhere:cispo` cannot be imported: ")
 
+    def test_an_owner_whose_module_fails_to_import_is_told(
+        self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "broken_loss.py").write_text("from torch import no_such_name\ndef cispo(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        text = self.text("{a: 1}").replace(self.OWN, "broken_loss")
+        ((code, at, message, _),) = findings(text, messages=True)
+        assert (code, at) == ("missing-extra", "broken_loss:cispo")
+        assert "cannot import name 'no_such_name'" in message
+
 
 class TestLearningRates:
     def test_one_that_falls_needs_an_end(self, findings: Any) -> None:
