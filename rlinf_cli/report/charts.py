@@ -47,7 +47,8 @@ def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPo
             "series:N",
             title=None,
             scale=alt.Scale(domain=list(series), range=list(PALETTE[: len(series)])),
-            legend=alt.Legend(orient="top"),
+            # The symbol of a band would be as pale as the band.
+            legend=alt.Legend(orient="top", symbolOpacity=1),
         ),
     )
     value = alt.Y("value:Q", title=None, scale=scale)
@@ -116,7 +117,7 @@ def stacked_by_component(title: str, rows: Sequence[tuple[str, str, float]]) -> 
     return _finished(
         chart.mark_bar().encode(
             y=alt.Y("component:N", title=None, sort=list(dict.fromkeys(row[0] for row in rows))),
-            x=alt.X("seconds:Q", title="seconds a step, mean", stack=True),
+            x=alt.X("seconds:Q", title="seconds a step, mean", stack=True, axis=alt.Axis(labelOverlap=True)),
             color=_by("activity", list(dict.fromkeys(row[1] for row in rows))),
             tooltip=["component:N", "activity:N", alt.Tooltip("seconds:Q", format=".3g")],
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,8 +265,23 @@ def _samples(folder: Path, notes: list[str]) -> list[Sample]:
             notes.append(f"samples of step {step} cannot be read: {error}")
             continue
         ordered = sorted(every, key=lambda each: -each.reward)
-        found += ordered if len(ordered) <= most else [*ordered[: most // 2], *ordered[-most // 2 :]]
+        if len(ordered) > most:
+            best = _one_of_each_prompt(ordered)[: most // 2]
+            taken = {id(each) for each in best}
+            rest = [each for each in reversed(ordered) if id(each) not in taken]
+            ordered = [*best, *reversed(_one_of_each_prompt(rest)[: most - len(best)])]
+        found += ordered
     return found
+
+
+def _one_of_each_prompt(ordered: Sequence[Sample]) -> list[Sample]:
+    """Return samples with the first of each prompt before the second ones: answers to one prompt are alike."""
+    seen: Counter[str] = Counter()
+    rounds: list[int] = []
+    for each in ordered:
+        rounds.append(seen[each.prompt])
+        seen[each.prompt] += 1
+    return [each for _, each in sorted(zip(rounds, ordered, strict=True), key=lambda pair: pair[0])]
 
 
 def _sample(step: int, data: Mapping[str, Any]) -> Sample:

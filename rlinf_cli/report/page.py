@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,16 +22,24 @@ _SMALL_POINTS: Final = 120
 _TIME_POINTS: Final = 100
 _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
+_POSTER_WIDTH: Final = 480
 _TIME: Final = "time/"
 # What happens beside the steps, and is not a part of their time.
 _BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
 
 class Video(NamedTuple):
-    """A video of the page: its content as a `data:` address, or the address of the file."""
+    """A video of the page.
+
+    Attributes:
+        name: as it is shown.
+        source: its content as a `data:` address, or the address of the file.
+        poster: one of its frames as a `data:` address, shown until it is played; empty where it cannot be read.
+    """
 
     name: str
     source: str
+    poster: str
 
 
 class MetricGroup(NamedTuple):
@@ -206,5 +216,24 @@ def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        found.append(Video(f"{path.parent.name}/{path.name}", source))
+        found.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
     return found
+
+
+def _poster(video: Path) -> str:
+    """Return the frame in the middle of a video as an address."""
+    try:
+        av: Any = import_module("av")
+    except ImportError:
+        return ""
+    picture = io.BytesIO()
+    try:
+        with av.open(str(video)) as file:
+            if file.duration:
+                file.seek(file.duration // 2)
+            image: Any = next(file.decode(video=0)).to_image()
+    except (av.FFmpegError, OSError, IndexError, StopIteration):
+        return ""
+    image.thumbnail((_POSTER_WIDTH, _POSTER_WIDTH))
+    image.save(picture, "JPEG", quality=70)
+    return f"data:image/jpeg;base64,{base64.b64encode(picture.getvalue()).decode()}"

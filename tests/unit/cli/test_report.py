@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from recipes.demonstrations.pictures import write_video
 from rlinf_cli import report_writing
 from rlinf_cli.report import script
 from rlinf_core.runners.run_status import RunStatus
@@ -74,6 +76,16 @@ def test_a_report_shows_everything_and_loads_nothing(cli: Cli) -> None:
         "", "data", "videos/large%20one.mp4",
     }  # fmt: skip
     assert len(page) < 1_000_000
+
+
+def test_a_video_shows_one_of_its_frames_until_it_is_played(cli: Cli) -> None:
+    run = full_run("runs")
+    frames = [np.full((32, 48, 3), 200, np.uint8)] * 8
+    write_video(run.path / "videos" / "small.mp4", frames, fps=4)
+    assert cli("report", str(run.path)).code == 0
+    page = written(run.path / "report.html")
+    # The other video holds no frame.
+    assert page.count('poster="data:image/jpeg;base64,') == 1
 
 
 def test_no_text_of_a_run_becomes_a_part_of_the_page(cli: Cli) -> None:
