@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from rlinf_core.topology import ClusterTopology, NodeInfo
 
 
+# `recipe=NAME` in place of a file.
+_RECIPE = "recipe="
+
+
 def is_override(argument: str) -> bool:
     """Return True for `key=value`, `~key`, `+key=value`; False for what names a file.
 
@@ -36,9 +40,30 @@ def is_override(argument: str) -> bool:
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given."""
+    """Return the files and the overrides of `FILE... [KEY=VALUE]...`, each in the order given.
+
+    Without a file, `recipe=NAME` stands for one: see `file_of_recipe`.
+    """
     files = [argument for argument in arguments if not is_override(argument)]
-    return files, [argument for argument in arguments if is_override(argument)]
+    overrides = [argument for argument in arguments if is_override(argument)]
+    recipes = [argument for argument in overrides if argument.startswith(_RECIPE)]
+    if files or not recipes:
+        return files, overrides
+    return recipes[-1:], [argument for argument in overrides if argument not in recipes]
+
+
+def file_of_recipe(name: str, overrides: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the config that a recipe starts from for `recipe=NAME`, with the overrides; any other name as it is.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    if not name.startswith(_RECIPE):
+        return name, overrides
+    from rlinf_core.job.recipe import find_recipe
+
+    # The override stays: a config may be the start of several recipes.
+    return find_recipe(name.removeprefix(_RECIPE)).default_config, [name, *overrides]
 
 
 def load(
@@ -47,6 +72,7 @@ def load(
     """Return the job of a file, with everything that was found in it. With `live` its nodes are asked what they have.
 
     Raises:
+        ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be asked.
     """
     from rlinf_core.job.load import load_job
@@ -59,7 +85,8 @@ def load(
 
     if name == "-" and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input, end it with Ctrl-D")
-    return load_job(name, overrides or (), assume=assume or (), environ=os.environ, probe=probe)
+    file, changes = file_of_recipe(name, overrides or ())
+    return load_job(file, changes, assume=assume or (), environ=os.environ, probe=probe)
 
 
 class SoundJob(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlinf_cli import completion, console
-from rlinf_cli.files import split_files
+from rlinf_cli.files import file_of_recipe, split_files
 from rlinf_cli.lazy import command
 from rlinf_cli.options import Assume, Output, OutputOption, Quiet, Verbose
 
@@ -76,24 +77,18 @@ def train(
 app = command(train, no_args_is_help=True)
 
 
-def _chosen(arguments: list[str]) -> tuple[str, list[str]]:
-    """Return the file and the overrides. Without a file, `recipe=NAME` stands for the config that the recipe
-    starts from.
-    """
-    from rlinf_core.job.recipe import find_recipe, recipe_names
+def _chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:
+    """Return the file and the overrides."""
+    from rlinf_core.job.recipe import recipe_names
 
     files, overrides = split_files(arguments)
     if len(files) > 1:
         raise typer.BadParameter(f"one file at a time, not {len(files)}: {', '.join(files)}")
-    if files:
-        if files[0] in recipe_names() and not _exists(files[0]):
-            raise typer.BadParameter(f"`{files[0]}` is a recipe and no file: say `recipe={files[0]}`")
-        return files[0], overrides
-    chosen = [each for each in overrides if each.startswith("recipe=")]
-    if not chosen:
+    if not files:
         raise typer.BadParameter("name a file or a recipe, as in `rlinf train recipe=embodied`")
-    # The override stays: a config may be the start of several recipes.
-    return find_recipe(chosen[-1].partition("=")[2]).default_config, overrides
+    if files[0] in recipe_names() and not _exists(files[0]):
+        raise typer.BadParameter(f"`{files[0]}` is a recipe and no file: say `recipe={files[0]}`")
+    return file_of_recipe(files[0], overrides)
 
 
 def _exists(file: str) -> bool:

@@ -121,6 +121,16 @@ def test_shipped_configs_go_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch, t
     assert "did you mean `hetero18`?" in ended.out
 
 
+def test_a_recipe_stands_for_the_config_that_it_starts_from(cli: Cli) -> None:
+    assert cli("validate", "recipe=math").out == "recipe=math: valid\n"
+    ended = cli("validate", "recipe=math", "runner.max_stepz=1")
+    assert (ended.code, "did you mean `max_steps`?" in ended.out) == (2, True)
+    assert "math_laptop.yaml" in cli("inspect", "placement", "recipe=math").out
+    ended = cli("validate", "recipe=maths")
+    assert ended.code == 2
+    assert "did you mean `math`?" in ended.err
+
+
 def test_standard_input(rlinf: Cli) -> None:
     assert rlinf("validate", "-", stdin=GOOD.encode()).code == 0
     ended = rlinf("validate", "-", stdin=BAD.encode())
