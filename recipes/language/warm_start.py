@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -20,6 +21,7 @@ from recipes.training.huggingface import with_lora
 from recipes.training.optimizer import EagerAdamW
 from recipes.training.precision import DTYPES, cast_weights
 from recipes.training.seeding import Purpose, seed_of
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,7 +76,11 @@ def initial_policy(
 
 
 def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
-    """Return training problems with their right answers, `actor.warm_start.steps` batches of them."""
+    """Return training problems with their right answers, `actor.warm_start.steps` batches of them.
+
+    Raises:
+        ConfigError: none of their prompts can be used.
+    """
     data = config.data
     problems = load_problems(data, evaluation=False)
     encoder = PromptEncoder(tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
@@ -83,9 +89,18 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     examples: list[Example] = []
     for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
         problem = problems[index]
-        answer = writer.encode(problem.answer, add_special_tokens=False)
-        examples.append((encoder.encode(problem) or (), (*answer, writer.eos_token_id)))
-    return examples
+        prompt = encoder.encode(problem)
+        # As in training, a prompt that is too long is left out; an empty one predicts nothing.
+        if prompt:
+            answer = writer.encode(problem.answer, add_special_tokens=False)
+            examples.append((prompt, (*answer, writer.eos_token_id)))
+    if not examples:
+        raise ConfigError(
+            f"each of the first {count} prompts is empty or longer than `data.max_prompt_length`"
+            f" ({data.max_prompt_length} tokens)",
+            help="raise it, and `runner.seq_length` with it",
+        )
+    return list(islice(cycle(examples), count))
 
 
 def warm_start(policy: LanguagePolicy, examples: Sequence[Example], batch_size: int, lr: float) -> None:

@@ -39,8 +39,9 @@ def validate(
 ) -> None:
     """Report every mistake of a file, offline or, with --live, also against what its nodes have.
 
-    FILE is a path, the name of a shipped config such as `hetero18`, or `-` for standard input; several are checked one
-    after another. `recipe=NAME` alone stands for the recipe's own config. KEY=VALUE replaces a value of theirs, as in `actor.seed=7`, and ~KEY deletes one.
+    FILE is a path, the name of a shipped config such as `hetero18`, or `-` for standard input; several are checked
+    one after another. `recipe=NAME` alone stands for the recipe's own config. KEY=VALUE replaces a value of theirs,
+    as in `actor.seed=7`, and ~KEY deletes one.
     """
     from rlinf_cli.files import load
 

@@ -1,0 +1,37 @@
+"""Right answers that a model is shown before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from recipes.language.config import LanguageConfig
+from recipes.language.models import built_tokenizer
+from recipes.language.warm_start import right_answers
+from rlinf_core import ConfigError, load_job
+
+LONG = "1+" * 30 + "1="
+
+
+def answers_of(folder: Path, *prompts: str) -> list[Any]:
+    file = folder / "problems.jsonl"
+    file.write_text("".join(json.dumps({"prompt": each, "answer": "2"}) + "\n" for each in prompts))
+    changes = ["data.type=jsonl", f"data.train_data_paths={file}", f"data.val_data_paths={file}"]
+    job = load_job("math_laptop", [*changes, "actor.warm_start.steps=1"], environ={})
+    job.raise_if_bad()
+    return right_answers(cast("LanguageConfig", job.config), built_tokenizer())
+
+
+def test_prompts_that_are_too_long_or_empty_are_left_out(tmp_path: Path) -> None:
+    found = answers_of(tmp_path, "1+1=", LONG, "", "0+2=")
+    assert len(found) == 32
+    assert len({prompt for prompt, _ in found}) == 2
+    assert all(prompt for prompt, _ in found)
+
+
+def test_without_any_that_fits_there_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"empty or longer than `data.max_prompt_length` \(24 tokens\)"):
+        answers_of(tmp_path, LONG)
