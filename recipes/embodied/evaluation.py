@@ -23,10 +23,10 @@ from recipes.embodied.filming import Footage
 from recipes.embodied.models.normalization import FILE_NAME
 from recipes.embodied.videos import few_of_each, nothing_to_see, write_videos
 from recipes.training.checkpoint import ACTOR
+from recipes.training.statistics import mean, wilson_interval
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners import durable
 from rlinf_core.runners.checkpoint import open_checkpoint, versions
-from rlinf_core.runners.statistics import mean, wilson_interval
 
 SCHEMA: Final = "rlinf.eval/1"
 FILE: Final = "eval.json"

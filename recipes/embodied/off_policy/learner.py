@@ -18,12 +18,7 @@ from torch import Tensor, nn
 from recipes.embodied.models.base import Inputs
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy_config import OffPolicyConfig
-from recipes.training.optimizer import EagerAdamW
-from recipes.training.state import TrainingState
-from recipes.training.updater import Figures, Updater
-from rlinf_core import Loss
-from rlinf_core.algorithms.losses.off_policy import (
+from recipes.embodied.off_policy.losses import (
     bootstrapped_targets,
     deterministic_policy_loss,
     ensemble_loss,
@@ -31,6 +26,11 @@ from rlinf_core.algorithms.losses.off_policy import (
     soft_policy_loss,
     temperature_loss,
 )
+from recipes.embodied.off_policy_config import OffPolicyConfig
+from recipes.training.optimizer import EagerAdamW
+from recipes.training.state import TrainingState
+from recipes.training.updater import Figures, Updater
+from rlinf_core import Loss
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from rlinf_core.runners.statistics import mean, pass_at_k, wilson_interval
+from recipes.training.statistics import mean, pass_at_k, wilson_interval
 
 # Data sets with more labels of difficulty than these are not told apart by them: nobody reads so many figures.
 MOST_DIFFICULTIES: Final = 12

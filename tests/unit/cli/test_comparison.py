@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.training.statistics import t_quantile
 from rlinf_cli.comparison import Difference, Kind, RunResult, differences, result_of, verdict
 from rlinf_core.runners.provenance import Provenance
-from rlinf_core.runners.statistics import t_quantile
 
 CONFIG = {
     "recipe": "embodied",

@@ -10,7 +10,7 @@ import pytest
 from recipes.embodied.collecting import CollectedEpisode
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.evaluation import digest, figures, shared_starts, summary
-from rlinf_core.runners.statistics import wilson_interval
+from recipes.training.statistics import wilson_interval
 
 
 def episode(env: int, task: str, once: bool | None, at_end: bool | None) -> CollectedEpisode:

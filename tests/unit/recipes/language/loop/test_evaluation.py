@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from recipes.language.loop.evaluation import MOST_DIFFICULTIES, evaluation_metrics, shares
-from rlinf_core.runners.statistics import mean
+from recipes.training.statistics import mean
 
 
 class Judged(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_core.algorithms.losses.off_policy import (
+from recipes.embodied.off_policy.losses import (
     bootstrapped_targets,
     deterministic_policy_loss,
     ensemble_loss,
