@@ -15,10 +15,10 @@ from typing import Any
 
 from typer.main import get_command
 
+from rlinf_cli.codes import Code, Example, codes_by_stage
+from rlinf_cli.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
-from rlinf_core.config.codes import Code, Example, codes_by_stage
-from rlinf_core.config.field_docs import FieldDoc, describe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.job.recipe import find_recipe, recipe_names
 
@@ -64,7 +64,7 @@ def _commands() -> str:
 
 def _diagnostics() -> str:
     parts = [
-        _MADE.format(source="`rlinf_core/config/codes/`"),
+        _MADE.format(source="`rlinf_cli/codes/`"),
         "# Diagnostics\n",
         "Every rule that `rlinf validate` checks, by the code it prints in brackets. `rlinf explain CODE` prints the"
         " same.",

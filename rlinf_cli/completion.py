@@ -50,8 +50,8 @@ def recipes(ctx: typer.Context, incomplete: str) -> list[str]:
 @_careful
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
     """Diagnostic codes, and the fields of the file section by section."""
+    from rlinf_cli.codes import code_names
     from rlinf_cli.completion_keys import documented_fields
-    from rlinf_core.config.codes import code_names
 
     fields = documented_fields(incomplete, ctx.params.get("recipe"))
     return [*_starting(code_names(), incomplete), *fields]

@@ -37,7 +37,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
     """Return the fields that `rlinf explain` knows, section by section; further in while there is one only."""
-    from rlinf_core.config.field_docs import fields_below
+    from rlinf_cli.field_docs import fields_below
     from rlinf_core.job.load import ClusterFile
     from rlinf_core.job.recipe import find_recipe, recipe_names
 

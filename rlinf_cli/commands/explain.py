@@ -11,7 +11,7 @@ from rlinf_cli.lazy import command
 from rlinf_cli.options import Output, OutputOption, Quiet, Verbose
 
 if TYPE_CHECKING:
-    from rlinf_core.config.field_docs import UnknownFieldError
+    from rlinf_cli.field_docs import UnknownFieldError
     from rlinf_core.errors import ConfigError
 
 SCHEMA = "rlinf.explain/1"
@@ -44,7 +44,7 @@ def explain(
     if topic is None:
         _list_codes(output)
         return
-    from rlinf_core.config.codes import find_code
+    from rlinf_cli.codes import find_code
 
     name = _bare(topic)
     code = find_code(name)
@@ -73,7 +73,7 @@ def _bare(topic: str) -> str:
 
 
 def _list_codes(output: Output) -> None:
-    from rlinf_core.config.codes import codes_by_stage
+    from rlinf_cli.codes import codes_by_stage
 
     stages = codes_by_stage()
     if output is Output.JSON:
@@ -95,7 +95,7 @@ def _list_codes(output: Output) -> None:
 
 def _explain_field(path: str, recipe: str | None, output: Output) -> None:
     """Documents a field for every kind of file that has it, told once where they agree."""
-    from rlinf_core.config.field_docs import FieldDoc, UnknownFieldError, describe
+    from rlinf_cli.field_docs import FieldDoc, UnknownFieldError, describe
     from rlinf_core.job.load import ClusterFile
     from rlinf_core.job.recipe import find_recipe, recipe_names
 
@@ -121,7 +121,7 @@ def _explain_field(path: str, recipe: str | None, output: Output) -> None:
 
 def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     """Neither a code nor a field: the nearest of both."""
-    from rlinf_core.config.codes import code_names
+    from rlinf_cli.codes import code_names
     from rlinf_core.errors import ConfigError
     from rlinf_core.suggest import near
 

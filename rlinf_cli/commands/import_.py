@@ -236,8 +236,8 @@ def _table(imported: list[_Imported], folder: Path) -> None:
 
 
 def _record(imported: list[_Imported]) -> dict[str, Any]:
+    from rlinf_cli.findings import to_json
     from rlinf_cli.importing.summary import SCHEMA, record
-    from rlinf_core.config.render import to_json
 
     files: list[dict[str, Any]] = []
     for each in imported:

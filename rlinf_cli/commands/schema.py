@@ -30,7 +30,7 @@ def schema(
     Save it, as in `rlinf schema > rlinf.schema.json`, and start a file with the line
     `# yaml-language-server: $schema=rlinf.schema.json`.
     """
-    from rlinf_core.config.schema import file_schema, json_schema
+    from rlinf_cli.json_schema import file_schema, json_schema
     from rlinf_core.job.recipe import find_recipe, recipe_names
 
     if recipe is not None:

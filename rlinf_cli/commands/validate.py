@@ -62,12 +62,12 @@ app = command(validate, no_args_is_help=True)
 def _print(reports: list[tuple[str, Diagnostics]], form: ReportForm) -> None:
     found: list[Diagnostic] = [diagnostic for _, diagnostics in reports for diagnostic in diagnostics]
     if form is ReportForm.JSON:
-        from rlinf_core.config.render import to_json
+        from rlinf_cli.findings import to_json
 
         console.result_json(to_json(found) | {"files": [file for file, _ in reports]})
         return
     if found and form is ReportForm.GITHUB:
-        from rlinf_core.config.render import to_github
+        from rlinf_cli.findings import to_github
 
         console.results(to_github(diagnostic) for diagnostic in found)
     elif found:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlinf_cli import console
+from rlinf_cli.field_docs import FieldDoc
 from rlinf_cli.render.prose import paragraphs
-from rlinf_core.config.field_docs import FieldDoc
 
 
 def field_text(doc: FieldDoc, recipes: Sequence[str] = ()) -> str:

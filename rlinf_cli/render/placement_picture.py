@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlinf_cli.render.picture import ACCELERATOR, NODE, Card, Cell, Picture, Section, User
+from rlinf_cli.unit_uses import UnitUse, unit_uses
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.placement.explain import UnitUse, unit_uses
 from rlinf_core.placement.placement import Placement
 from rlinf_core.topology import CLUSTER_LABEL, RESERVED_LABELS, ClusterTopology, NodeInfo
 

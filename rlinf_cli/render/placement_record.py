@@ -7,8 +7,9 @@ from typing import Any
 
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import JobLayout, masked, secret_texts
+from rlinf_cli.process_variables import process_variables
+from rlinf_cli.unit_uses import unit_uses
 from rlinf_core.placement.environment import process_environment
-from rlinf_core.placement.explain import process_variables, unit_uses
 from rlinf_core.placement.placement import Placement
 
 SCHEMA = "rlinf.placement/1"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import JobLayout, masked, secret_texts
+from rlinf_cli.process_variables import Layer, process_interpreter, process_variables
 from rlinf_cli.render import prose
 from rlinf_cli.render.picture import NODE, Card, Picture
 from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
-from rlinf_core.placement.explain import Layer, process_interpreter, process_variables
 from rlinf_core.placement.placement import Placement
 from rlinf_core.topology import ClusterTopology
 

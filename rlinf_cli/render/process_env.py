@@ -7,11 +7,11 @@ from typing import Any
 from rlinf_cli import console
 from rlinf_cli.files import SoundJob
 from rlinf_cli.layout import masked, secret_texts
+from rlinf_cli.process_variables import ProcessVariable, process_interpreter, process_variables
 from rlinf_cli.render.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
-from rlinf_core.placement.explain import ProcessVariable, process_interpreter, process_variables
 from rlinf_core.placement.placement import Placement
 
 SCHEMA = "rlinf.env/1"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.codes import code_names
+from rlinf_cli.codes import code_names
 from rlinf_core.config.shipped import shipped_configs
 
 Complete = Callable[..., list[str]]

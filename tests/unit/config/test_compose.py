@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.config.codes import CLOSE, OPEN, Code, Example, codes_by_stage
+from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.compose import MAX_CHAIN, Composed, FindBase, compose, with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.origins import to_yaml

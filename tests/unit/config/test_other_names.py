@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import pytest
 
+from rlinf_cli.json_schema import json_schema
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import sections, written_fields
 from rlinf_core.config.pruning import Validated
-from rlinf_core.config.schema import json_schema
 from rlinf_core.config.tree import MappingNode, Path, to_data
 from rlinf_core.config.validation import validate
 from rlinf_core.job.load import ClusterFile, load_job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_core.config.codes import CLOSE, OPEN, Code, Example, codes_by_stage
+from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, load_source, read
 

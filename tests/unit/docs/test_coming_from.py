@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_core.config.field_docs import describe
+from rlinf_cli.field_docs import describe
 from rlinf_core.errors import RLinfError
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import find_recipe

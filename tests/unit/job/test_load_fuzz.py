@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rlinf_core.config.codes import all_codes
-from rlinf_core.config.field_docs import fields_below
-from rlinf_core.config.render import render_text, to_github, to_json
+from rlinf_cli.codes import all_codes
+from rlinf_cli.field_docs import fields_below
+from rlinf_cli.findings import to_github, to_json
+from rlinf_core.config.render import render_text
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.job.recipe import find_recipe
 

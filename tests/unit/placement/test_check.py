@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from rlinf_cli.codes import CLOSE, OPEN, Code, codes_by_stage
 from rlinf_core.config.cluster import ClusterConfig
-from rlinf_core.config.codes import CLOSE, OPEN, Code, codes_by_stage
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reader import decode, read

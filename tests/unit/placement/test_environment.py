@@ -11,9 +11,7 @@ from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.environment import ProcessEnvironment, process_environment, ray_interpreter
-from rlinf_core.placement.explain import process_interpreter
 from rlinf_core.placement.flexible import FlexiblePlacementStrategy
-from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 
 Places = Callable[..., list[ProcessEnvironment]]
@@ -91,9 +89,6 @@ def test_a_default_interpreter_is_for_whoever_has_no_other() -> None:
         "node": "/opt/bin/python",
     }
     assert found["b"].variables
-    topology = ClusterTopology.from_config(cluster)
-    (placement,) = NodePlacementStrategy([0]).get_placement(topology)
-    assert process_interpreter(cluster, placement).layer == "cluster.python_interpreter_path"
 
 
 @pytest.mark.parametrize(

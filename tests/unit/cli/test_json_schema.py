@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig
-from rlinf_core.config.schema import DIALECT, file_schema, json_schema
+from rlinf_cli.json_schema import DIALECT, file_schema, json_schema
 from rlinf_core.config.shipped import shipped_configs
 
 CLUSTER = "cluster:\n  num_nodes: 18\n"

@@ -1,18 +1,17 @@
-"""Where variables come from, and who shares what."""
+"""Where the variables of a process come from, and its Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from rlinf_cli.process_variables import Layer, process_interpreter, process_variables
 from rlinf_core.config.cluster import ClusterConfig
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reader import decode, read
 from rlinf_core.config.tree import MappingNode, find, to_data
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.explain import Layer, UnitUse, process_variables, unit_uses
 from rlinf_core.placement.flexible import FlexiblePlacementStrategy
+from rlinf_core.placement.node import NodePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 
 TEXT = """
@@ -101,29 +100,7 @@ def test_without_the_file_there_are_values_but_no_places(cluster: ClusterConfig)
     assert {each.name: each.value for each in found}["NCCL_DEBUG"] == "INFO"
 
 
-def test_every_unit_is_listed_with_its_users(cluster: ClusterConfig) -> None:
-    topology = ClusterTopology.from_config(cluster)
-    components = ComponentPlacement(cluster, topology)
-    placements = {name: components.get_strategy(name).get_placement(topology) for name in components.components}
-    uses = unit_uses(topology, placements)
-    assert uses == [
-        UnitUse(0, "NVIDIA", 0, (("actor", 0),)),
-        UnitUse(0, "NVIDIA", 1, (("actor", 1), ("env", 0))),
-        UnitUse(1, "NVIDIA", 0, (("actor", 2), ("env", 1))),
-        UnitUse(1, "NVIDIA", 1, (("actor", 3),)),
-        UnitUse(2, "NVIDIA", 0, ()),
-        UnitUse(2, "NVIDIA", 1, ()),
-        UnitUse(2, "node", 0, (("agent", 0), ("agent", 1))),
-    ]
-    assert [use.shared for use in uses] == [False, True, True, False, False, False, False]
-    assert [use.idle for use in uses] == [False, False, False, False, True, True, False]
-
-
-def test_robots_and_bare_nodes_are_units_too(
-    eighteen: ClusterConfig, make_cluster: Callable[..., ClusterConfig]
-) -> None:
-    topology = ClusterTopology.from_config(eighteen)
-    robots = [use for use in unit_uses(topology, {}) if use.hardware_type == "Franka"]
-    assert [(use.node_rank, use.local_hardware_rank, use.idle) for use in robots] == [(16, 0, True), (17, 0, True)]
-    bare = ClusterTopology.from_config(make_cluster(2, 0))
-    assert [(use.node_rank, use.hardware_type) for use in unit_uses(bare, {})] == [(0, "node"), (1, "node")]
+def test_a_default_interpreter_is_named_as_the_layer() -> None:
+    cluster = ClusterConfig.model_validate({"num_nodes": 1, "python_interpreter_path": "/opt/bin/python"})
+    (placement,) = NodePlacementStrategy([0]).get_placement(ClusterTopology.from_config(cluster))
+    assert process_interpreter(cluster, placement).layer == "cluster.python_interpreter_path"

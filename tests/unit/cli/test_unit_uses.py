@@ -1,0 +1,49 @@
+"""Who shares what: the units of hardware and the processes on them."""
+
+from __future__ import annotations
+
+from rlinf_cli.unit_uses import UnitUse, unit_uses
+from rlinf_core.config.cluster import ClusterConfig
+from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.topology import ClusterTopology
+
+CLUSTER = ClusterConfig.model_validate(
+    {
+        "num_nodes": 3,
+        "node_groups": [{"label": "a", "node_ranks": "all", "accelerators": {"per_node": 2}}],
+        "component_placement": {
+            "actor": {"node_group": "a", "placement": "0-3"},
+            "env": {"node_group": "a", "placement": "1-2"},
+            "agent": {"node_group": "node", "placement": "2:0-1"},
+        },
+    }
+)
+
+
+def test_every_unit_is_listed_with_its_users() -> None:
+    topology = ClusterTopology.from_config(CLUSTER)
+    components = ComponentPlacement(CLUSTER, topology)
+    placements = {name: components.get_strategy(name).get_placement(topology) for name in components.components}
+    uses = unit_uses(topology, placements)
+    assert uses == [
+        UnitUse(0, "NVIDIA", 0, (("actor", 0),)),
+        UnitUse(0, "NVIDIA", 1, (("actor", 1), ("env", 0))),
+        UnitUse(1, "NVIDIA", 0, (("actor", 2), ("env", 1))),
+        UnitUse(1, "NVIDIA", 1, (("actor", 3),)),
+        UnitUse(2, "NVIDIA", 0, ()),
+        UnitUse(2, "NVIDIA", 1, ()),
+        UnitUse(2, "node", 0, (("agent", 0), ("agent", 1))),
+    ]
+    assert [use.shared for use in uses] == [False, True, True, False, False, False, False]
+    assert [use.idle for use in uses] == [False, False, False, False, True, True, False]
+
+
+def test_robots_and_bare_nodes_are_units_too() -> None:
+    arms = {"type": "Franka", "configs": [{"robot_ip": f"10.0.0.{node}", "node_rank": node} for node in (1, 2)]}
+    with_arms = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2", "hardware": arms}]}
+    topology = ClusterTopology.from_config(ClusterConfig.model_validate(with_arms))
+    robots = [use for use in unit_uses(topology, {}) if use.hardware_type == "Franka"]
+    assert [(use.node_rank, use.local_hardware_rank, use.idle) for use in robots] == [(1, 0, True), (2, 0, True)]
+    groups = [{"label": "bare", "node_ranks": "all", "accelerators": {"per_node": 0}}]
+    bare = ClusterTopology.from_config(ClusterConfig.model_validate({"num_nodes": 2, "node_groups": groups}))
+    assert [(use.node_rank, use.hardware_type) for use in unit_uses(bare, {})] == [(0, "node"), (1, "node")]
