@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.losses.inputs import Loss
+from rlinf_core import Loss
 
 # How the values of an ensemble become one: the smallest, or the mean.
 Reduction: TypeAlias = Literal["min", "mean"]
