@@ -128,8 +128,7 @@ def load_job(
         assume: `--assume` arguments, `[GROUP=]N[xMODEL]`: accelerators of nodes that declare none.
         stdin: stands in for the process's standard input.
         environ: what `${env:NAME}` refers to; default the process's environment.
-        probe: asks the nodes what they have; then the file is checked against that. A file that is wrong without
-            asking is not asked about.
+        probe: asks the nodes what they have, once the file is right without; it is then checked against that.
     """
     diagnostics = Diagnostics()
     source = _load_source(name, stdin, diagnostics)
@@ -219,11 +218,8 @@ def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnosti
 
 
 class _Selected(NamedTuple):
-    """A recipe, and the model of its file.
-
-    Attributes:
-        mistyped: the file names another one, which is not there; this one was probably meant, and its sections are
-            judged, so that one mistyped name hides no other mistake.
+    """A recipe, and the model of its file; `mistyped` where the file names another one that this was probably meant to
+    be.
     """
 
     recipe: Recipe

@@ -37,7 +37,7 @@ def report_no_effect(
         config: the recipe's model of the whole file.
         world_sizes: processes of each placed component.
         view: the validated file.
-        diagnostics: where findings go, and what was found before: a key with an error is not reported again.
+        diagnostics: where findings go; a key with an error among them is not reported again.
         bases: sources whose keys nobody has written for this job, such as a shipped configuration that it extends.
     """
     report = Report(view, diagnostics)
@@ -93,12 +93,7 @@ def _named(tree: MappingNode, path: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Match:
-    """A key of a rule that applies.
-
-    Attributes:
-        rule: of the section at path `at`.
-        path: the key.
-    """
+    """A key, at `path`, of a rule that applies to the section at path `at`."""
 
     rule: NoEffect
     section: BaseModel
@@ -107,10 +102,7 @@ class _Match:
 
 
 def _matches(model: BaseModel, world_sizes: WorldSizes, node: MappingNode, at: Path = ()) -> Iterator[_Match]:
-    """Return the rules that apply, those of a section before those of the sections in it.
-
-    Only the rules of keys that are written are asked.
-    """
+    """Return the rules of written keys that apply, those of a section before those of the sections in it."""
     for rule in type(model).no_effect if isinstance(model, ConfigModel) else ():
         written = [key for key in map(_path, rule.keys) if find(node, key) is not None]
         if written and rule.when(model, world_sizes):
@@ -126,8 +118,8 @@ def _path(key: str) -> Path:
 
 
 def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
-    """Return the paths of the single values and lists at and below a key, but for those of `bases`, empty sections, and
-    a `null` for which the default holds.
+    """Return the paths of written values at and below a key, but for those of `bases` and a `null` that means the
+    default.
     """
     above = find(tree, top[:-1])
     entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
@@ -162,9 +154,7 @@ def _leaves(entry: Entry, path: Path) -> Iterator[tuple[Path, Entry]]:
 
 
 def _read_elsewhere(tree: MappingNode, dead: Collection[Path]) -> set[Path]:
-    """Return those of `dead` whose key is that of a living value, too: through an anchor or a reference one line of
-    the file may stand in several places.
-    """
+    """Return those of `dead` whose line, through an anchor or a reference, is also that of a living value."""
     if not dead:
         return set()
     places: dict[tuple[int, int], list[Path]] = {}

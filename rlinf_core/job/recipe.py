@@ -26,8 +26,7 @@ class Trial(NamedTuple):
     Attributes:
         component: whose interpreter, variables and nodes they are.
         what: name of the check, as in `simulator`.
-        module: is run by `python -m`.
-        arguments: of the program.
+        module, arguments: what `python -m` runs.
         seconds: that it may take.
     """
 
@@ -39,48 +38,40 @@ class Trial(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A kind of job that can be trained.
+    """A kind of job that can be trained. A package offers one through the entry point group `rlinf.recipes`.
 
-    A package offers one through the entry point group `rlinf.recipes`.
+    A function is named as `module:function`; None: the recipe has no such part.
 
     Attributes:
         name: what `recipe: NAME` says in a file.
         summary: one line for `rlinf recipes`.
         config: the pydantic model of its whole file, as `module:Class`. It has the fields `recipe` and `cluster`.
-        program: what `rlinf train` runs, as `module:function`; None while it can only be validated. It is called as
-            `program(job, folder, listener)` with the checked job, the run's folder (a `RunFolder`) and whoever is told
-            of its events (`rlinf_core.runners.events`); it runs to the end, or raises what failed once its workers are
-            ended.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, or a YAML file
-            of the package's own, relative to the module that holds the recipe.
-        check: `check(config, world_sizes, report)`, the rules that relate sections, as `module:function`; None when
-            there are none. `world_sizes` has the number of processes of each placed component, None where that cannot
-            be known yet; `report(path, code, message, help)` adds a finding (see `rlinf_core.job.report.Report`).
-        facts: `facts(config)`, as `module:function`: what a run must agree in to continue from a checkpoint, by the
-            path of the key (`rlinf_core.runners.checkpoint.Manifest.facts`). A resume that does not fit is refused
-            before anything is written; None: the program checks.
-        record: what `rlinf record` runs, as `module:function`, called as `record(job, folder, *, episodes, checkpoint,
-            successes_only, video, fps, tell)`: writes demonstrations into a new folder and returns `folder`,
-            `episodes`, `frames`, `tried` and `successes`; None where there is nothing to record.
-        evaluate: what `rlinf eval` runs, as `module:function`, called as `evaluate(job, checkpoint, folder, *,
-            episodes, allow_training_starts, video, tell)`: writes `eval.json` into a new folder and returns its
-            object; None: there are no evaluations beside those of training.
-        policy: what `load_policy` runs, as `module:function`, called as `load(folder, config, device)` with a
-            checkpoint and the configuration of its run, or with a folder that was exported and None; None: its policies
-            are used in another way.
-        export: what `rlinf export` runs, as `module:function`, called as `export(config, checkpoint, folder, kind)`:
-            writes a policy into a new folder in a format of that kind and returns what was written; None: it has
-            another way.
-        play: what `rlinf play` runs, as `module:function`, called as `play(job, checkpoint, file, *, episodes, tell)`:
-            writes a video of episodes and returns how they went; None: there is nothing to see.
-        memory: `memory(config, world_sizes)`, as `module:function`: the memory that a job will hold, a list of
-            `rlinf_core.memory.ProcessForecast`; None: there is no forecast.
-        savings: `savings(config)`, as `module:function`: changes of the file that save memory, the nearest first, each
-            a tuple of overrides; None: none are known.
-        inputs: `inputs(config)`, as `module:function`: the files and folders that a run reads, whose content is noted
-            in its `environment.json`; None: none.
-        trials: `trials(config)`, as `module:function`: the programs that `rlinf doctor` runs where components are
-            placed, a list of `Trial`; None: none.
+            beside the module that holds the recipe.
+        program: `program(job, folder, listener)`, for `rlinf train`, with the checked job, the run's `RunFolder` and
+            whoever is told of its events (`rlinf_core.runners.events`): runs to the end, or raises what failed once its
+            workers are ended.
+        check: `check(config, world_sizes, report)`: the rules that relate sections. `world_sizes` has the number of
+            processes of each placed component, None where that cannot be known yet; `report` is a `Report`.
+        facts: `facts(config)`: what a run must agree in to continue from a checkpoint, by the path of the key
+            (`Manifest.facts`). A resume that does not fit is refused before anything is written; None: the program
+            checks.
+        record: `record(job, folder, *, episodes, checkpoint, successes_only, video, fps, tell)`, for `rlinf record`:
+            writes demonstrations into a new folder and returns `folder`, `episodes`, `frames`, `tried` and `successes`.
+        evaluate: `evaluate(job, checkpoint, folder, *, episodes, allow_training_starts, video, tell)`, for `rlinf
+            eval`: writes `eval.json` into a new folder and returns its object.
+        policy: `load(folder, config, device)`, for `load_policy`, with a checkpoint and the configuration of its run,
+            or with a folder that was exported and None.
+        export: `export(config, checkpoint, folder, kind)`, for `rlinf export`: writes a policy into a new folder in a
+            format of that kind and returns what was written.
+        play: `play(job, checkpoint, file, *, episodes, tell)`, for `rlinf play`: writes a video of episodes and returns
+            how they went.
+        memory: `memory(config, world_sizes)`: the memory that a job will hold, a list of
+            `rlinf_core.memory.ProcessForecast`.
+        savings: `savings(config)`: changes of the file that save memory, the nearest first, each a tuple of overrides.
+        inputs: `inputs(config)`: the files and folders that a run reads, whose content is noted in its
+            `environment.json`.
+        trials: `trials(config)`: the programs that `rlinf doctor` runs where components are placed, a list of `Trial`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
     """

@@ -14,11 +14,8 @@ from rlinf_core.config.tree import MappingNode, Path, find
 
 
 class FindingPlace(NamedTuple):
-    """The place of a finding.
-
-    Attributes:
-        path: the key that is underlined.
-        about: the keys whose values the finding follows from.
+    """The place of a finding: the key at `path` is underlined, and the finding follows from the values of the keys
+    `about`.
     """
 
     path: Path
@@ -52,8 +49,7 @@ class Report:
         Args:
             at: the key to underline; the nearest place above it when the file leaves the key out.
             code: the diagnostic code.
-            message: what is wrong.
-            help: what to do.
+            message, help: what is wrong, and what to do.
             about: further keys whose values the finding follows from.
             severity: how grave it is.
             related: further keys whose places are told, each with a few words on why.

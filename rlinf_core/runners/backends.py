@@ -19,9 +19,8 @@ class BackendSettings(NamedTuple):
     """The facts about a run that a backend is told.
 
     Attributes:
-        folder: where it may keep files: the run's own folder.
-        project: under which the run is filed.
-        name: of the run.
+        folder: the run's own folder, for files of the backend.
+        project, name: under which the run is filed.
         config: the resolved configuration without secrets, as plain data.
         resumed: whether the run goes on where an earlier one ended.
         known: the last step that an earlier process of the run told of; -1: none.

@@ -43,9 +43,8 @@ class Manifest(NamedTuple):
 
     Attributes:
         step: the training step after which it was written.
-        config_hash: `config_hash` of the run's configuration.
-        facts: what another run must agree in to continue from it, by the path of the key in the configuration, as in
-            `actor.model.hidden_dim`.
+        config_hash: of the run's configuration.
+        facts: what another run must agree in to continue, by the path of the key, as in `actor.model.hidden_dim`.
         metrics: the newest value of every metric.
         weight_version: how often the weights had changed.
         world_sizes: number of processes of each component; another number is fine.
@@ -66,13 +65,7 @@ class Manifest(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A complete checkpoint.
-
-    Attributes:
-        step: the training step after which it was written.
-        path: its folder.
-        manifest: what it says about itself.
-    """
+    """A complete checkpoint: the folder with the state after training step `step`."""
 
     step: int
     path: Path
@@ -81,8 +74,7 @@ class Checkpoint(NamedTuple):
     def check(self, facts: Mapping[str, Fact]) -> None:
         """Refuse to be continued by a run that it does not fit.
 
-        Args:
-            facts: those of the run, as `Manifest.facts`. One that the checkpoint does not know is not judged.
+        `facts` are those of the run, as `Manifest.facts`. One that the checkpoint does not know is not judged.
 
         Raises:
             CheckpointError: with every difference.
@@ -246,11 +238,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def config_hash(text: str) -> str:
-    """Return what tells one resolved configuration from another.
-
-    Args:
-        text: its YAML, as the run folder keeps it.
-    """
+    """Return what tells one resolved configuration from another; `text` is its YAML."""
     return sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,4 @@
-"""The learning curve of a run as a picture: return and success over steps, of training and of evaluation.
-
-matplotlib is imported when a curve is drawn, and without a display.
-"""
+"""The learning curve of a run as a picture: return and success over steps, of training and of evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ class Panel(NamedTuple):
     """One part of the picture.
 
     Attributes:
-        title: what is shown.
         series: what each line is called, and the metrics that it may be, the first that a run has.
         share: whether values are between 0 and 1.
     """
@@ -64,12 +60,7 @@ _MOST_POINTS: Final = 1000
 
 
 def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path] | None:
-    """Draw `curve.png` and `curve.svg` from `metrics.jsonl`.
-
-    Args:
-        metrics_file: as `MetricsWriter` writes it.
-        folder: where the pictures go; those of before are replaced.
-        title: what stands above.
+    """Draw `curve.png` and `curve.svg` of `metrics.jsonl` into `folder`; those of before are replaced.
 
     Returns:
         The PNG and the SVG, or None where no metric to draw was written.
@@ -150,9 +141,7 @@ def _require_matplotlib(what: str) -> None:
 
 
 def lines(panel: Panel, metrics: Sequence[Metrics]) -> list[Line]:
-    """Return what there is to draw in a panel. Two series of the same values, as where episodes end with success,
-    are one.
-    """
+    """Return the lines of a panel; two of the same values, as where episodes end with success, are one."""
     drawn: list[Line] = []
     for label, names in panel.series:
         line = next((line for name in names if (line := _line(label, name, metrics)).steps), None)

@@ -1,7 +1,4 @@
-"""Changes of the file system that survive a process, or a machine, that dies at any moment.
-
-Everything that a run keeps is written through these few operations. Each leaves either the old or the new state.
-"""
+"""Changes of the file system that leave the old or the new state when a process, or a machine, dies at any moment."""
 
 from __future__ import annotations
 
@@ -19,12 +16,9 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write `path` so that readers find the old text or the new one, and never a part.
+    """Write `text` so that readers find the old file or the new one, and never a part.
 
-    Args:
-        path: the file, which may exist.
-        text: what it holds from now on, as UTF-8.
-        mode: permissions of a new file, before the process's umask.
+    `mode` is that of a new file, before the process's umask.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -38,10 +32,9 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Generator[bool, None, None]:
-    """Hold an exclusive lock on the file `path` within the block; yield False where another process holds it.
+    """Hold an exclusive lock on a file within the block; yield False where another process holds it.
 
-    `write_whole` replaces the file, so its content has to be read within the block. On a file system without locks
-    every process gets the lock.
+    `write_whole` replaces the file: read it within the block. Where the file system has no locks everybody gets it.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:

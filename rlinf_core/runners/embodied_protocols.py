@@ -12,12 +12,9 @@ EpisodeSums: TypeAlias = Mapping[str, tuple[float, int]]
 
 
 class Layout(NamedTuple):
-    """The processes of a job, as every worker is told when a run begins.
+    """The numbers of processes of a job, as every worker is told when a run begins.
 
     Attributes:
-        actors: processes of the actor.
-        rollouts: processes of the rollout.
-        envs: processes of the env.
         trajectories: name of the channel from rollout to actor.
         step: the last training step that is done: 0, or more where the run continues from a checkpoint.
     """

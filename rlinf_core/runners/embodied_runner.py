@@ -41,15 +41,13 @@ class EmbodiedRunner(RolloutRunner):
     Env and rollout workers send to each other; a rollout worker puts its trajectories into a channel for the actors.
 
     With `runner.max_staleness: 0` a step is sync, rollout, advantages, training, one after the other. With k the
-    rollouts of the next k steps are asked for before the step is trained, and each acts with the weights that are there
-    when it is asked for. Which weights act in which step is so decided here, by numbers of steps and not by who is
-    faster, and a sample is never learned from by weights more than k versions newer than those that made it.
+    rollouts of the next k steps are asked for before the step is trained, each with the weights of that moment. So
+    numbers of steps decide which weights act in which step, not who is faster, and weights learn from samples at most k
+    versions older.
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that train.
-        rollout: the workers that run the policy.
-        env: the workers that step environments.
+        actor, rollout, env: the workers that train, run the policy, and step environments.
         record: see `Runner`.
     """
 
@@ -112,7 +110,7 @@ class EmbodiedRunner(RolloutRunner):
         Asks for the rollouts of later steps too, as far ahead as `max_staleness` allows, and waits for this step's.
 
         Returns:
-            Means over the episodes that ended, and how old the acting weights were, by their full names.
+            Means over the episodes that ended, and the staleness of the acting weights.
         """
         step = self.next_step if step is None else step
         with self.phase(step, events.GENERATE_ROLLOUTS):

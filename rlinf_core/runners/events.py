@@ -24,7 +24,7 @@ class RunStarted(NamedTuple):
 
     Attributes:
         folder: the run folder.
-        first_step: the step that comes first; 1, or more where the run was resumed.
+        first_step: 1, or more where the run was resumed.
         last_step: the step after which it ends; None while no limit is known.
         components: number of processes of each component.
         resumed_from: the checkpoint it continues from.
@@ -45,11 +45,8 @@ class PhaseStarted(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """From now on the run waits for something outside it, as while it launches: for what, in words.
-
-    Attributes:
-        what: as in `Ray on this machine`, `actor: 2 processes`.
-        seconds: how long it may take before it fails; None where what is waited in has deadlines of its own.
+    """From now on the run waits for `what` outside it, as in `actor: 2 processes`, for `seconds` at most where that is
+    known.
     """
 
     what: str
@@ -78,22 +75,16 @@ class CheckpointSaved(NamedTuple):
 
 
 class ClusterReady(NamedTuple):
-    """The machines are there, and workers are launched on them next; told again by each attempt.
-
-    Attributes:
-        topology: their nodes, with the hardware that was found.
-    """
+    """The machines are there, and workers are launched on them next; told again by each attempt."""
 
     topology: ClusterTopology
 
 
 class RunRestarted(NamedTuple):
-    """Something died, and the run goes back.
+    """Something died, and the run goes back to `step`, the last that counts (0 without a checkpoint).
 
     Attributes:
-        step: the last step that counts; 0 where no checkpoint had been written.
         restart: which restart this is, from 1.
-        max_restarts: how many there may be.
         reason: what died, in one line.
     """
 
@@ -107,7 +98,6 @@ class RunFinished(NamedTuple):
     """The run is over, as it was meant to be.
 
     Attributes:
-        step: the last step.
         metrics: the newest value of every metric.
         seconds: from `RunStarted` to the end of its work: ending the workers is not counted.
     """

@@ -2,7 +2,7 @@
 
     {"step": 12, "time": 1773482102.5, "metrics": {"env/return": 3.2, "train/actor/grad_norm": null}}
 
-A metric that is not a number (a loss that went to infinity) is null, since JSON has no word for it.
+A metric that is not a number is null, since JSON has no word for it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,7 @@ LOGGER = logging.getLogger("rlinf")
 
 
 class Metrics(NamedTuple):
-    """The metrics of one step.
-
-    Attributes:
-        step: which.
-        time: when they were written, in seconds since 1970.
-        metrics: numbers by name; nan where there was none.
-    """
+    """The metrics of one step, written at `time` (seconds since 1970): numbers by name, nan where there was none."""
 
     step: int
     time: float
@@ -41,8 +35,7 @@ class Metrics(NamedTuple):
 class MetricsWriter:
     """Appends the metrics of each step. A run has one.
 
-    Each line has left the process when `log` returns, so one that is killed loses none; whatever an earlier process
-    left torn at the end is cut off.
+    Each line has left the process when `log` returns; what an earlier process left torn at the end is cut off.
 
     Args:
         path: the file; lines that it has stay.
@@ -80,13 +73,9 @@ class MetricsWriter:
         return newest
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of `step`.
+        """Write the metrics of `step`, numbers by name.
 
         Steps come in order. Metrics of the step that came last, as those of an evaluation after it, join its line.
-
-        Args:
-            step: which, from 0.
-            metrics: numbers by name.
 
         Raises:
             ValueError: a later step was written already; `rewind` goes back.
@@ -165,17 +154,12 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Return the metrics in `path`, one item for each step in order; none when there is no such file.
-
-    A line that is being written, or is torn, is left out.
-    """
+    """Return the metrics in `path`, one item for each step in order; none when there is no such file."""
     return [line for _, _, line in _lines(path)]
 
 
 def stream_metrics(path: Path) -> Iterator[Metrics]:
-    """Return the metrics in `path` one after another, so that a long run need not be in memory as a whole.
-
-    A line that is being written, or is torn, is left out.
+    """Return the metrics in `path` one after another, without lines that are torn or being written.
 
     Raises:
         OSError: the file is there and cannot be read.

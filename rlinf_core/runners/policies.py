@@ -17,11 +17,7 @@ _DESCRIPTION = "policy.json"
 
 
 class Policy(Protocol):
-    """A policy that acts on observations.
-
-    Attributes:
-        module: the torch module.
-        spec: names, types and sizes of its observations and actions.
+    """A policy that acts on observations: a torch module, with the names, types and sizes of observations and actions.
     """
 
     module: Any
@@ -36,8 +32,8 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
     """Return a trained policy, ready to act. It needs neither a cluster nor the environment.
 
     Args:
-        path: a run folder, whose newest checkpoint is taken; a checkpoint `global_step_N`; or a folder that
-            `rlinf export --format safetensors` wrote.
+        path: a run folder, whose newest checkpoint is taken; a checkpoint `global_step_N`; or a folder that `rlinf
+            export --format safetensors` wrote.
         checkpoint: another checkpoint of the run.
         device: where it acts, as torch names it.
 
@@ -78,11 +74,7 @@ def _run_of(folder: Path) -> RunFolder | None:
 
 
 def _recipe_of(folder: Path) -> str:
-    """Return the name of the recipe whose policy is in a folder apart from a run.
-
-    Raises:
-        ConfigError: it holds none.
-    """
+    """Return the name of the recipe whose policy is in a folder apart from a run."""
     try:
         return str(json.loads((folder / _DESCRIPTION).read_text())["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:

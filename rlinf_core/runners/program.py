@@ -25,13 +25,8 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
     """Run a job to its end, and keep what happens in `folder`.
 
     Where a worker dies, all end, and the run goes on from its last checkpoint with new ones, up to
-    `runner.max_restarts` times: `launch` is called again.
-
-    Args:
-        job: a checked job whose configuration has a section `runner`.
-        folder: of the run.
-        listener: is told what happens.
-        launch: the recipe's own part.
+    `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration has a section
+    `runner`.
 
     Raises:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.

@@ -1,7 +1,4 @@
-"""The provenance of a run: versions, code, input files and machine, kept in its `environment.json`.
-
-The resolved configuration says what was asked for; this says what else can make two runs differ.
-"""
+"""The provenance of a run, kept in its `environment.json`: all but the configuration that can make two runs differ."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ class Provenance(NamedTuple):
 
     Attributes:
         versions: of python, rlinf, and every package in the driver's interpreter.
-        code: digests of the source of rlinf and of the recipe's package, by name; and where the working folder is in a
-            git repository its `commit`, and a digest of what is `uncommitted` (empty where nothing is).
+        code: digests of the source of rlinf and of the recipe's package; in a git repository also its `commit`, and a
+            digest of what is `uncommitted` (empty where nothing is).
         inputs: digests of the files and folders that the configuration names, by their paths.
         machine: host, platform, number of processors.
     """

@@ -145,13 +145,9 @@ class RunRecord:
         self._draw_curve()
 
     def watch(self, cluster: Cluster, components: Mapping[str, str]) -> None:
-        """Have the groups that are launched from now on write their logs into the run folder, and record their trace.
+        """Have the groups that are launched from now on write their logs and traces into the run folder.
 
-        The listener is told of each that is about to be launched.
-
-        Args:
-            cluster: where they are launched.
-            components: what the folder of a group's logs is called, by the group's name.
+        The listener is told of each launch. `components` are the names of the groups' log folders.
         """
         running = engine.current()
         self.folder.update(address=running.address if running is not None else "")
@@ -174,7 +170,7 @@ class RunRecord:
     def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
         """Write the most memory that each process of the components held so far, by phase.
 
-        Components whose processes are in a method that does not end, as in asynchronous generation, are left out.
+        Processes in a method that does not end, as in asynchronous generation, are left out.
         """
         try:
             asked = {component: group.memory_peaks() for component, group in groups.items()}
@@ -194,9 +190,8 @@ class RunRecord:
             LOGGER.warning("the memory of the run's processes is not kept: %s", error)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
-        """Continue from the step of `source`, or from the start.
-
-        The metrics that are there of later steps stay until the run has its workers.
+        """Continue from the step of `source`, or from the start. Metrics of later steps stay until the run has its
+        workers.
         """
         self.source = source
         self.step = source.step if source else 0
@@ -206,10 +201,8 @@ class RunRecord:
         self.newest = dict(self._metrics.newest_up_to(self.step))
 
     def go_back(self) -> int:
-        """Return something died: goes back to the newest checkpoint, or to where the run began.
-
-        Returns:
-            The last step that counts.
+        """Return to the newest checkpoint, or to where the run began, after something died; return the last step that
+        counts.
         """
         if self._trace is not None:
             self._trace.forget()
@@ -217,9 +210,7 @@ class RunRecord:
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
-        """Tell that the workers are there. Only the first attempt is told of: what follows is a restart.
-
-        From here on the folder of a resumed run changes: what came after the checkpoint is dropped.
+        """Tell that the workers are there, in the first attempt only, and drop what came after the resumed checkpoint.
         """
         if self._began is None:
             self._began = time.monotonic()

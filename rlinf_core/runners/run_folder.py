@@ -71,8 +71,8 @@ class RunFolder:
         """Return the folder of a run that starts now, in this process.
 
         Without `runner.resume_dir`, or with `auto` where the experiment has no checkpoint yet, it is a new one. Else it
-        is the folder of that checkpoint, so that a run that was cut in two is one. Where that run has newer checkpoints
-        they stay as they are, and the new run begins in a new folder with the metrics up to the checkpoint.
+        is the folder of that checkpoint; where that has newer ones they stay, and the new run begins in a new folder
+        with the metrics up to the checkpoint.
 
         Args:
             runner: the run's own section.
@@ -81,7 +81,7 @@ class RunFolder:
             facts: values that the checkpoint must agree with (`Manifest.facts`); None: not checked here.
 
         Raises:
-            CheckpointError: there is no complete checkpoint where `resume_dir` says, or it does not fit. No folder was
+            CheckpointError: there is no complete checkpoint where `resume_dir` says, or it does not fit; no folder was
                 changed.
             RunError: the folder cannot be written, or the run to continue is still going on.
         """
@@ -151,10 +151,7 @@ class RunFolder:
         return folder
 
     def _begin(self, runner: RunnerConfig, source: Checkpoint | None) -> None:
-        """Write that this process drives the run from now on.
-
-        The end that a resumed run had is kept until `started`: an attempt that fails before gives it back.
-        """
+        """Write that this process drives the run from now on; a resumed run's earlier end is kept until `started`."""
         self._keep = runner.keep_checkpoints
         self.resumed_from = source.path if source else None
         before = self._state
@@ -212,7 +209,7 @@ class RunFolder:
         return self._state
 
     def refresh(self) -> RunState:
-        """Return the state as it is on the disk now, for one who looks on while the run goes on.
+        """Return the state as it is on the disk now.
 
         Raises:
             RunError: it cannot be read.
@@ -221,10 +218,7 @@ class RunFolder:
         return self._state
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and write it whole.
-
-        Args:
-            changes: new values by the names of `RunState`'s fields.
+        """Change fields of the state, by their names in `RunState`, and write it whole.
 
         Raises:
             RunError: it cannot be written.
@@ -250,14 +244,9 @@ class RunFolder:
             self.update(earlier=None)
 
     def end(self, status: str, reason: str = "") -> None:
-        """Write how the run ended.
+        """Write how the run ended: its `RunStatus`, and the first line of why it failed.
 
-        A resumed run that did not get as far as `started` is again what it was, with the end that it had: the failed
-        attempt has changed nothing of it.
-
-        Args:
-            status: finished, failed or interrupted.
-            reason: why, when it failed; the first line is kept.
+        A resumed run that did not get as far as `started` is again what it was.
 
         Raises:
             RunError: it cannot be written.
@@ -269,10 +258,7 @@ class RunFolder:
             self.update(status=status, reason=(reason.strip().splitlines() or [""])[0], ended=time.time(), earlier=None)
 
     def write_config(self, job: Job) -> str:
-        """Keep the resolved configuration, defaults included and secrets masked.
-
-        Returns:
-            Its `config_hash`, for manifests.
+        """Keep the resolved configuration, defaults included and secrets masked; return its `config_hash`.
 
         Raises:
             RunError: it cannot be written.
@@ -282,12 +268,9 @@ class RunFolder:
         return self.write_config_text(resolved_text(mask(job.tree, job.secret), job.config))
 
     def write_config_text(self, text: str) -> str:
-        """Keep YAML as the run's configuration.
+        """Keep YAML as the run's configuration, and return its `config_hash`.
 
         An earlier one that says something else gets a number. That of a resumed run is written by `started`.
-
-        Returns:
-            Its `config_hash`, for manifests.
 
         Raises:
             RunError: it cannot be written.

@@ -1,7 +1,4 @@
-"""The state of a run, as `run.json` keeps it.
-
-Imports nothing heavy: commands look into run folders too.
-"""
+"""The state of a run, as `run.json` keeps it. Imports nothing heavy: commands look into run folders too."""
 
 from __future__ import annotations
 
@@ -31,15 +28,13 @@ class RunState(NamedTuple):
     Attributes:
         recipe: what is trained.
         experiment: the name that `runner.resume_dir: auto` looks for.
-        status: running, finished, failed or interrupted.
+        status: a `RunStatus`.
         step: the last step that is done.
         reason: why it failed, in one line, else empty.
-        pid: of the process that drives it.
-        host: the name of that process's machine.
+        pid, host: of the process that drives it.
         start: tells that process from a later one with its pid, as `rlinf_core.node.node_processes.identity` does.
         address: where its Ray is reached, or was, as in `10.0.0.1:6379`; empty before there is one.
-        created: when the folder was made.
-        updated: when this was written.
+        created, updated: when the folder was made, and when this was written.
         ended: when the run ended, or None.
         resumed_from: the checkpoint that it continued from last, or None.
         checkpoints: the folder of its checkpoints.

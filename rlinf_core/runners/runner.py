@@ -1,7 +1,6 @@
 """The base of training loops: steps and their phases, evaluations, checkpoints, and the record of the run.
 
-A loop of your own is a subclass with a `train_step`. Everything else comes from here: the run folder, metrics, resume,
-the trace and the events that `rlinf train` shows. docs/write-a-recipe.md builds one.
+A loop of your own is a subclass with a `train_step`: docs/write-a-recipe.md builds one.
 """
 
 from __future__ import annotations
@@ -52,21 +51,13 @@ class Runner(ABC):
 
     @abstractmethod
     def train_step(self, step: int) -> dict[str, float]:
-        """Carry out one training step.
-
-        Returns:
-            Its metrics, by their full names. Times of phases are added.
-        """
+        """Carry out one training step, and return its metrics by their full names. Times of phases are added."""
 
     def start_workers(self) -> None:  # noqa: B027 - workers may be ready when they are launched
         """Prepare the workers: create environments and models."""
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:
-        """Evaluate the policy after a step.
-
-        Returns:
-            Metrics under `eval/`; None: this loop has no evaluations.
-        """
+        """Evaluate the policy after a step, and return metrics under `eval/`; None: this loop has no evaluations."""
         return None
 
     @abstractmethod
@@ -230,9 +221,8 @@ class RolloutRunner(Runner):
         """Whether rollouts of later steps are under way, so that nobody waits for weights."""
 
     def update_rollout_weights(self, step: int | None = None) -> None:
-        """Give the rollout workers the weights of the actor, unless they have them.
-
-        Where rollouts go on while the actor trains nobody waits for that.
+        """Give the rollout workers the weights of the actor, unless they have them. Nobody waits where rollouts run
+        ahead.
         """
         if self._synced == self.weight_version:
             return

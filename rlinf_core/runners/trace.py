@@ -1,7 +1,7 @@
 """The trace of a run: what every process did and when, as a file that chrome://tracing and ui.perfetto.dev open.
 
-Each process is one row with its threads and tasks: methods, what the code timed, and what it waited in; below them what
-was under way between processes. Moments of processes on one machine agree; between machines they differ as clocks do.
+Each process is a row with its threads and tasks; below them what was under way between processes. Moments of processes
+on one machine agree; between machines they differ as clocks do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Traced(Protocol):
 
 
 class TraceWriter:
-    """Writes the trace while the run goes on. What was written is readable also when the run is killed.
+    """Writes the trace while the run goes on, so that it is readable also when the run is killed.
 
     Args:
         path: the file; one of before gets a number.
@@ -80,13 +80,9 @@ class TraceWriter:
         self.close()
 
     def collect(self, groups: Iterable[Traced], *, last: bool = False) -> None:
-        """Take what the processes recorded, without waiting for any: those that are busy answer the next time.
+        """Take what the processes of the groups recorded; those that are busy, or died, are asked again the next time.
 
-        A group that cannot answer, as after a worker died, leaves what it has told before.
-
-        Args:
-            groups: the groups that run now.
-            last: waits up to five seconds for each.
+        With `last` it waits up to five seconds for each.
         """
         self.add(DRIVER, tracing.take())
         for group in groups:
@@ -105,12 +101,7 @@ class TraceWriter:
         self._pending.clear()
 
     def add(self, process: str, taken: Taken) -> None:
-        """Write what one process recorded.
-
-        Args:
-            process: its name, as in `actor:0`.
-            taken: what it recorded.
-        """
+        """Write what one process recorded; its name is as in `actor:0`."""
         self.dropped += taken.dropped
         for span in taken.spans:
             for event in self._events(process, span):
