@@ -38,7 +38,8 @@ def _read(file: str, overrides: list[str] | None, name: str | None) -> _CheckedF
     nodes = machines(job.cluster)
     recipe = getattr(job.model, "recipe", None)
     own = find_recipe(str(recipe)) if recipe else None
-    trials = tuple(own.trials_of(job.model)) if own is not None else ()
+    function = own.function("trials") if own is not None else None
+    trials = tuple(function(job.model)) if function is not None else ()
     return _CheckedFile(job.cluster, state.cluster_name(file, name), nodes, own.name if own else None, trials)
 
 

@@ -137,7 +137,7 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or one of its own.
     runner = runner if isinstance(runner, RunnerConfig) else RunnerConfig()
-    facts = recipe.facts_function()
+    facts = recipe.function("facts")
     folder = RunFolder.create(runner, recipe.name, save_path, facts(job.config) if facts else None)
     folder.write_config(job)
     return folder
@@ -218,7 +218,7 @@ class Training:
             with sigterm_deferred(), suppress(ImportError):
                 # Its linear algebra starts threads, none of which may take the signal while Ray's native code has it.
                 import_module("numpy")
-            program = self._recipe.program_function()
+            program = self._recipe.function("program")
             if program is None:
                 raise RLinfError(f"recipe `{self._recipe.name}` has no program")
             program(self._job, self._folder, listen)

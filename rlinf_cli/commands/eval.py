@@ -62,7 +62,7 @@ def evaluate(
     from rlinf_core.errors import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.evaluate_function()
+    function = used.recipe.function("evaluate")
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has no evaluation of its own")
     weights = checkpoint_of(checkpoint, used.run)

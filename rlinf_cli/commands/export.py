@@ -60,7 +60,7 @@ def export(
     if found is None:
         raise RunError("this is not the folder of a run", where=run, help="`rlinf runs` lists them")
     job = load_job(str(found.config_file))
-    function = job.recipe.export_function() if job.recipe is not None else None
+    function = job.recipe.function("export") if job.recipe is not None else None
     if function is None or job.recipe is None:
         name = "of the run" if job.recipe is None else f"`{job.recipe.name}`"
         raise RLinfError(

@@ -55,7 +55,7 @@ def play(
     from rlinf_core.errors import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.play_function()
+    function = used.recipe.function("play")
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has nothing to see", help="`rlinf samples` shows what it wrote")
     weights = checkpoint_of(checkpoint, used.run)

@@ -83,7 +83,7 @@ def record(
     from rlinf_core.errors import RLinfError
 
     used = used_job(file, list(overrides or ()), log_path)
-    function = used.recipe.record_function()
+    function = used.recipe.function("record")
     if function is None:
         raise RLinfError(f"recipe `{used.recipe.name}` has nothing to record", help="`rlinf recipes` lists the others")
     folder = out or Path("demonstrations") / Path(file).stem

@@ -371,7 +371,7 @@ def _check_recipe(
     from rlinf_core.job.report import Report
 
     try:
-        check = recipe.check_function()
+        check = recipe.function("check")
         if check is not None:
             check(config, world_sizes, Report(view, diagnostics))
         report_no_effect(config, world_sizes, view, diagnostics, bases=_not_of_user(recipe, sources))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from rlinf_core.errors import ConfigError
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 ENTRY_POINT_GROUP: Final = "rlinf.recipes"
+# The fields of a recipe that name a function.
+Part: TypeAlias = (
+    Literal["program", "check", "facts", "record", "evaluate", "policy"]
+    | Literal["export", "play", "memory", "savings", "inputs", "trials"]
+)
 
 
 class Trial(NamedTuple):
@@ -102,101 +107,14 @@ class Recipe(NamedTuple):
         """
         return self._load(self.config)
 
-    def check_function(self) -> Callable[..., None] | None:
-        """Return the recipe's rules, or None.
-
-        Raises:
-            ConfigError: they cannot be imported.
-        """
-        return None if self.check is None else self._load(self.check)
-
-    def facts_function(self) -> Callable[[Any], dict[str, Any]] | None:
-        """Return the function that gives a configuration's facts, or None.
+    def function(self, part: Part) -> Callable[..., Any] | None:
+        """Return the function of a part, or None. That of `program` imports torch and ray.
 
         Raises:
             ConfigError: it cannot be imported.
         """
-        return None if self.facts is None else self._load(self.facts)
-
-    def inputs_function(self) -> Callable[[Any], list[Path]] | None:
-        """Return the function that gives the files that a run of a configuration reads, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.inputs is None else self._load(self.inputs)
-
-    def program_function(self) -> Callable[..., Any] | None:
-        """Return the recipe's program, or None. This is what imports torch and ray.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.program is None else self._load(self.program)
-
-    def trials_of(self, config: Any) -> list[Trial]:
-        """Return what `rlinf doctor` tries for a configuration.
-
-        Raises:
-            ConfigError: the function cannot be imported.
-        """
-        return [] if self.trials is None else self._load(self.trials)(config)
-
-    def record_function(self) -> Callable[..., dict[str, Any]] | None:
-        """Return the function that records demonstrations, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.record is None else self._load(self.record)
-
-    def evaluate_function(self) -> Callable[..., dict[str, Any]] | None:
-        """Return the function that evaluates a checkpoint, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.evaluate is None else self._load(self.evaluate)
-
-    def policy_function(self) -> Callable[..., Any] | None:
-        """Return the function that loads a policy, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.policy is None else self._load(self.policy)
-
-    def export_function(self) -> Callable[..., dict[str, Any]] | None:
-        """Return the function that exports a policy, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.export is None else self._load(self.export)
-
-    def play_function(self) -> Callable[..., dict[str, Any]] | None:
-        """Return the function that shows a policy, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.play is None else self._load(self.play)
-
-    def memory_function(self) -> Callable[..., list[Any]] | None:
-        """Return the function that forecasts memory, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.memory is None else self._load(self.memory)
-
-    def savings_function(self) -> Callable[[Any], list[tuple[str, ...]]] | None:
-        """Return the function that knows changes which save memory, or None.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        return None if self.savings is None else self._load(self.savings)
+        target: str | None = getattr(self, part)
+        return None if target is None else self._load(target)
 
     def _load(self, target: str) -> Any:
         module, _, name = target.partition(":")

@@ -75,6 +75,15 @@ def rename(old: Path, new: Path) -> None:
     sync_folder(new.parent)
 
 
+def keep_old(path: Path) -> None:
+    """Give an earlier file of this name, if there is one, the first number that is free: `config.1.yaml`."""
+    if path.exists():
+        number = 1
+        while (older := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+            number += 1
+        rename(path, older)
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder and what is in it; one that is gone already is fine."""
     shutil.rmtree(folder, ignore_errors=True)

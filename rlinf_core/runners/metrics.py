@@ -155,7 +155,7 @@ class MetricsWriter:
 
 def read_metrics(path: Path) -> list[Metrics]:
     """Return the metrics in `path`, one item for each step in order; none when there is no such file."""
-    return [line for _, _, line in _lines(path)]
+    return list(stream_metrics(path))
 
 
 def stream_metrics(path: Path) -> Iterator[Metrics]:
@@ -164,14 +164,7 @@ def stream_metrics(path: Path) -> Iterator[Metrics]:
     Raises:
         OSError: the file is there and cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            for raw in file:
-                line = _decode(raw)
-                if line is not None:
-                    yield line
-    except FileNotFoundError:
-        return
+    return (line for _, _, line in _lines(path))
 
 
 def newest_metrics(path: Path) -> tuple[Metrics | None, Metrics | None]:
@@ -206,16 +199,15 @@ def copy_metrics(old: Path, new: Path, step: int) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, int, Metrics]]:
     """Return every whole line with the offsets of its first byte and behind its last one."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return
     stop = 0
-    for raw in content.splitlines(keepends=True):
-        start, stop = stop, stop + len(raw)
-        line = _decode(raw)
-        if line is not None:
-            yield start, stop, line
+    with path.open("rb") as file:
+        for raw in file:
+            start, stop = stop, stop + len(raw)
+            line = _decode(raw)
+            if line is not None:
+                yield start, stop, line
 
 
 def _encode(line: Metrics) -> bytes:

@@ -17,8 +17,7 @@ _DESCRIPTION = "policy.json"
 
 
 class Policy(Protocol):
-    """A policy that acts on observations: a torch module, with the names, types and sizes of observations and actions.
-    """
+    """A policy that acts on observations: a torch `module`, and the `spec` of its observations and actions."""
 
     module: Any
     spec: Any
@@ -59,7 +58,7 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
         folder = found.path
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
-    function = recipe.policy_function()
+    function = recipe.function("policy")
     if function is None:
         raise ConfigError(f"recipe `{recipe.name}` has no policies that `load_policy` can load")
     return function(folder, job.config if job is not None else None, device)

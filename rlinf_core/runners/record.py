@@ -94,8 +94,8 @@ class RunRecord:
             ConfigError: a service needs a package that is not installed.
         """
         config: Any = job.config
-        facts = job.recipe.facts_function() if job.recipe is not None else None
-        inputs = job.recipe.inputs_function() if job.recipe is not None else None
+        facts = job.recipe.function("facts") if job.recipe is not None else None
+        inputs = job.recipe.function("inputs") if job.recipe is not None else None
         digest, plain = "", dict[str, Any]()
         if job.tree is not None:
             digest = folder.write_config(job)
@@ -210,8 +210,7 @@ class RunRecord:
         return self.step
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
-        """Tell that the workers are there, in the first attempt only, and drop what came after the resumed checkpoint.
-        """
+        """Tell, once, that the workers are there, and drop what came after the checkpoint of a resumed run."""
         if self._began is None:
             self._began = time.monotonic()
             self.folder.started()

@@ -284,10 +284,7 @@ class RunFolder:
     def _keep_config(self, text: str) -> None:
         try:
             if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
-                number = 1
-                while (older := self.path / f"config.{number}.yaml").exists():
-                    number += 1
-                durable.rename(self.config_file, older)
+                durable.keep_old(self.config_file)
             durable.write_whole(self.config_file, text)
         except OSError as error:
             raise _unwritable(self.path, error) from error

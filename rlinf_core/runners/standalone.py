@@ -119,7 +119,7 @@ class _Reporter:
 def _facts(config: RunConfig) -> Mapping[str, Fact]:
     """Return the facts of a configuration by the recipe that it names; none where no such recipe is installed."""
     try:
-        facts = find_recipe(config.recipe).facts_function()
+        facts = find_recipe(config.recipe).function("facts")
     except ConfigError:
         return {}
     return facts(config) if facts is not None else {}

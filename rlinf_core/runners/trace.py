@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 from rlinf_core import tracing
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.runners import events
+from rlinf_core.runners import durable, events
 from rlinf_core.runners.events import Event, Listener
 from rlinf_core.tracing import Taken, TraceSpan
 
@@ -64,7 +64,7 @@ class TraceWriter:
         self._pending: dict[str, SpansHandle] = {}
         self._phase: tuple[str, float] | None = None
         try:
-            _keep_old(path)
+            durable.keep_old(path)
             self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
             # The format does without the closing bracket, so that a run that is killed leaves a trace, too.
             self._file.write("[\n")
@@ -166,12 +166,3 @@ class TraceWriter:
             return
         self._left -= 1
         self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
-
-
-def _keep_old(path: Path) -> None:
-    """Give a number to an earlier trace of the run, which was resumed since."""
-    if path.exists():
-        number = 1
-        while (older := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(older)

@@ -85,12 +85,12 @@ def memory(
 
 
 def _forecasts(job: Job, sizes: Mapping[str, int]) -> list[ProcessForecast]:
-    function = job.recipe.memory_function() if job.recipe is not None else None
+    function = job.recipe.function("memory") if job.recipe is not None else None
     return [] if function is None else function(job.config, sizes)
 
 
 def _savings(job: Job) -> list[tuple[str, ...]]:
-    function = job.recipe.savings_function() if job.recipe is not None else None
+    function = job.recipe.function("savings") if job.recipe is not None else None
     return [] if function is None else function(job.config)
 
 

@@ -17,7 +17,7 @@ def test_recipe_names_what_can_be_loaded(name: str) -> None:
     recipe = find_recipe(name)
     assert recipe.name == name
     assert {"recipe", "cluster"} <= set(recipe.config_model().model_fields)
-    assert callable(recipe.check_function())
+    assert callable(recipe.function("check"))
 
 
 def test_unknown_recipe() -> None:
@@ -31,5 +31,5 @@ def test_what_a_recipe_names_may_be_missing() -> None:
     with pytest.raises(ConfigError, match="No module named 'no_such_module'"):
         recipe.config_model()
     with pytest.raises(ConfigError, match="has no attribute 'nothing'"):
-        recipe.program_function()
-    assert recipe.check_function() is None
+        recipe.function("program")
+    assert recipe.function("check") is None

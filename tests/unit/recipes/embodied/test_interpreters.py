@@ -141,7 +141,9 @@ def test_doctor_tries_the_simulators_of_a_file() -> None:
         text += "  node_groups:\n    - label: sim\n      node_ranks: 0\n      env_configs:\n"
         text += "        - {node_ranks: 0, python_interpreter_path: /opt/venv/bin/python}\n"
         job = load_job("-", stdin=f"{text}env: {env}\n".encode())
-        return find_recipe("embodied").trials_of(job.config)
+        trials = find_recipe("embodied").function("trials")
+        assert trials is not None
+        return trials(job.config)
 
     assert tried("{train: {env_type: franka_kin}}") == []
     (states,) = tried("{train: {env_type: metaworld}}")
