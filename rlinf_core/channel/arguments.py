@@ -63,7 +63,7 @@ def checked_batch_weight(weight: float) -> float:
 
 
 def checked_timeout(timeout: float | None) -> float | None:
-    """Return a timeout, or None for the default.
+    """Return a timeout in seconds, or None for the default.
 
     Raises:
         ValueError: it is no finite number from 0, or a tensor.

@@ -20,13 +20,7 @@ from rlinf_core.waiting import OperationKind
 
 
 class ChannelBackend(ABC):
-    """The queues of one channel.
-
-    Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
-
-    Attributes:
-        name: of the channel.
-    """
+    """The queues of one channel. Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,7 +59,6 @@ class LocalBackend(ChannelBackend):
     """The queues of a local channel, for the threads and tasks of one process."""
 
     def __init__(self, name: str, maxsize: int = 0, waits: WaitTable | None = None) -> None:
-        """Make the queues; `waits` publishes blocked operations."""
         super().__init__(name)
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
         self._waits = waits

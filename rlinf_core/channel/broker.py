@@ -39,8 +39,6 @@ class Broker:
     """The queues of one channel, and the service that its clients use through `endpoint`.
 
     Args:
-        name: of the channel.
-        endpoint: of this process.
         maxsize: how many items each key holds; 0 means any number.
         gate: decides when it must not accept more; by default by the memory of the machine.
     """
@@ -194,7 +192,6 @@ class Broker:
         return f"the queue holds {depth} items" if depth else "the queue is empty"
 
     def _collect_receipts(self, client: BrokerClient) -> None:
-        """Process the acknowledgements of a consumer."""
         if client.mailbox is not None:
             for op_id in client.mailbox.acks.collect():
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
@@ -304,8 +301,8 @@ class Broker:
     def announce_end(self) -> bool:
         """Send all clients the closed notice if the channel has come to its end; return whether it has.
 
-        It has when it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that
-        is given back by this process if its user dies.
+        Then it is closed, nothing can come out any more, and nobody uses memory that was passed on here: that is given
+        back by this process if its user dies.
         """
         with self._lock:
             if not self._queue.drained or self._endpoint.answers_for_memory():

@@ -25,12 +25,7 @@ REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class LostItem:
-    """An item that was on its way into a channel when its producer died.
-
-    Attributes:
-        producer: who died.
-        key: the queue that it was for.
-    """
+    """An item that was on its way into a channel, under this key, when its producer died."""
 
     producer: str
     key: str
@@ -62,7 +57,7 @@ _FRAME = 256 << 10
 
 
 class Outbox:
-    """Sends replies and items."""
+    """The sender of replies and items."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -85,8 +80,8 @@ class Outbox:
     ) -> None:
         """Send the items of one operation: packed ones together, large ones as they lie.
 
-        `ack_slot` is where the consumer signs for them.
-        `failed` is called, in whichever thread, when a large one could not be sent.
+        The consumer signs for them at `ack_slot`. `failed` is called, in whichever thread, when a large one could not
+        be sent.
         """
         count = len(items)
         if count == 1 and not isinstance(items[0].payload, ReceivedMessage):

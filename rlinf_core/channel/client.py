@@ -31,12 +31,7 @@ _ANNOUNCED = 4 << 20
 
 
 class ChannelClient(ChannelBackend):
-    """The client of one channel, in one process.
-
-    Attributes:
-        address: of the channel's process.
-        stream: to it.
-    """
+    """The client of one channel, in one process; `address` is that of the channel's process."""
 
     def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, pending: Pending, name: str) -> None:
         super().__init__(name)
@@ -158,7 +153,6 @@ class ChannelClient(ChannelBackend):
     # Ends
 
     def lost(self, reason: str) -> None:
-        """Fail the operations of a channel whose process is gone."""
         self._pending.mailboxes.pop(self.stream, None)
         for pipeline in list(self._pipelines.values()):
             pipeline.drop()
@@ -194,7 +188,6 @@ class ChannelClient(ChannelBackend):
         return True
 
     def _last_answer(self, question: Query) -> Any:
-        """Return the answer to a query for a channel that has ended."""
         closed_notice = self._closed_notice
         match question:
             case Query.DEPTH:
@@ -304,7 +297,6 @@ class ChannelClient(ChannelBackend):
             self._send(operation, message)
 
     def _send(self, operation: AnyOperation, message: Message) -> None:
-        """Send in the order of the stream."""
         work: Work[object] = Work(operation.kind, self.name, operation.seconds, self._endpoint.waits, key=operation.key)
         try:
             self._endpoint.send(self.stream, message, work)
@@ -383,9 +375,7 @@ class ChannelClients:
     """The clients of all channels of one process, by name.
 
     Args:
-        endpoint: of this process.
         me: the address of the worker that this process is, or of the driver.
-        resolver: finds the processes of channels.
     """
 
     def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver) -> None:
@@ -399,7 +389,6 @@ class ChannelClients:
         endpoint.on_peer_lost(self._lost)
 
     def client(self, name: str) -> ChannelClient:
-        """Return the channel of this name, which need not exist yet."""
         with self._lock:
             client = self._clients.get(name)
             if client is None:

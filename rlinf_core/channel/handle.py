@@ -33,8 +33,6 @@ _LOOK_EVERY = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _FailedPut:
-    """A put that failed, and nobody has asked."""
-
     channel: str
     key: str | None
     error: BaseException
@@ -146,7 +144,6 @@ class Reaper:
         self._tables: dict[int, Callable[[], dict[int, ChannelOperation[Any]]]] = {}
 
     def start(self) -> None:
-        """Start the thread, once."""
         if self._started:
             return
         with self._lock:
@@ -157,8 +154,7 @@ class Reaper:
     def watch(self, table: Callable[[], dict[int, ChannelOperation[Any]]]) -> None:
         """Expire the operations of a table at their deadlines, until it is empty.
 
-        Args:
-            table: a function that returns the pending operations by id; always the same object for one table.
+        The table is a function that returns the pending operations by id; always the same object for one table.
         """
         if id(table) in self._tables:
             return
@@ -239,7 +235,6 @@ _reaper = Reaper()
 
 
 def reaper() -> Reaper:
-    """Return the reaper of this process."""
     return _reaper
 
 

@@ -53,9 +53,6 @@ class KeyedQueue(Generic[T]):
     Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds; it
     serves the statistics only. Deadlines are the caller's: it calls `cancel` when one has passed.
 
-    Args:
-        maxsize: how many unreserved items each key holds; 0 means any number.
-
     Raises:
         ValueError: `maxsize` is negative.
     """
@@ -76,7 +73,7 @@ class KeyedQueue(Generic[T]):
     # Commands of producers
 
     def announce(self, op_id: OpId, *, key: str = DEFAULT_KEY, producer: OwnerId = None) -> None:
-        """ReplyKind that a put is under way, so that it is reported should its producer die before it arrives."""
+        """Announce that a put is under way, so that it is reported should its producer die before it arrives."""
         self._enter(op_id, producer, Announced(key, producer))
 
     def put(
@@ -129,7 +126,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """RequestKind for one item: `Delivered` at once or later, or `Refused`."""
+        """Ask for one item: `Delivered` at once or later, or `Refused`."""
         return self._ask(op_id, None, key, consumer, now, wait)
 
     def get_batch(
@@ -142,7 +139,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """RequestKind for items until their weights reach or exceed `batch_weight`.
+        """Ask for items until their weights reach or exceed `batch_weight`.
 
         Once the channel is closed, what is left is delivered although it weighs less.
 
@@ -154,10 +151,9 @@ class KeyedQueue(Generic[T]):
         return self._ask(op_id, batch_weight, key, consumer, now, wait)
 
     def taken(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
-        """Acknowledge the delivery of a get. An unknown operation is ignored: it was cancelled
-        before.
+        """Acknowledge the delivery of a get, as soon as the consumer has it: on a closed channel, others wait for that.
 
-        ReplyKind it as soon as the consumer has them: on a closed channel, others wait for it.
+        An unknown operation is ignored: it was cancelled before.
         """
         delivery = self._entries.get(op_id)
         if not isinstance(delivery, Delivery):
@@ -249,16 +245,13 @@ class KeyedQueue(Generic[T]):
     # Questions
 
     def depth(self, key: str = DEFAULT_KEY) -> int:
-        """Return how many items of `key` nobody has taken or reserved."""
         queue = self._queues.get(key)
         return len(queue.items) if queue else 0
 
     def full(self, key: str = DEFAULT_KEY) -> bool:
-        """Return whether a put to `key` would wait."""
         return not self._has_room(self._queues.get(key) or Queue(key))
 
     def peek_all(self, key: str = DEFAULT_KEY) -> list[QueuedItem[T]]:
-        """Return the items of `key` that nobody has taken or reserved, in order; they stay."""
         queue = self._queues.get(key)
         return list(queue.items) if queue else []
 
@@ -273,11 +266,10 @@ class KeyedQueue(Generic[T]):
         return entry.shortfall() if isinstance(entry, Get) else None
 
     def waiting_gets(self) -> list[OpId]:
-        """Return the gets that wait, by key and first come."""
         return [op_id for queue in self._queues.values() for op_id in queue.gets]
 
     def statistics(self) -> dict[str, KeyStatistics]:
-        """Return what went through each key, without the keys that `forgotten` adds up."""
+        """Return what went through each key that is remembered."""
         return {key: self._statistics(queue) for key, queue in self._queues.items()}
 
     # Inside
@@ -336,7 +328,7 @@ class KeyedQueue(Generic[T]):
         return effects
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
-        """Do all that the queue's state allows: serves gets, lets puts in, ends what cannot go on."""
+        """Do all that the queue's state allows: serve gets, let puts in, end what cannot go on."""
         self._serve(queue, now, effects)
         if self.closed:
             while queue.gets:
@@ -368,7 +360,6 @@ class KeyedQueue(Generic[T]):
                 self._deliver(op_id, get, now, effects)
 
     def _deliver(self, op_id: OpId, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
-        """Hand a get what it has reserved."""
         queue = get.queue
         del queue.gets[op_id]
         queue.tally.gets += len(get.reserved)
@@ -378,13 +369,12 @@ class KeyedQueue(Generic[T]):
         effects.append(Delivered(op_id, get.reserved))
 
     def _unblock(self, op_id: OpId, put: Put[T], now: float) -> None:
-        """End the wait of a put, for better or worse."""
         del put.queue.blocked[op_id]
         put.queue.tally.put_wait += now - put.since
         self._leave(op_id, put.item.producer)
 
     def _withdraw(self, op_id: OpId, entry: Get[T] | Delivery[T], now: float) -> list[QueuedItem[T]]:
-        """End a get or take back a delivery; returns the items that it held."""
+        """End a get or take back a delivery; return the items that it held."""
         queue = entry.queue
         self._leave(op_id, entry.consumer)
         if isinstance(entry, Get):

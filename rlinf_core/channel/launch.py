@@ -33,13 +33,7 @@ _started: list[Any] = []
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node on which a channel can live.
-
-    Attributes:
-        ray_id: Ray's id of it, in hex.
-        ip: the address under which other nodes reach it.
-        rank: its rank in the cluster.
-    """
+    """A node on which a channel can live: its id with Ray, in hex, its address for other nodes, its rank."""
 
     ray_id: str
     ip: str
@@ -122,7 +116,6 @@ def create(name: str, maxsize: int, node: Node | int) -> ChannelClient:
 
 
 def _launch(job: str, name: str, node: Node, args: Sequence[Any], seconds: float) -> None:
-    """Start the process of a channel, and return when it is there."""
     ray = ray_api()
     options = {
         "name": f"{name}:0",
@@ -145,7 +138,6 @@ def _launch(job: str, name: str, node: Node, args: Sequence[Any], seconds: float
 
 
 def own_node(rank: int, ip: str) -> Node:
-    """Return the node of this process, whose rank and address it knows."""
     return Node(ray_api().get_runtime_context().get_node_id(), ip, rank)
 
 
@@ -168,7 +160,7 @@ def rank_of(worker: WorkerAddress) -> int:
 
 
 def _start(options: dict[str, Any], args: Sequence[Any]) -> Any:
-    """Start a channel's process, in the manager's; a reference to its being ready, as the only item of a list."""
+    """Start a channel's process, in the manager's; return a reference to its being ready, in a list."""
     actor = ray_api().remote(ChannelProcess).options(**options).remote(*args)
     _started.append(actor)
     return [actor.ready.remote()]
@@ -210,13 +202,9 @@ class ChannelProcess:
     It ends with the job, or before when the channel is closed and drained.
 
     Args:
-        session: the job.
-        manager: where its manager is.
-        name: of the channel.
-        maxsize: how many items each key holds; 0 means any number.
+        manager: where the manager of the job is.
         incarnation: which life of the name this is.
         ip: the address under which other nodes reach this one.
-        node_rank: the rank of the node.
     """
 
     def __init__(

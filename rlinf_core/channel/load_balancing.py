@@ -173,7 +173,7 @@ def distribute(
     key: Key = DEFAULT_KEY,
     count: int | None = None,
 ) -> B:
-    """Take items of `source` until it is closed and drained, and puts each into `target` under the key of its rank.
+    """Take items of `source` until it is closed and drained, and put each into `target` under the key of its rank.
 
     Args:
         source: where the items come from.

@@ -90,7 +90,6 @@ class AnswerSlots:
                     self._free.append(op_id & _SLOT)
 
     def answered(self, op_id: int) -> bool:
-        """Return whether the answer is in the slot."""
         return self._ids[op_id & _SLOT] == op_id
 
     def request_wakeup(self, op_id: int) -> None:
@@ -116,7 +115,6 @@ class AnswerWriter:
         self._items = memory[2 * _WORDS : _SLOTS_SIZE]
 
     def has_slot(self, op_id: int) -> bool:
-        """Return whether an operation has a slot in this memory."""
         return bool(op_id & _SLOT) and op_id > self._since
 
     def write_item(self, op_id: int, ack_slot: int, item: bytes | bytearray) -> bool:
@@ -141,7 +139,6 @@ class AckWriter:
         self._words = memory[:_ACKS_SIZE].cast("Q")
 
     def acknowledge(self, ack_slot: int, op_id: int) -> None:
-        """Acknowledge the delivery of an operation."""
         self._words[ack_slot] = op_id
 
 
@@ -190,8 +187,6 @@ class ClientMailbox:
     """The client's side of a mailbox.
 
     Attributes:
-        acks: where it acknowledges deliveries.
-        slots: where it finds answers.
         small: whether the last item fitted into a slot, so that the next one may.
     """
 
@@ -202,12 +197,7 @@ class ClientMailbox:
 
 
 class BrokerMailbox:
-    """The channel's side of one client's mailbox.
-
-    Attributes:
-        acks: which deliveries were acknowledged.
-        answers: where it writes answers.
-    """
+    """The channel's side of one client's mailbox."""
 
     def __init__(self, received: ReceivedMessage, since: int) -> None:
         """`received` holds the memory, which stays as long as this object; it came with the operation `since`."""

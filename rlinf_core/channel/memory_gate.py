@@ -18,10 +18,9 @@ def default_reserve() -> int:
 
 
 class MemoryGate:
-    """Closed while less than a reserve is free, and open again once there is a quarter more.
+    """A gate that is closed while less than a reserve is free, and open again once there is a quarter more.
 
     Attributes:
-        closed: whether nothing more shall be taken.
         held: bytes that the channel holds in this process's own memory; shared memory is its sender's business.
     """
 

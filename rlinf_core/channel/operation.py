@@ -64,11 +64,10 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
 
     Attributes:
         op_id: names it among all of this process.
-        pieces: what has come of its result.
-        missing: how many items of its result are still to come.
+        pieces: what has come of its result, of which `missing` items are still to come.
         sending: what sends it in the background, if that takes time.
         pipeline: the asynchronous puts that it is one of, if it is.
-        slots: where its answer may be found, if it has a box there.
+        slots: where its answer may be found, if it has a slot there.
     """
 
     __slots__ = (
@@ -116,15 +115,12 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
 
     @property
     def packed_key(self) -> bytes:
-        """Its key, encoded for a frame."""
         return cast("str", self.key).encode()
 
     # Answers of the channel
 
     def claim(self) -> bool:
-        """Return all of the result is about to be signed for: from now on it counts. False when nobody wants it
-        any more.
-        """
+        """Claim the result, which is about to be signed for; return False when nobody wants it any more."""
         if self._opening is None:
             return True
         with self._opening:
@@ -132,7 +128,6 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             return self._claimed
 
     def arrive(self, pieces: Sequence[Piece]) -> bool:
-        """Take the whole result."""
         self._end_in_slot()
         return self._settle(pieces, None)
 
@@ -157,13 +152,10 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
-        """Return whether it is a put of which that was said before it was told anything else, and nobody has
-        looked yet.
-        """
+        """Return whether it is a put whose acceptance is in its slot, and nobody has looked yet."""
         return self.kind is OperationKind.PUT and self.slots is not None and self.slots.answered(self.op_id)
 
     def _end_in_slot(self) -> None:
-        """Record that the channel is done with its answer slot."""
         if self.slots is not None:
             self.slots.channel_done(self.op_id)
 

@@ -85,12 +85,10 @@ class Pending:
         return True
 
     def forget(self, operation: AnyOperation) -> None:
-        """Remove an operation of which the channel was not told, or of whose end it was not told."""
         self._open.pop(operation.op_id, None)
         self._withdrawn.pop(operation.op_id, None)
 
     def take_all(self, channel: str) -> list[AnyOperation]:
-        """Remove and return the operations of one channel."""
         taken: list[AnyOperation] = []
         for operations in (self._open, self._withdrawn):
             for op_id, operation in operations.copy().items():
@@ -99,7 +97,6 @@ class Pending:
         return taken
 
     def _fail_all(self, error: Exception) -> None:
-        """Fail all operations: the endpoint is closed."""
         for operations in (self._open, self._withdrawn):
             for operation in operations.copy().values():
                 if operation.fail(error):
@@ -167,7 +164,6 @@ class Pending:
             mailbox.small = small
 
     def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
-        """Take the answer out of the operation's slot."""
         if operation.slots is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
         if operation.kind is OperationKind.PUT:

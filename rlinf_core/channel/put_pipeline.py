@@ -26,14 +26,7 @@ _WINDOW_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class QueuedPut:
-    """A put that was issued.
-
-    Attributes:
-        operation: its handle.
-        item: packed, or as it is to be sent when it is large.
-        weight: of the item.
-        nbytes: of the item.
-    """
+    """A put that was issued; its item is packed, or as it is to be sent when it is large."""
 
     operation: ChannelOperation[Any]
     item: bytes | Encoded
@@ -75,7 +68,6 @@ class PutPipeline:
                 self._send_some()
 
     def ended(self, op_ids: Sequence[int]) -> None:
-        """Record that these puts have ended."""
         with self._lock:
             for op_id in op_ids:
                 self._sent_bytes -= self._sent.pop(op_id, 0)
@@ -100,7 +92,6 @@ class PutPipeline:
             self._send_some()
 
     def _send_some(self) -> None:
-        """Send what fits in one frame."""
         waiting = self._waiting
         run: list[QueuedPut] = []
         size = 0

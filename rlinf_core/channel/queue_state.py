@@ -47,7 +47,6 @@ class Tally:
         self.get_wait = 0.0
 
     def snapshot(self, depth: int, waiting_puts: int, waiting_gets: int) -> KeyStatistics:
-        """Return the figures now."""
         return KeyStatistics(
             self.puts, self.gets, self.bytes, depth, waiting_puts, waiting_gets, self.put_wait, self.get_wait
         )
@@ -78,10 +77,8 @@ class QueuedItem(Generic[T]):
     """One accepted item.
 
     Attributes:
-        payload: what was put.
         weight: what it adds to a batch.
         size: its bytes, for the statistics.
-        producer: who put it.
         sequence: its place among all items of its key, from 0 in the order of acceptance.
     """
 
@@ -120,8 +117,6 @@ class Refused(Generic[T]):
     """Effect: the put or get ends with nothing done.
 
     Attributes:
-        op_id: which one.
-        reason: why.
         dropped: the payload of a put, which is not in the queue; None for a get.
         why: what kept a get waiting, in words; empty where the reason says all.
     """
@@ -134,14 +129,7 @@ class Refused(Generic[T]):
 
 @dataclass(slots=True)
 class Lost(Generic[T]):
-    """Effect: the producer died before its put was accepted.
-
-    Attributes:
-        op_id: the put.
-        key: the queue that it was for.
-        producer: who died.
-        dropped: the payload, or None when it had not arrived.
-    """
+    """Effect: the producer died before its put was accepted; the payload is None when it had not arrived."""
 
     op_id: OpId
     key: str
@@ -156,13 +144,11 @@ class Queue(Generic[T]):
     """The state of one key.
 
     Attributes:
-        key: which one.
         items: accepted and not reserved, in order.
         gets: what waits for items, first come; only the first one has items reserved.
         blocked: puts that wait for room, first come; empty while a get waits.
         delivering: how many deliveries have not been taken.
         sequence: the place that the next accepted item gets.
-        tally: what has gone through.
     """
 
     __slots__ = ("blocked", "delivering", "gets", "items", "key", "sequence", "tally")
@@ -178,7 +164,6 @@ class Queue(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is here or under way."""
         return not (self.items or self.gets or self.blocked or self.delivering)
 
 
@@ -212,7 +197,6 @@ class Get(Generic[T]):
 
     @property
     def satisfied(self) -> bool:
-        """Whether it has all that it asked for."""
         return bool(self.reserved) if self.need is None else self.weight >= self.need
 
     def shortfall(self) -> str:

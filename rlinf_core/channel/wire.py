@@ -3,7 +3,7 @@
 Every message is one frame of the data plane. Its `key` says what it is for; a small item is packed into its `head`,
 a large one is its body, so that it lies in shared memory wherever two processes share some.
 
-A op_id names one operation of one client for as long as it lives.
+An op_id names one operation of one client for as long as it lives.
 """
 
 from __future__ import annotations
@@ -76,37 +76,21 @@ class Query(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """The properties of a channel, sent to each client that connects.
-
-    Attributes:
-        maxsize: how many items each key holds; 0 means any number.
-    """
+    """The properties of a channel, sent to each client that connects."""
 
     maxsize: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedNotice:
-    """The last message of a channel that is closed and drained, whose process ends.
-
-    Attributes:
-        statistics: of each key.
-        losses: items that were on their way into it when their producer died.
-    """
+    """The last message of a channel that is closed and drained, whose process ends."""
 
     statistics: dict[str, KeyStatistics]
     losses: list[object]
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request, in the key of its frame.
-
-    Attributes:
-        ask: what it wants.
-        wait: whether it may wait.
-        op_id: of the operation.
-        key: of the queue.
-    """
+    """The header of a request, in the key of its frame: what it wants, and whether it may wait for it."""
 
     ask: int
     wait: bool
@@ -119,7 +103,6 @@ class ReplyHeader(NamedTuple):
 
     Attributes:
         say: what it answers.
-        op_id: of the operation.
         place: of the first item in the frame among those of the operation; for REFUSED the number of the reason.
         total: how many items the operation has.
         ack_slot: where to sign for them, or NO_ACK_SLOT.
@@ -158,7 +141,7 @@ def unpack_op_ids(data: bytes | bytearray) -> tuple[int, ...]:
 
 
 def pack_puts(puts: Sequence[tuple[int, float, bytes]]) -> bytes:
-    """Tickets, weights and packed items as one piece."""
+    """Return op_ids, weights and packed items as one piece."""
     pieces: list[bytes] = []
     for op_id, weight, item in puts:
         pieces.append(_PUT.pack(op_id, weight, len(item)))
@@ -178,7 +161,6 @@ def unpack_puts(data: bytes | bytearray) -> list[tuple[int, float, bytes]]:
 
 
 def pack_items(items: Sequence[bytes | bytearray]) -> bytes:
-    """Packed items as one piece."""
     sizes = [len(item) for item in items]
     return b"".join((_COUNT.pack(len(items)), struct.pack(f"<{len(items)}I", *sizes), *items))
 
@@ -195,7 +177,6 @@ def unpack_items(data: bytes | bytearray) -> list[bytes]:
 
 
 def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
-    """Return a small object, pickled as `head` and `parts`, as one piece."""
     if not parts:
         return _PACKED.pack(0, len(head)) + head
     sizes = [part.nbytes for part in parts]
@@ -214,11 +195,7 @@ def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
 
 
 def unpack_item(data: bytes | bytearray) -> object:
-    """Return the object; its arrays and tensors have memory of their own.
-
-    Raises:
-        PayloadError: it cannot be rebuilt in this process.
-    """
+    """Return the object; its arrays and tensors have memory of their own."""
     parts, size = _PACKED.unpack_from(data)
     at = _PACKED.size
     if not parts:

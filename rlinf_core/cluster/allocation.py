@@ -117,11 +117,9 @@ def _fault_of(words: list[str]) -> str | None:
 
 
 def runtime_env(prepared: Prepared | None, *, in_worker: bool) -> dict[str, Any] | None:
-    """Return Ray's runtime_env of a process.
+    """Return Ray's runtime_env of a process; without a command that of Ray's own Python in the node's environment.
 
-    Args:
-        prepared: its command, or None for Ray's own Python in the environment of the node.
-        in_worker: whether a worker starts it: Ray would give it what that worker was started with.
+    Where a worker starts it, Ray would give it what that worker was started with.
     """
     if prepared is not None:
         # Ray puts it into a shell command as it is.

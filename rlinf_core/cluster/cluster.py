@@ -138,7 +138,6 @@ class Cluster:
         enter_session(self.session)
 
     def announce_launch(self, group: str, workers: int) -> None:
-        """Tell whom `record` was given that a group of so many workers is about to be started."""
         if self._on_launch is not None:
             self._on_launch(group, workers)
 
@@ -151,7 +150,6 @@ class Cluster:
         self.client.tell(Declare(names))
 
     def _check_open(self) -> None:
-        """Raise ClusterError when this cluster was shut down, also where another one has been made since."""
         if engine.current() is not self._engine:
             raise no_cluster()
 
@@ -209,12 +207,7 @@ class Cluster:
         ]
 
     def _answer(self, reference: Any, member: NodeMember, asked: float) -> Any:
-        """Return what a task on a node returns.
-
-        Args:
-            reference: to its result.
-            member: the node.
-            asked: when it was asked, in seconds since 1970.
+        """Return what a task on a node returns; `asked` is when it was asked, in seconds since 1970.
 
         Raises:
             ClusterError: the node does not answer, or cannot run the task.

@@ -71,10 +71,8 @@ class JobRecord:
     """A running job.
 
     Attributes:
-        job: its name.
         secret: what its processes prove to know, in hex.
-        manager: where its manager is reached.
-        address: where its Ray is reached.
+        manager, address: where its manager and its Ray are reached.
         pid: of its driver.
         started: when the record was written, in seconds since 1970.
     """

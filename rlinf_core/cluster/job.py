@@ -26,12 +26,9 @@ _manager: Any = None
 
 
 def start_manager(session: Session, ip: str, scheduling: Any) -> None:
-    """Start the job's manager without waiting for it, once.
+    """Start the job's manager without waiting for it, once, at the place of Ray's strategy `scheduling`.
 
-    Args:
-        session: the job.
-        ip: the address under which other nodes reach the one that it runs on.
-        scheduling: Ray's strategy that puts it there.
+    Other nodes reach the one that it runs on at `ip`.
     """
     global _manager
     if _manager is not None or current_client() is not None:
@@ -50,10 +47,8 @@ def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> Mana
     """Return this process's line to its job's manager, made when it is first needed.
 
     Args:
-        session: the job.
         ip: the address under which other nodes reach this process.
         node: where it runs, in words.
-        node_rank: the rank of that node.
 
     Raises:
         ClusterError: the manager does not start.
@@ -88,7 +83,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def _leave() -> tuple[()]:
-    """End this process's part in the job."""
     global _manager
     client = current_client()
     enter_job(None)
@@ -104,10 +98,9 @@ def advertised(ip: str) -> str | None:
 
 
 class ManagerProcess:
-    """One Ray actor for each job. It is on the path of no message between workers.
+    """The one Ray actor for each job. It is on the path of no message between workers.
 
     Args:
-        job: the job's name.
         secret: what processes of the job prove to know.
         ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
         folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
@@ -125,19 +118,12 @@ class ManagerProcess:
         return "manager"
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked for
-        them.
-        """
+        """Return what `function(*args)` returns. Actors that it creates live as long as the job, whoever asked."""
         return function(*args)
 
     def record(self) -> tuple[str, str, EndpointInfo, float]:
-        """Return the job's name, its secret in hex, where this is reached, and since when, for who looks from
-        elsewhere.
-
-        Whoever can ask has proven to Ray that it belongs to the cluster.
-        """
+        """Return the job's name, its secret in hex, where this is reached, and since when: for a look from outside."""
         return self._job, self._secret.hex(), self._endpoint.info, self._started
 
     def info(self) -> EndpointInfo:
-        """Return where it is reached."""
         return self._endpoint.info

@@ -109,13 +109,7 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> ClusterError:
-    """Return the error for a node that has joined and is not heard from any more.
-
-    Args:
-        member: the node.
-        cause: what Ray says of the task that asked it.
-        asked: since when it has not answered, in seconds since 1970.
-    """
+    """Return the error for a node that has joined and has not been heard from since `asked`, in seconds since 1970."""
     return ClusterError(
         f"the node at {member.ip} does not answer since {time.strftime('%H:%M:%S', time.localtime(asked))}",
         why=_last_line(cause),
@@ -125,7 +119,6 @@ def does_not_answer(member: NodeMember, cause: BaseException, asked: float) -> C
 
 
 def cannot_run(member: NodeMember, cause: BaseException) -> ClusterError:
-    """Return the error for a node whose Ray runs, but not rlinf."""
     return ClusterError(
         f"the node at {member.ip} joined, but cannot run rlinf",
         why=_last_line(cause),
@@ -138,7 +131,6 @@ def _last_line(cause: BaseException) -> str:
 
 
 def node_info(rank: int, member: NodeMember) -> NodeInfo:
-    """Return the node as the rest of rlinf knows it."""
     info = NodeInfo(rank, ip=member.ip)
     facts = member.facts
     if facts is None:

@@ -65,7 +65,7 @@ def _check_head(address: str, host: str, port: int) -> None:
 
 
 def _first_bytes(connection: socket.socket, deadline: float) -> bytes:
-    """As many as tell what is on the other side; fewer where it says no more by the deadline, or hangs up."""
+    """Return as many bytes as tell what is on the other side; fewer where it says no more by the deadline."""
     answer = b""
     try:
         connection.sendall(_PREFACE)

@@ -29,8 +29,6 @@ class ArenaBlock:
     """An allocated piece of an arena or of a segment of its own.
 
     Attributes:
-        segment: the memory it lies in.
-        offset: bytes from the segment's start.
         size: bytes, whole pages.
         leases: one index for each holder.
         standing: how many of them are still held.
@@ -46,7 +44,6 @@ class ArenaBlock:
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
     def lease(self, place: int = 0, private: bool = False) -> BlockLease:
-        """Return the lease of this process on its own block."""
         return BlockLease(self.segment, self.offset, self.size, self.leases[place], private)
 
 
@@ -61,8 +58,6 @@ class ArenaUse:
     """The memory use of an arena. Sizes in bytes.
 
     Attributes:
-        capacity: the most it may hold.
-        used: what is handed out now.
         committed: the pages that it has touched, and keeps.
         holders: bytes by the name of who holds them.
     """
@@ -117,8 +112,11 @@ class Arena:
         return self._used * 2 > self._capacity
 
     def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
-        """Return a block of at least `size` bytes with a lease for each of `owners`, or None when there is no room
-        now.
+        """Return a block with a lease for each of `owners`, or None when there is no room now.
+
+        Args:
+            size: bytes, at least.
+            owners: who will hold it.
         """
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:

@@ -21,12 +21,7 @@ FallbackDumps = Callable[[object, Callable[[pickle.PickleBuffer], object]], byte
 
 @dataclass(slots=True)
 class Encoded:
-    """A pickled object.
-
-    Attributes:
-        head: the pickle stream.
-        parts: the out-of-band parts, in the order in which the stream names them.
-    """
+    """A pickled object: the pickle stream, and its out-of-band parts in the order in which the stream names them."""
 
     head: bytes
     parts: list[Part]

@@ -67,12 +67,9 @@ class Connection:
 
     Attributes:
         name: the same on both sides.
-        peer: who is on the other side.
-        sock: the socket, non-blocking.
         shares_memory: whether file descriptors pass, so that large parts go through shared memory.
         segments: the other side's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors the other side has.
-        peer_closing: whether the other side announced its close.
         paused: whether reading is paused because too many messages wait to be received.
         backlog: messages that came through it and wait to be received.
         watch: tells the reactor which events to wait for: readable, writable.

@@ -37,12 +37,7 @@ def visible_devices() -> list[str]:
 
 
 class CudaIpcTransport(DeviceTransport):
-    """Carries tensors to peers of this host that can use the same GPU.
-
-    Args:
-        identify: the identity of a tensor's GPU.
-        visible: the identities of the GPUs that this process can use.
-    """
+    """The transport of tensors to peers of this host that can use the same GPU."""
 
     kind = PartKind.CUDA_IPC
 

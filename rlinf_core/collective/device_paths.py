@@ -37,11 +37,7 @@ _PROBE_SECONDS = 30.0
 
 
 class Rendezvous:
-    """A small key-value store that the two ends of a path share while they open it.
-
-    Args:
-        publish: sends a key and its value to the other end.
-    """
+    """A small key-value store that the two ends of a path share while they open it."""
 
     def __init__(self, publish: Callable[[str, bytes], object]) -> None:
         self._publish = publish
@@ -119,8 +115,6 @@ class PathState(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Path:
-    """One end of a path."""
-
     name: str
     transport: DeviceTransport
     stream: PeerStream
@@ -179,7 +173,6 @@ class DevicePaths:
         return export
 
     def states(self) -> list[tuple[PartKind, PathState]]:
-        """Return the transport and the state of every path from this process."""
         with self._lock:
             return [(path.transport.kind, path.state) for path in self._outgoing.values()]
 
@@ -203,7 +196,6 @@ class DevicePaths:
         return path
 
     def _open(self, path: _Path, like: torch.Tensor) -> None:
-        """Open a path to the peer and verify it, in a thread of its own."""
         import torch
 
         try:
@@ -238,13 +230,11 @@ class DevicePaths:
     # Receiving
 
     def announce(self, kind: int, handle: memoryview) -> None:
-        """Record that a part that stands for device memory has arrived."""
         for transport in self._transports:
             if transport.kind == kind:
                 transport.announce(handle)
 
     def adopt_from(self, stream: PeerStream) -> Callable[[int, memoryview], torch.Tensor]:
-        """Return the function that turns the parts of a peer into tensors, see `adopt`."""
         return lambda kind, handle: self.adopt(kind, handle, stream)
 
     def adopt(self, kind: int, handle: memoryview, stream: PeerStream | None = None) -> torch.Tensor:

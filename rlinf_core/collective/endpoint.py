@@ -56,8 +56,6 @@ class Endpoint:
 
     Attributes:
         info: how others reach it.
-        settings: sizes and times.
-        waits: what threads of this process wait for.
         devices: the device paths, for tensors on accelerators.
     """
 
@@ -79,7 +77,7 @@ class Endpoint:
             ip: the address that other hosts reach this one by; by default that of `RLINF_NET_IF`, or of the default
                 route.
             directory: where the private directory for unix sockets is made; by default the temporary directory.
-            settings: sizes and times; by default from the environment.
+            settings: by default from the environment.
             operations: where operations are published.
             fallback: pickles what plain pickle cannot, or only by a name in `__main__`.
             explain: makes the error for a lost peer, from its address and what became of the connection; it may block
@@ -151,18 +149,11 @@ class Endpoint:
         return Message.of(self.encode(obj, stream), self.settings.inline_limit, tag=tag, key=key, weight=weight)
 
     def encode(self, obj: object, stream: PeerStream | None = None) -> Encoded:
-        """Return `obj` as a pickle stream and the parts beside it, see `message`.
-
-        Raises:
-            PayloadError: it does not pickle.
-        """
+        """Return `obj` as a pickle stream and the parts beside it, see `message`."""
         return encode(obj, self._fallback, None if stream is None else self.device_export(stream))
 
     def device_export(self, stream: PeerStream) -> DeviceExport | None:
-        """Return the function that exports tensors on accelerators for the peer of a stream.
-
-        None where they all go through host memory, as before the first contact.
-        """
+        """Return the function that exports tensors for the peer of a stream; None where all go through host memory."""
         return self.devices.export_to(stream)
 
     def send(
@@ -205,8 +196,7 @@ class Endpoint:
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
         """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
 
-        Returns:
-            That memory; None where the peer shares none, as on another host. It finds it as the message's body.
+        Return that memory; None where the peer shares none, as on another host.
         """
         self._check_open()
         return self._sender.share(stream, message, size, work)
@@ -220,8 +210,7 @@ class Endpoint:
     ) -> bool:
         """Send a small message to a service ahead of what is queued on the stream; never blocks.
 
-        Returns:
-            False when nothing was sent because nothing has gone through the stream and its present connection yet.
+        Return False when nothing was sent because nothing has gone through the stream and its present connection yet.
         """
         return self._sender.post(stream, tag, key, head, weight)
 
@@ -235,7 +224,6 @@ class Endpoint:
     def work(
         self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
     ) -> Work[object]:
-        """Return the handle of a new operation."""
         return Work(kind, target, self.seconds(timeout), self.waits, detached=detached)
 
     def seconds(self, timeout: float | None) -> float:
@@ -288,7 +276,6 @@ class Endpoint:
         self._on_close.append(callback)
 
     def streams(self) -> list[PeerStream]:
-        """Return all streams of this endpoint."""
         return self._streams.all()
 
     def take_mismatches(self) -> list[MismatchError]:
@@ -301,13 +288,12 @@ class Endpoint:
             stream.outgoing.disregard_mismatches()
 
     def shared_memory(self) -> ArenaUse:
-        """Return the use of this process's shared memory."""
         return self._arena.use()
 
     def collect(self) -> None:
         """Release other processes' memory whose owner, or last holder, has died.
 
-        To be called regularly by a process that forwards messages, as a channel does.
+        A process that forwards messages, as a channel does, calls it regularly.
         """
         self._relay.forwards.collect()
         orphans, self._orphans = self._orphans, []
@@ -373,7 +359,6 @@ class Endpoint:
         self._streams.bind(stream, connection)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        """Fail the operations of a connection that is over, and free what its process held."""
         connection.shut()
         if not self._connections.forget(connection):
             return

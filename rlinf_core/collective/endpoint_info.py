@@ -29,10 +29,7 @@ class EndpointInfo:
         network: the inode of the network namespace; unix sockets and addresses mean the same within one.
         unix_path: the unix socket it listens at, or None.
         tcp_host: the address that other hosts reach it at.
-        tcp_port: the port there.
         pid: its process id, as itself sees it.
-        interpreter: the Python that runs it.
-        python: that Python's version.
         torch: the version of torch installed there, or None.
     """
 
@@ -56,7 +53,6 @@ class EndpointInfo:
 
 
 def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> EndpointInfo:
-    """Return the endpoint information of this process, under a new incarnation."""
     return EndpointInfo(
         incarnation=secrets.token_hex(8),
         host=host_identity(),
@@ -86,7 +82,7 @@ def network_identity() -> int:
 
 
 def _torch_version() -> str | None:
-    """Without importing torch, which takes seconds."""
+    """Return the version of torch without importing it, which takes seconds."""
     import importlib.metadata
 
     try:

@@ -39,7 +39,6 @@ class ForwardedLeases:
         self._sweep_at = _SWEEP_AT
 
     def remember(self, lease: BlockLease, connection: Connection) -> None:
-        """Record that the other side of a connection holds a lease."""
         with self._lock:
             self._held[lease.segment.identity, lease.index] = (lease, connection)
             if connection.closed:
@@ -69,7 +68,6 @@ class ForwardedLeases:
             self._departed = (self._departed & left) - dead
 
     def outstanding(self) -> bool:
-        """Return whether a receiver still holds forwarded memory."""
         with self._lock:
             self._sweep()
             return bool(self._held)
@@ -92,11 +90,7 @@ class ForwardMode(Enum):
 
 
 class Forwarder:
-    """Sends parcels on.
-
-    Attributes:
-        forwards: the forwarded leases that are not released yet.
-    """
+    """The part of an endpoint that sends received messages on."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -113,7 +107,7 @@ class Forwarder:
         key: bytes,
         weight: float,
     ) -> None:
-        """Pass a received on in the background; `work` finishes when that is done."""
+        """Pass a message on in the background; `work` finishes when that is done."""
         message = _outline(received, tag=tag, key=key, weight=weight)
 
         def at_once() -> bool:
@@ -135,7 +129,6 @@ class Forwarder:
         stream.outgoing.queue(lambda: self._forward(stream, received, message, work, handover), work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Hand a lent message over to the other side for good."""
         lease = received.take_lease()
         connection = stream.outgoing.connection
         if lease is None or connection is None:
@@ -207,8 +200,6 @@ class Forwarder:
 
 
 class _Handed:
-    """The outcome of sending a frame."""
-
     done = False
 
 

@@ -69,8 +69,7 @@ class SharedPlace:
 
     Attributes:
         segment: names the memory among all of the sender's host.
-        offset: bytes from the segment's start.
-        size: bytes, with the padding at the end.
+        offset, size: bytes; the size has the padding at the end.
         lease: the index of the flag by which the receiver gives it back.
     """
 
@@ -85,12 +84,9 @@ class Frame:
     """One frame without its body.
 
     Attributes:
-        kind: what it is for.
-        flags: how its body travels.
-        tag: what the message is for: 0 between workers, other numbers are services of an endpoint.
+        tag: 0 between workers; other numbers are services of an endpoint.
         route: which sender and receiver within the connection.
         sequence: counts the messages of a route from 1.
-        weight: of the item, for channels.
         key: of the queue, for channels, or words of a service's own.
         head: the pickle stream, or dtype and shape.
         sizes: bytes of each part.
@@ -207,10 +203,10 @@ _BODY_TURN = 16 << 20
 
 
 class FrameReader:
-    """Reads frames from a non-blocking stream socket.
+    """A reader of frames from a non-blocking stream socket.
 
-    `place(frame)` answers where the body of a frame shall be read to, or None: not now. Then reading stands still
-    `pump` is called again.
+    `place(frame)` answers where the body of a frame shall be read to, or None: then reading stands still until `pump`
+    is called again.
 
     Attributes:
         stalled: the frame whose body waits for a place, or None.
@@ -233,7 +229,7 @@ class FrameReader:
         self.drained = False
 
     def pump(self, deliver: Callable[[Frame, memoryview | None], None]) -> bool:
-        """Read once and delivers every frame that is complete by then; tell whether anything was there.
+        """Read once and deliver every frame that is complete by then; tell whether anything was there.
 
         Raises:
             EOFError: the other side closed the connection.
@@ -349,7 +345,7 @@ class FrameReader:
         return filled > before
 
     def _make_room(self, need: int) -> None:
-        """Room for a prefix of `need` bytes from the current start."""
+        """Make room for a prefix of `need` bytes from the current start."""
         start, rest = self._start, self._end - self._start
         if not rest:
             self._start = self._end = 0

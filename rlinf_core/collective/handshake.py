@@ -71,13 +71,10 @@ class PeerIdentity:
     """The identity of one end of a connection.
 
     Attributes:
-        incarnation: of its endpoint.
         seeks: the incarnation that it expects at the other end.
         connection: names this connection; both sides use the dialer's.
         replaces: the connection to the same endpoint that the dialer lost before, or empty.
         pid: its process id, as itself sees it.
-        interpreter: the Python that runs it.
-        python: that Python's version.
     """
 
     incarnation: str
@@ -186,7 +183,6 @@ class Acceptance:
             raise AuthenticationError("the dialer's identity is malformed") from error
 
     def answer(self, verdict: Admission, mine: PeerIdentity) -> None:
-        """Send the decision to the dialer."""
         identity = mine.encode()
         said = bytes([verdict])
         proof = self._secret.sign(b"accept", self._theirs, self._nonce, self._identity, said, identity)

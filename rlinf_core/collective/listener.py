@@ -107,7 +107,6 @@ def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.soc
     """Listen on a free port at `host`, or at every address where `host` is none of this machine's own (NAT).
 
     Args:
-        host: an address.
         buffer: bytes of the kernel's buffer for each direction.
         ports: those to choose from; by default any.
 
@@ -152,7 +151,7 @@ def _listen_at(host: str, port: int, buffer: int) -> socket.socket:
 
 
 def tune_tcp(sock: socket.socket, buffer: int) -> None:
-    """Large windows, no delay of small frames, and an end within 15 seconds when the other host vanishes."""
+    """Set large windows, no delay of small frames, and an end within 15 seconds when the other host vanishes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -164,7 +163,7 @@ def tune_tcp(sock: socket.socket, buffer: int) -> None:
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of who is on the other end of a unix socket."""
+    """Return (pid, uid) of who is on the other end of a unix socket."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 
@@ -201,7 +200,7 @@ class Listener:
         os.close(self._stop)
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Close the descriptors in a forked child."""
         for sock in self._sockets:
             sock.close()
         for hall in self._unproven.values():

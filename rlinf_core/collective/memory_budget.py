@@ -45,7 +45,7 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used without what can be dropped) of every limited memory control group above this process."""
+    """Yield (limit, used without what can be dropped) of every limited memory control group above this process."""
     try:
         entries = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -19,11 +19,9 @@ class Message:
 
     Attributes:
         head: the pickle stream, or dtype and shape of a tensor.
-        parts: the out-of-band parts.
         flags: frame flags that hold whatever the transport.
         tag: 0 between workers; other numbers are services of an endpoint.
         key: bytes whose meaning the service defines.
-        weight: of the item, for channels.
     """
 
     head: bytes
@@ -50,13 +48,11 @@ class Message:
         return layout(self.sizes)[1]
 
     def gather(self, target: memoryview) -> None:
-        """Write the body to `target`."""
         offsets, _ = layout(self.sizes)
         for part, offset in zip(self.parts, offsets, strict=True):
             part.copy_into(target[offset : offset + part.nbytes])
 
     def frame(self, kind: int, route: int, sequence: int, body: EncodedBody) -> Frame:
-        """Return the frame of this message, whose body is encoded as `body`."""
         return Frame(
             kind,
             self.flags | body.flags,
@@ -85,7 +81,6 @@ class EncodedBody:
         flags: frame flags that tell the receiver where the body is.
         place: its place in shared memory, or None.
         buffers: the bytes that follow the frame on the socket.
-        size: bytes of the body.
         fds: descriptors that are passed with the frame.
         undo: releases its memory when the frame could not be sent.
     """

@@ -54,12 +54,7 @@ def nccl_pair(rendezvous: Rendezvous, rank: int, device: torch.device | None) ->
 
 
 class NcclTransport(DeviceTransport):
-    """Carries tensors to peers that have a GPU of their own.
-
-    Args:
-        make: makes one end of a communicator.
-        device_type: the type of devices that it serves.
-    """
+    """The transport of tensors to peers that have a GPU of their own."""
 
     kind = PartKind.NCCL
 
@@ -176,12 +171,7 @@ class TorchPair(PairCommunicator):
     """One end of a `torch.distributed` process group of two."""
 
     def __init__(self, group: Any, peer: int, device: torch.device) -> None:
-        """
-        Args:
-            group: the process group.
-            peer: the rank of the other end, 0 or 1.
-            device: where received bytes are put.
-        """
+        """Received bytes are put on `device`; `peer` is the rank of the other end."""
         self._group = group
         self._peer = peer
         self._device = device

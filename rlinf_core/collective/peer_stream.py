@@ -190,12 +190,11 @@ class SendQueue:
         threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
 
     def queued(self) -> list[Work[object]]:
-        """Return the operations that were not sent yet."""
         with self._jobs_lock:
             return [work for _, work in self._jobs]
 
     def drain(self, seconds: float) -> bool:
-        """Wait for the jobs that are under way, and tell whether they are done."""
+        """Wait until the jobs under way are done, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self._busy and time.monotonic() < deadline:
             time.sleep(_DRAIN_SLICE)
@@ -256,10 +255,6 @@ class PeerStream:
     """The stream of messages between two addresses, in both directions.
 
     Attributes:
-        me: the local address.
-        peer: the remote one.
-        incoming: what comes from it.
-        outgoing: what goes to it.
         incarnation: the endpoint that the peer was last known by, or None.
         resolver: finds the peer, or None where it was the peer that came to us.
     """
@@ -291,7 +286,6 @@ def died(peer: str, reason: str) -> Exception:
 
 
 def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
-    """Fail operations with one error."""
     for work in works:
         work.fail(error)
 
@@ -300,8 +294,6 @@ class PeerStreams:
     """The streams of one endpoint, each made on first use.
 
     Args:
-        connections: to other endpoints.
-        info: of this one.
         connect_timeout: what the first contact with a peer may take, in seconds.
         explain: makes the error for a lost peer; it may block for a moment.
     """
@@ -318,7 +310,6 @@ class PeerStreams:
         self._lost_callbacks: list[Callable[[str, str], None]] = []
 
     def of(self, me: str, peer: str) -> PeerStream:
-        """Return both directions between two addresses."""
         with self._lock:
             stream = self._streams.get((me, peer))
             if stream is None:
@@ -330,7 +321,6 @@ class PeerStreams:
             return list(self._streams.values())
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
         self._lost_callbacks.append(callback)
 
     def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
@@ -366,7 +356,6 @@ class PeerStreams:
         return connection
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
-        """Route a stream through a connection."""
         incarnation = connection.peer.incarnation
         if stream.incarnation not in (None, incarnation):
             dropped = stream.incoming.reset()

@@ -66,7 +66,6 @@ class PinnedStager:
         self._stagings: dict[str, tuple[Staging, threading.Lock]] = {}
 
     def copy_off(self, source: torch.Tensor, target: memoryview) -> None:
-        """Copy a flat tensor of bytes on a device to host memory of the same size."""
         with self._lock:
             entry = self._stagings.get(str(source.device))
             if entry is None:

@@ -33,7 +33,7 @@ def growing_source(message: Message, piece: int) -> memoryview | None:
 
 
 def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterator[int]:
-    """Copy piece by piece; yields how many bytes are there after each."""
+    """Copy piece by piece; yield how many bytes are there after each."""
     size = source.nbytes
     for start in range(0, size, piece):
         end = min(size, start + piece)
@@ -42,13 +42,12 @@ def fill_by_pieces(target: memoryview, source: memoryview, piece: int) -> Iterat
 
 
 def grown_frame(route: int, sequence: int, filled: int | None) -> Frame:
-    """Say how many bytes of the message with this number are there; None: there will be no more."""
+    """Return the frame that says how many bytes of a message are there; None: there will be no more."""
     head = _FILLED.pack(_GIVEN_UP if filled is None else filled)
     return Frame(FrameKind.GROWN, route=route, sequence=sequence, head=head)
 
 
 def read_grown(frame: Frame) -> int | None:
-    """Return what `grown_frame` says."""
     (filled,) = _FILLED.unpack(frame.head)
     return None if filled == _GIVEN_UP else filled
 
@@ -58,9 +57,7 @@ class Growth:
 
     Args:
         size: of the whole body, in bytes.
-        peer: the address of its sender.
         driver: how a waiting thread receives.
-        waits: where waiting is published.
         seconds: what waiting takes at most where no receive has said so.
     """
 
@@ -78,7 +75,6 @@ class Growth:
 
     @property
     def complete(self) -> bool:
-        """Whether all is there."""
         return self._filled >= self._size
 
     @property
@@ -91,11 +87,9 @@ class Growth:
         self._seconds, self._since = seconds, since
 
     def grown(self, filled: int) -> None:
-        """So many bytes are there now."""
         self._tell(filled, None)
 
     def fail(self, error: Exception) -> None:
-        """Record that the rest will never be there."""
         self._tell(self._filled, error)
 
     def when_ended(self, callback: Callable[[], object]) -> None:

@@ -39,13 +39,11 @@ class Reactor:
         self._thread.start()
 
     def add(self, connection: Connection) -> None:
-        """Start to watch a connection."""
         self._connections[connection.fd] = connection
         connection.watch = self.watch
         self._epoll.register(connection.fd, select.EPOLLIN)
 
     def watch(self, connection: Connection, reading: bool, writing: bool) -> None:
-        """Set the events to wait for of a connection; the default is readability."""
         if connection.closed or self._stopped:
             return
         events = (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0)
@@ -76,7 +74,7 @@ class Reactor:
         self._call(run)
 
     def stop(self) -> None:
-        """End the thread and frees its descriptors."""
+        """End the thread and free its descriptors."""
         self._stopped = True
         self._call(lambda: None)
         if threading.current_thread() is not self._thread:

@@ -46,12 +46,10 @@ class ReceivedMessage:
 
     @property
     def lease(self) -> BlockLease | None:
-        """The shared memory that the body lies in, if it does."""
         return self._lease
 
     @property
     def size(self) -> int:
-        """Bytes of the message's head and parts."""
         return len(self.frame.head) + sum(self.frame.sizes)
 
     def parts(self, *, keep: bool) -> list[memoryview]:
@@ -86,7 +84,6 @@ class ReceivedMessage:
             self._body = self._lease = None
 
     def fill(self, target: TensorTarget, adopt: Adopt | None = None) -> None:
-        """Copy the one tensor that was sent into `target`."""
         try:
             if self.growth is not None:
                 self._follow(self.growth, target)
@@ -97,7 +94,6 @@ class ReceivedMessage:
             self.release()
 
     def _follow(self, growth: Growth, target: TensorTarget) -> None:
-        """Copy what is there, as it comes."""
         (source,) = self.parts(keep=False)
         into = target.view()
         done = 0
@@ -172,7 +168,7 @@ class PostedReceive(DecodedWork[T], Generic[T]):
         detached: bool = False,
         target: TensorTarget | None = None,
     ) -> None:
-        """`opener(received, filled)` makes the result, see `filled`.
+        """`opener(received, filled)` makes the result.
 
         It must not refer to this handle: in a cycle, a large message would stay until the next garbage collection.
         """
@@ -229,6 +225,5 @@ def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: 
 
 
 def _elements(dtype_and_shape: str) -> int:
-    """Return how many elements `float32[4, 2]` has."""
     shape = dtype_and_shape.rpartition("[")[2].rstrip("]")
     return math.prod(map(int, shape.split(","))) if shape else 1

@@ -28,15 +28,7 @@ _MESSAGE = int(FrameKind.MESSAGE)
 
 @dataclass(slots=True)
 class ServiceMessage:
-    """A message for a service.
-
-    Attributes:
-        stream: from whom to whom; answers go through it.
-        received: the message, the service's own: it loads, forwards or releases it.
-        tag: of the service.
-        key: the sender's words.
-        weight: of the item.
-    """
+    """A message for a service, which loads, forwards or releases what was received; answers go through the stream."""
 
     stream: PeerStream
     received: ReceivedMessage
@@ -90,11 +82,9 @@ class Receiver(ConnectionHandler):
         self._growing: dict[Connection, dict[tuple[int, int], Growth]] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
-        """Messages with this tag go to `handler`."""
         self._handlers[tag] = handler
 
     def may_resume(self, connection: Connection) -> bool:
-        """Return whether a connection that was held back may read again."""
         return connection.stalled or not connection.paused
 
     # Callbacks of connections
@@ -158,7 +148,6 @@ class Receiver(ConnectionHandler):
     # What arrives
 
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Deliver a message from one address of this process to another."""
         there = self._host.stream_by_names(stream.peer, stream.me)
         self._deliver(there, received, _Here(stream))
 
@@ -194,7 +183,6 @@ class Receiver(ConnectionHandler):
         return growth
 
     def _grown(self, connection: Connection, frame: Frame) -> None:
-        """Handle the progress of a body, or its failure."""
         growing, key = self._growing.get(connection, {}), (frame.route, frame.sequence)
         growth = growing.get(key)
         if growth is None:
@@ -216,7 +204,6 @@ class Receiver(ConnectionHandler):
         self._serve(stream, received)
 
     def _serve(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Hand a message to its service."""
         frame = received.frame
         handler = self._handlers.get(frame.tag)
         if handler is None:
@@ -270,8 +257,6 @@ class Receiver(ConnectionHandler):
 
 
 class _There(MessageSource):
-    """The source of a message that came through a connection."""
-
     def __init__(self, receiver: Receiver, connection: Connection, stream: PeerStream) -> None:
         self._receiver = receiver
         self._connection = connection
@@ -292,8 +277,6 @@ class _There(MessageSource):
 
 
 class _Here(MessageSource):
-    """The source of a message from another address of this process."""
-
     def __init__(self, stream: PeerStream) -> None:
         self._stream = stream
 
@@ -303,7 +286,6 @@ class _Here(MessageSource):
 
 
 def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str | None) -> None:
-    """Record the acknowledgement of a message of this stream."""
     error = None
     if sent is not None and expected is not None:
         error = MismatchError(sent, expected, where=f"{stream.me} -> {stream.peer}")

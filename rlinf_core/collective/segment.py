@@ -151,7 +151,6 @@ class BlockLease:
         self._released = False
 
     def forwarded_by(self, mark: int) -> bool:
-        """Return whether the process that it was handed to still holds it."""
         return self.segment.memory[FIRST_LEASE + self.index] == mark
 
     def reclaim(self, mark: int) -> None:
@@ -160,7 +159,6 @@ class BlockLease:
             self.segment.release(self.index)
 
     def peek(self) -> memoryview:
-        """Return the bytes, for use before the lease is released."""
         return memoryview(self.segment.memory)[self.offset : self.offset + self.size]
 
     def view(self) -> memoryview:

@@ -35,9 +35,6 @@ class Sender:
     ) -> None:
         """
         Args:
-            settings: sizes and times.
-            arena: shared memory for large bodies.
-            waits: where blocked operations are published.
             connect: the connection of a stream, made when needed; None when the peer lives in this process.
             hand_over: delivers within this process.
             explain: the error for a lost peer.
@@ -65,7 +62,6 @@ class Sender:
     def send_async(
         self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None
     ) -> None:
-        """Send in the background; `work` finishes when the message's memory may be changed."""
         if message.body_size <= self._settings.direct_limit:
             try:
                 done = stream.outgoing.run_at_once(lambda: self._try(stream, message, acknowledgement))
@@ -182,7 +178,7 @@ class Sender:
         return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
 
     def _grow(self, stream: PeerStream, connection: Connection, block: ArenaBlock, source: memoryview) -> None:
-        """Fill a body whose frame has left, and tells of each piece. The block is held here too until then."""
+        """Fill a body whose frame has left, and tell of each piece. The block is held here too until then."""
         route, sequence = stream.outgoing.route, stream.outgoing.sequence
         whole = False
         try:
@@ -313,8 +309,6 @@ class Sender:
     def _write_share(
         self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, body: EncodedBody
     ) -> None:
-        """Write the frame of one peer, at once where that need not wait."""
-
         def write() -> None:
             self._write_or_undo(stream, connection, message, body, work, None)
 
@@ -332,7 +326,6 @@ class Sender:
     # Within this process
 
     def _deliver_here(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> None:
-        """Deliver a private copy to another address of this process."""
         size = message.body_size
         stream.outgoing.sequence += 1
         frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(size=size))

@@ -19,7 +19,6 @@ class SharedMemoryWriter:
     So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
 
     Args:
-        arena: the sender's shared memory.
         spill_after: seconds to wait for room before memory outside the arena is taken.
         owners: the receivers of the body; each gets a lease of its own.
     """
@@ -30,7 +29,7 @@ class SharedMemoryWriter:
         self._owners = owners
 
     def encode(self, message: Message, work: Work[object]) -> EncodedBody:
-        """Return the message's body in shared memory; waits for room until `work`'s deadline.
+        """Return the message's body in shared memory; wait for room until `work`'s deadline.
 
         Raises:
             CommunicationTimeoutError: no room became free.
@@ -39,7 +38,6 @@ class SharedMemoryWriter:
         return shared_body(block, 0, lambda: self._arena.cancel(block))
 
     def fill(self, message: Message, work: Work[object]) -> ArenaBlock:
-        """Return the block that holds the message's body."""
         block = self.room(message.body_size, work)
         try:
             message.gather(block.memory())
@@ -49,11 +47,7 @@ class SharedMemoryWriter:
         return block
 
     def room(self, size: int, work: Work[object]) -> ArenaBlock:
-        """Return a block for a body, with a lease for each owner, waiting for room.
-
-        Raises:
-            CommunicationTimeoutError: none became free.
-        """
+        """Return a block for a body, with a lease for each owner; waits for room as `encode`."""
         block = self._arena.try_allocate(size, self._owners)
         if block is not None:
             return block

@@ -21,8 +21,7 @@ _ADDED = 2
 
 @functools.lru_cache(maxsize=256)
 def dtype_words(dtype: np.dtype[Any]) -> str:
-    """Return what the bytes of an array mean: two dtypes have the same words if each can take the other's bytes as
-    they are.
+    """Return what the bytes of an array mean: dtypes of the same words can take each other's bytes as they are.
 
     The name that torch gives it where the numbers are in this machine's byte order, as in `float32`, else with the
     order before it, as in `>float32`. Structured dtypes name every field, its place and the whole size.
@@ -106,7 +105,6 @@ def check_separate(shape: Sequence[int], strides: Sequence[int], width: int = 1)
     """Check that the elements of a buffer do not share memory; contiguous ones never do.
 
     Args:
-        shape: its shape.
         strides: from one element to the next in each dimension.
         width: of one element, in the unit of the strides.
 

@@ -157,15 +157,13 @@ class TensorTarget:
 
     Attributes:
         dtype: what its bytes mean, see `dtype_words`; the same in torch and numpy.
-        shape: its shape.
-        nbytes: what it holds.
     """
 
     def __init__(self, buffer: torch.Tensor | np.ndarray[Any, Any]) -> None:
         """Take a buffer.
 
         Raises:
-            PayloadError: it is neither, or cannot be filled: it is read-only, without memory, or its elements share it.
+            PayloadError: it is neither, or cannot be filled: read-only, without memory, or its elements share it.
         """
         self.buffer = buffer
         self._tensor = _as_tensor(buffer)

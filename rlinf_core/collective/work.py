@@ -83,7 +83,7 @@ class WaitTable:
     def during(
         self, work: Work[object], task_key: Hashable = None, seconds: float | None = None
     ) -> Generator[None, None, None]:
-        """Publish that the calling thread, or the task `task_key`, waits for `work`, for as long as the block lasts.
+        """Publish, within the block, that the calling thread, or the task `task_key`, waits for `work`.
 
         `seconds` is how long it waits at most; by default as long as the operation may take.
         """
@@ -94,7 +94,7 @@ class WaitTable:
             self.leave(work, serial)
 
     def enter(self, work: Work[object], task_key: Hashable = None, seconds: float | None = None) -> int:
-        """Return what `during` does first; returns what `leave` takes."""
+        """Do what `during` does first; return what `leave` takes."""
         self.check()
         bounded = (work.seconds if seconds is None else seconds) < self.patience
         serial = work.serial
@@ -108,7 +108,6 @@ class WaitTable:
         return serial
 
     def leave(self, work: Work[object], serial: int) -> None:
-        """End what `enter` began."""
         self._waiting.pop(serial, None)
         if tracing.recorder is not None and serial in self._traced:
             since, task_key = self._traced.pop(serial)
@@ -127,12 +126,11 @@ class Work(Generic[T]):
     """The outcome of one operation. Any thread may wait for it, any number of times.
 
     Attributes:
-        kind: what goes on.
         target: with whom: an address, or the name of a channel.
         key: the key of the channel's queue, else None.
         since: when it was issued, on the monotonic clock.
         seconds: what it may take.
-        driver: what a waiting thread can do for it.
+        poller: what a waiting thread can do for it.
         serial: its number on the waits while it goes on in the background, else None.
     """
 
@@ -184,7 +182,6 @@ class Work(Generic[T]):
 
     @property
     def deadline(self) -> float:
-        """The deadline on the monotonic clock."""
         return self.since + self.seconds
 
     @property
@@ -193,7 +190,6 @@ class Work(Generic[T]):
         return self._done
 
     def done(self) -> bool:
-        """Return whether it has finished, well or not."""
         return self._done
 
     def wait(self, timeout: float | None = None) -> T:
@@ -276,17 +272,13 @@ class Work(Generic[T]):
         callback()
 
     def finish(self, value: T) -> bool:
-        """Set the result, and tell whether it was open until now."""
         return self._settle(value, None)
 
     def fail(self, error: BaseException) -> bool:
-        """Set the failure, and tell whether it was open until now."""
         return self._settle(None, error)
 
     def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
-        """Return whether it is done, at `deadline` on the monotonic clock at the latest: `seconds` from when it
-        was wanted.
-        """
+        """Return whether it is done, at `deadline` (monotonic) at the latest, `seconds` from when it was wanted."""
         if self._done:
             return True
         waits = self._waits

@@ -56,8 +56,6 @@ class ManagerClient(Resolver):
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
         endpoint: through which it talks.
-        operations: those that it is in.
-        info: where the manager is.
         in_flight: tells the workers that have not answered a call of this process.
         channels: tells the channels that live in this process.
         on_cancel: called with the calls that whoever made them gave up, or None for all.
@@ -76,8 +74,7 @@ class ManagerClient(Resolver):
     ) -> None:
         """
         Args:
-            session: the job.
-            info: where its manager is.
+            info: where the manager of the job is.
             me: the address of this process.
             ip: the address under which other nodes reach it.
             has_main: whether it runs code of its own outside methods, as a driver does.
@@ -118,13 +115,11 @@ class ManagerClient(Resolver):
     # What it says
 
     def announce(self, incarnation: int, node: str, node_rank: int | None, device: str = "") -> None:
-        """Say that this process is there."""
         log = postmortem.own_log()
         hello = m.Hello(incarnation, self.endpoint.info, node, node_rank, device, log, postmortem.memory_kills())
         self._control.send(self._stream, hello)
 
     def tell(self, message: m.ToManager) -> None:
-        """Tell the manager something that it does not answer."""
         self._control.send(self._stream, message)
 
     def tell_exit_reason(self, cause: str) -> None:
@@ -266,7 +261,6 @@ class ManagerClient(Resolver):
             word.start()
 
     def _say_word(self, operation: Operation, publication: Publication) -> None:
-        """Log that an operation lasts, and whom it waits for."""
         picture = self._ask_for_picture(operation.serial, publication)
         if picture is None:
             picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
@@ -321,10 +315,9 @@ class ManagerClient(Resolver):
             return None
 
     def cause_of_death(self, peer: str, incarnation: int) -> str | None:
-        """Return why a worker that is known to have died did so; waits a moment for what the manager finds out.
+        """Return why a worker died that is known to have died; wait a moment for what the manager finds out.
 
         Args:
-            peer: its address.
             incarnation: of which life of its group it was.
         """
         died = self._await_death(peer, incarnation)
@@ -345,7 +338,7 @@ class ManagerClient(Resolver):
             return look()
 
     def _death_of(self, peer: str, incarnation: int) -> m.Died | None:
-        """Return the news of a death in this life of a group or a later one: what came before it does not count."""
+        """Return the news of a death in this life of a group or a later one."""
         died = self._deaths.get(peer)
         return died if died is not None and died.incarnation >= incarnation else None
 

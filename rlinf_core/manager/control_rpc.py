@@ -26,7 +26,6 @@ class ControlRpc:
     """Sends control messages, and hands those that come to `handle` in a thread of its own.
 
     Args:
-        endpoint: of this process.
         handle: takes a message, and the stream that it came through (None for what `put` gave).
         tick: called after each message, and every so often, in the same thread.
         every: tells for how many seconds at most there is nothing to do but messages.

@@ -18,11 +18,9 @@ def views(
     workers: Mapping[str, WorkerRecord[EndpointInfo]],
     dead: Mapping[str, float],
 ) -> Iterator[WorkerView]:
-    """Return one view for each process: the driver first, then the workers in order of their groups' launch and their
-    ranks.
+    """Yield one view for each process: the driver first, then the workers in order of launch and rank.
 
     Args:
-        round_: the answers.
         parties: who is there.
         workers: who is registered, by address, in order.
         dead: the dead, each with the seconds since.

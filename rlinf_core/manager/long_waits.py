@@ -11,13 +11,10 @@ _SILENT = frozenset(
 
 
 class LongWaits:
-    """Remembers what has been told: a wait is worth a word when it lasts twice as long as any like it before.
+    """The memory of what has been told: a wait is worth a word when it lasts twice as long as any like it before.
 
     So one that lasts is told of at growing intervals, and workers that wait as long in each step, as trainers do, fall
     silent after the first.
-
-    Args:
-        first_word_after: seconds after which a wait is told of at first.
     """
 
     def __init__(self, first_word_after: float = FIRST_WORD_AFTER) -> None:

@@ -48,8 +48,6 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A request that cannot be answered yet."""
-
     stream: PeerStream
     serial: int
     name: str
@@ -58,19 +56,12 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Death:
-    """A process that is gone, while the cause is being found out."""
-
     peer: Peer
     until: float
 
 
 class Manager:
-    """The register of one job, and the lookout over its waits.
-
-    Args:
-        endpoint: through which processes talk to it.
-        job: the job's name.
-    """
+    """The register of one job, and the lookout over its waits."""
 
     def __init__(self, endpoint: Endpoint, job: str) -> None:
         self._job = job
@@ -359,16 +350,12 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A connection that ended, and with it the process."""
-
     peer: str
     reason: str
 
 
 def _same_place(one: EndpointInfo, other: EndpointInfo) -> bool:
-    """Return whether what one process leaves behind can be found by the other: containers share a machine, and no
-    files.
-    """
+    """Return whether one process finds what another left behind: containers share a machine, and no files."""
     return (one.host, one.network) == (other.host, other.network)
 
 

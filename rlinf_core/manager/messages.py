@@ -32,9 +32,7 @@ class Hello:
 
     Attributes:
         incarnation: which life of its group it belongs to; 0 for what is no worker.
-        info: how to reach it.
         node: where it runs, in words, as in `node 1 (10.0.0.2)`.
-        node_rank: the rank of that node, or None where it is not known.
         device: what it computes on, as in `cuda:0`; empty when it is the CPU.
         log: the file on its node that its standard error goes to, or None.
         memory_kills: how many processes the kernel had killed for memory where it runs, when it began.
@@ -116,7 +114,6 @@ class GroupLife:
     """The present life of a group.
 
     Attributes:
-        incarnation: which one it is.
         nodes: where each worker runs, in words, by rank; empty where that is not known.
         channel: whether it is the process of a channel.
     """
@@ -135,12 +132,7 @@ class WaitReport:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Answered with whom an operation of the sender waits for, in words.
-
-    Attributes:
-        serial: the operation.
-        publication: what the sender was in, the operation included.
-    """
+    """Answered with whom an operation of the sender waits for, in words; the publication has the operation."""
 
     serial: int
     publication: Publication
@@ -148,11 +140,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Calls on these workers are given up: whoever is in one of them shall be woken.
-
-    Attributes:
-        calls: for each worker the calls, by the id that Ray gave them.
-    """
+    """Calls on these workers, by the ids that Ray gave them, are given up: whoever is in one shall be woken."""
 
     calls: Mapping[str, tuple[str, ...]]
 
@@ -185,8 +173,6 @@ class ProcessAnswer:
     """The answer of a process to a `Question`.
 
     Attributes:
-        round: of the question.
-        publication: what it is in.
         in_flight: workers that have not answered a call that it made.
         channels: the channels that live in it, by name.
         stacks: of its threads, in words, where they were asked for.
@@ -230,7 +216,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class PostmortemQuestion:
-    """The question what is left on a node of a process that died there. Answered with an `Postmortem`."""
+    """The question what is left on a node of a process that died there. Answered with a `Postmortem`."""
 
     name: str
     hello: Hello
@@ -249,11 +235,9 @@ class Died:
     """A worker that you have to do with is gone.
 
     Attributes:
-        address: its address.
         incarnation: which life of its group it belonged to.
         endpoint: the incarnation of its endpoint.
         node: where it ran, in words.
-        cause: why it died, as far as is known.
         vanished: whether its whole host is gone, or the way to it, so that Ray cannot tell of it soon.
     """
 
@@ -288,12 +272,9 @@ class WorkerView:
     Attributes:
         name: its address, or `driver`.
         node: where it runs, in words.
-        node_rank: the rank of that node.
         pid: its process id, or None before it is there.
-        device: what it computes on.
         state: `launching`, `ready`, `dead`, or `silent` when it did not answer.
-        doing: what it is in, in words.
-        since: for how many seconds, or None.
+        doing: what it is in, in words; `since` for how many seconds, or None.
         waits_for: the addresses or channels that it waits for.
         stacks: of its threads, where they were asked for.
     """

@@ -51,9 +51,7 @@ def own_log() -> str | None:
 
 
 def memory_kills() -> int:
-    """Return how many processes the kernel has killed for memory in this control group and below, else on this
-    machine.
-    """
+    """Return how many processes the kernel has killed for memory in this control group, else on this machine."""
     for file in (_own_group() / "memory.events", Path("/proc/vmstat")):
         try:
             text = file.read_text(encoding="ascii")

@@ -27,5 +27,4 @@ def describe_stacks() -> str:
 
 
 def _of_interest(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without the engine's frames below the users' method, unless nothing else is left."""
     return [frame for frame in stack if "/site-packages/ray/" not in frame.filename]

@@ -46,7 +46,6 @@ class JobView:
     """The facts that are known of a job, beyond what its processes publish.
 
     Attributes:
-        channels: by name.
         dead: the processes that died.
         unknown: the names that processes look for and that no group or channel has.
     """
@@ -56,7 +55,6 @@ class JobView:
     unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        """Return a living process as the wait-for graph wants it."""
         methods = [one for one in publication.operations if one.operation.kind is OperationKind.METHOD]
         waits = tuple(
             self._wait(one.operation, one.age)

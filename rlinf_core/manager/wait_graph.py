@@ -33,7 +33,6 @@ class Wait:
     """An operation that waits, and what could end it.
 
     Attributes:
-        operation: the operation.
         age: seconds that it has lasted.
         waits_for: the processes whose code could end it.
         every: whether all of them have to, as for a call on a whole group; otherwise any one will do.
@@ -62,8 +61,6 @@ class Process:
     """One process at one moment.
 
     Attributes:
-        name: its address, or `driver`.
-        waits: the operations that it waits in.
         progress: a number that changes whenever it gets on with something.
         running: whether some code of it is under way that waits in nothing.
         doing: what it runs, as in `runs `train` for 3 s`, for the picture.
@@ -119,7 +116,6 @@ class WaitGraph:
         self._stuck = self._find_stuck(frozenset(moving))
 
     def _edges_of(self, node: Node, wait: Wait) -> list[Node]:
-        """Return the nodes that could end an operation."""
         # Where anyone may end it, the one node for all code stands for those that are known.
         edges = [(name, _CODE) for name in wait.waits_for if not _anyone(wait) or name not in self._processes]
         if not wait.every:
@@ -144,7 +140,6 @@ class WaitGraph:
             yield from (edge for edge in self._edges[node] if edge[0] not in self._processes)
 
     def _fails(self, wait: Wait) -> bool:
-        """Return whether an operation is about to end with an error."""
         dead = sum(name in self._dead for name in wait.waits_for) if self._dead else 0
         return wait.failing or (dead > 0 and (wait.every or (dead == len(wait.waits_for) and not _anyone(wait))))
 
@@ -195,7 +190,7 @@ class WaitGraph:
         return sorted(found, key=lambda deadlock: deadlock.members)
 
     def explain(self, name: str, serial: int | None = None) -> str:
-        """In words: what a process (or one operation of it) waits for, what that waits for, and so on to the root.
+        """Return in words what a process (or one operation of it) waits for, and so on to the root.
 
         As in "env:3 waits on channel `action`, empty, for 12 s; its only producer rollout:1 waits in recv from actor:0
         for 14 s; actor:0 died 12 s ago". Empty when it waits in nothing.
@@ -217,7 +212,6 @@ class WaitGraph:
         return "; ".join(sentences)
 
     def _tell(self, start: Node, sentences: list[str], told: set[Node]) -> None:
-        """Add a sentence for an operation, for those that it waits for, and so on."""
         todo: deque[tuple[Node, str]] = deque()
 
         def follow(node: Node, role: str) -> None:
@@ -296,7 +290,7 @@ def _anyone(wait: Wait) -> bool:
 
 
 def _natural(name: str) -> tuple[str, tuple[int, ...]]:
-    """Order `env:2` before `env:10`."""
+    """Return the key that orders `env:2` before `env:10`."""
     group, *ranks = name.split(":")
     return group, tuple(int(rank) for rank in ranks if rank.isdigit())
 

@@ -26,12 +26,8 @@ class Round:
     """One question to everybody.
 
     Attributes:
-        serial: its number.
-        stacks: whether stacks are asked for.
         until: when it ends, in monotonic seconds, answered or not.
         done: what is to be done with the answers.
-        asked: who was asked.
-        answers: who answered what.
     """
 
     serial: int
@@ -43,16 +39,10 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody has answered."""
         return self.asked <= self.answers.keys()
 
     def processes(self, dead: Mapping[str, float], unknown: frozenset[str] = frozenset()) -> list[Process]:
-        """Return everyone who answered, and the dead.
-
-        Args:
-            dead: the processes that died, with the seconds since.
-            unknown: the names that processes look for and that no group or channel has.
-        """
+        """Return everyone who answered, and the dead, each with the seconds since."""
         channels: dict[str, ChannelView] = {}
         called: set[str] = set()
         for answer in self.answers.values():
@@ -69,7 +59,6 @@ class Round:
         return found
 
     def graph(self, dead: Mapping[str, float]) -> WaitGraph:
-        """Return who waits for whom."""
         return WaitGraph(self.processes(dead))
 
 
@@ -88,7 +77,7 @@ class Watch:
         self.unknown: frozenset[str] = frozenset()
 
     def alarm(self) -> None:
-        """Look at a process that waits for long."""
+        """Look from now on, since a process waits for long."""
         self._watching = True
 
     @property
@@ -111,13 +100,11 @@ class Watch:
         started.asked.update(ask(started))
 
     def answered(self, name: str, answer: ProcessAnswer) -> None:
-        """Take the answer of a process."""
         asked = self._rounds.get(answer.round)
         if asked is not None:
             asked.answers[name] = answer
 
     def left(self, name: str) -> None:
-        """Forget a process that is gone, and will not answer."""
         for each in self._rounds.values():
             each.asked.discard(name)
 

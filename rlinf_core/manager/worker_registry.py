@@ -31,12 +31,9 @@ class WorkerRecord(Generic[C]):
     """The record of one worker.
 
     Attributes:
-        address: its address.
         incarnation: which life of its group it belongs to, from 1; a relaunch of the group counts one up.
-        life: how far it has come.
         info: how to reach it, once it is ready.
         node: where it runs, in words, once that is known.
-        cause: why it died, where that is known.
         died_at: when it died, in monotonic seconds of whoever recorded it.
     """
 
@@ -49,7 +46,6 @@ class WorkerRecord(Generic[C]):
     died_at: float | None = None
 
     def died(self) -> WorkerDiedError:
-        """Return the error for those who need a worker that is dead."""
         return WorkerDiedError(self.address.get_name(), node=self.node, cause=self.cause)
 
 
@@ -83,7 +79,7 @@ class NotYet:
 
 
 class WorkerRegistry(Generic[C]):
-    """The groups and workers of one job. Its cards are whatever the transport publishes; nothing here looks into them.
+    """The groups and workers of one job, with whatever information the transport publishes of them.
 
     A group is known by the name of its address without the last rank: workers of a group that `env:0` launches have
     addresses `env:0:0`, `env:0:1`, ..., and their group is `env:0`.
@@ -105,10 +101,7 @@ class WorkerRegistry(Generic[C]):
         self._declared = (self._declared or frozenset()) | frozenset(groups)
 
     def open_group(self, name: str, size: int, *, channel: bool = False) -> int:
-        """Return a group of `size` workers is being launched, or the process of a `channel`.
-
-        Returns:
-            The incarnation that its workers carry.
+        """Register a group of `size` workers, or a channel's process, that is being launched; return its incarnation.
 
         Raises:
             InvalidNameError: the name cannot be one, a group or channel of this name lives, or a channel of this name
@@ -137,7 +130,7 @@ class WorkerRegistry(Generic[C]):
         return incarnation
 
     def close_group(self, name: str) -> tuple[WorkerAddress, ...]:
-        """Return the group is shut down, and its name free; returns the workers that it had."""
+        """Remove a group that is shut down, whose name is then free; return the workers that it had."""
         group = self._groups.pop(name, None)
         return tuple(worker.address for worker in group.workers.values()) if group else ()
 
@@ -152,7 +145,6 @@ class WorkerRegistry(Generic[C]):
         return group is not None and group.channel
 
     def groups(self) -> dict[str, int]:
-        """Return the sizes of the groups that exist, by name."""
         return {name: group.size for name, group in self._groups.items()}
 
     def workers(self, group: str) -> tuple[WorkerRecord[C], ...]:
@@ -169,7 +161,7 @@ class WorkerRegistry(Generic[C]):
     # Workers
 
     def ready(self, address: WorkerAddress, incarnation: int, info: C, node: str | None = None) -> bool:
-        """Return a worker is up and can be reached; False for a life that is over, whose word no longer counts."""
+        """Record that a worker can be reached; return False for a life that is over, whose word no longer counts."""
         known = self._current(address, incarnation)
         if known is None or known.life is Life.DEAD:
             return False
@@ -179,7 +171,7 @@ class WorkerRegistry(Generic[C]):
     def died(
         self, address: WorkerAddress, incarnation: int, now: float, *, node: str | None = None, cause: str | None = None
     ) -> bool:
-        """Return a worker's process is gone; False when that is no news, or is about a life that no longer counts.
+        """Record that a worker's process is gone; return False when that is no news, or of a life that is over.
 
         A cause that becomes known later is added to what is known.
         """
@@ -270,12 +262,10 @@ class Ownership:
         self._owners: dict[str, str] = {}
 
     def claim(self, group: str, owner: str) -> None:
-        """Record that `owner` has launched a group, whoever did before."""
         self._owners.pop(group, None)
         self._owners[group] = owner
 
     def release(self, group: str) -> None:
-        """Forget a group that was shut down."""
         self._owners.pop(group, None)
 
     def gone(self, owner: str) -> tuple[str, ...]:

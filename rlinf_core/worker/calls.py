@@ -33,12 +33,11 @@ _current: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=None)
 
 
 def enter_call(call: MethodCall) -> Any:
-    """Code of this context runs for `call`; returns what `leave_call` takes."""
+    """Run code of this context for `call`; return what `leave_call` takes."""
     return _current.set(call)
 
 
 def leave_call(token: Any) -> None:
-    """End the call."""
     _current.reset(token)
 
 
@@ -69,11 +68,7 @@ class Timed:
 
 
 class CallHandle(Protocol):
-    """The handle of a call on a group; `WorkerGroupHandle` is the one there is.
-
-    Attributes:
-        observed: whether somebody has seen how it ended.
-    """
+    """The handle of a call on a group; `WorkerGroupHandle` is the one there is."""
 
     observed: bool
 
@@ -101,7 +96,6 @@ class UnansweredCalls:
         self._lock = threading.Lock()
 
     def add(self, handle: CallHandle) -> None:
-        """Remember a call that was made."""
         with self._lock:
             if len(self._handles) >= self._limit:
                 self._handles = {each: None for each in self._handles if each.matters}
@@ -109,12 +103,11 @@ class UnansweredCalls:
             self._handles[handle] = None
 
     def forget(self, handle: CallHandle) -> None:
-        """Somebody has the results of a call: they shall not live longer than its handle."""
+        """Forget a call whose results somebody has: they shall not live longer than its handle."""
         with self._lock:
             self._handles.pop(handle, None)
 
     def in_flight(self) -> tuple[str, ...]:
-        """Return the workers that have not answered a call."""
         with self._lock:
             handles = list(self._handles)
         return tuple({str(address) for handle in handles for address in handle.pending()})
@@ -133,7 +126,6 @@ class UnansweredCalls:
                 return
 
     def take(self, group: str) -> list[CallHandle]:
-        """Return the calls on a group, which are forgotten."""
         with self._lock:
             own = [each for each in self._handles if each.group == group]
             self._handles = {each: None for each in self._handles if each.group != group}

@@ -100,11 +100,7 @@ class DeviceLock:
         self.release()
 
     def _wait_for_holder(self, name: bytes, device: str, seconds: float) -> None:
-        """Return when a lock that another process holds may be free again.
-
-        Raises:
-            CommunicationTimeoutError: it was not, within `seconds`.
-        """
+        """Return when a lock that another process holds may be free again."""
         work = Work[object](OperationKind.DEVICE_LOCK, device, seconds, self._waits)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(ConnectionError):
             # At 0 it would not wait for the connection either.
@@ -148,7 +144,6 @@ def _socket_name(secret: bytes, device: str) -> bytes:
 
 
 def _peer(line: socket.socket) -> int:
-    """Return the pid of the process at the other end."""
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", credentials)[0]
 

@@ -40,8 +40,7 @@ _FIRST_WORD_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A worker as its group knows it; `incarnation` counts the lives of the group, and its pid is known once it is
-    constructed."""
+    """A worker as its group knows it; its pid is known once it is constructed."""
 
     address: WorkerAddress
     actor: Any
@@ -113,7 +112,6 @@ class WorkerGroupHandle(Generic[T]):
         return self._answer()
 
     def _connected(self) -> ManagerClient | None:
-        """Return what this process has of the job that the call was made in."""
         client = current_client()
         if client is not self._client:
             raise no_cluster() if client is None else ClusterError(f"the cluster of {self._title} was shut down")
@@ -141,7 +139,7 @@ class WorkerGroupHandle(Generic[T]):
                 self._fail()
 
     def _look_up(self, client: ManagerClient | None, serial: int) -> None:
-        """Between two slices of a wait: raises why it must end, and settles the call where Ray will not do so soon."""
+        """Between two slices of a wait, raise why it must end, and settle the call where Ray will not do so soon."""
         failure = client.failure(serial) if client else None
         if failure is not None:
             # Workers of the same deadlock are told of it at the same time: what they raise is the answer.
@@ -292,7 +290,6 @@ class WorkerGroupHandle(Generic[T]):
         self._take(self._failures(_GRACE_SECONDS))
 
     def _take(self, failures: dict[int, Exception]) -> None:
-        """Take the failures of the call, if there are any."""
         if failures:
             error = WorkerGroupError(self.group, self.method, failures, self._world_size)
             error.places = {each.address.rank: each.place for each in self._members if each.address.rank in failures}
@@ -346,7 +343,6 @@ class WorkerGroupHandle(Generic[T]):
 
     @property
     def references(self) -> tuple[Any, ...]:
-        """Ray's references of the calls, in the order of the ranks that were called."""
         return tuple(self._references)
 
     def failure(self) -> WorkerGroupError | None:

@@ -25,7 +25,6 @@ class Launch:
     """The workers of a group whose processes start, in steps: several groups take each step together.
 
     Args:
-        cluster: where.
         base: what their addresses begin with.
         placements: one for each, by rank.
         pickled: the class and the arguments of its constructor.
@@ -74,7 +73,6 @@ class Launch:
         )
 
     def abandon(self) -> None:
-        """End the processes, and release the name."""
         if self._incarnation is not None:
             # Not before it was opened: there may be another group of the name.
             close_group(str(self._base), self._incarnation)
@@ -82,14 +80,12 @@ class Launch:
 
 
 def close_group(name: str, incarnation: int) -> None:
-    """Tell the job that a group has ended."""
     client = current_client()
     if client is not None:
         client.tell(CloseGroup(name, incarnation))
 
 
 def kill(actors: Sequence[Any]) -> None:
-    """End processes at once."""
     ray = ray_api()
     for actor in actors:
         ray.kill(actor)

@@ -46,7 +46,6 @@ def set_up_logging(context: WorkerContext) -> None:
 
 
 def _open(folder: Path, context: WorkerContext) -> TextIO:
-    """Return the worker's log file, behind what an earlier worker of this rank has written."""
     group = context.address.root_group_name
     folder = folder / context.session.log_names.get(group, group)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,13 +54,12 @@ def _open(folder: Path, context: WorkerContext) -> TextIO:
 
 
 def _moment() -> str:
-    """Now, as loggers write it."""
+    """Return the time now, as loggers write it."""
     seconds = time.time()
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
 
 
 def _birth(context: WorkerContext) -> str:
-    """Return the first line of a worker's file: a worker that has nothing to say was there, too."""
     placement = context.placement
     return (
         f"process {os.getpid()} is rank {placement.rank} of {placement.world_size} on node"
@@ -70,12 +68,7 @@ def _birth(context: WorkerContext) -> str:
 
 
 class Tee:
-    """Stands for a stream of the process, and writes to a file too.
-
-    Args:
-        stream: what it stands for in everything but writing.
-        file: gets a copy. A full disk there is no reason for the worker's code to fail.
-    """
+    """A stream of the process that writes to a file too; a full disk there is no reason for its code to fail."""
 
     def __init__(self, stream: TextIO, file: TextIO) -> None:
         self._stream = stream

@@ -85,17 +85,12 @@ class WorkerProcess:
         return self._name
 
     def find_port(self) -> int:
-        """Return a free port of this node, for the group's `MASTER_PORT`."""
         return free_port()
 
     def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> Birth:
-        """Make the worker.
+        """Make the worker; `pickled` is its class and the arguments of its constructor.
 
-        Args:
-            context: what it is told.
-            manager: where the manager of the job is.
-            pickled: its class and the arguments of its constructor.
-            master_port: of the group's `torch.distributed` rendezvous, on `context.master_addr`.
+        `master_port` is that of the group's `torch.distributed` rendezvous, on `context.master_addr`.
 
         Raises:
             RemoteFailure: with what its class's import or its constructor raised.
@@ -132,7 +127,6 @@ class WorkerProcess:
         client.announce(context.incarnation, node, placement.cluster_node_rank, device)
 
     def birth(self) -> Birth:
-        """See `Birth`."""
         context = self._context
         if context is None:
             raise RuntimeError("asked before construct()")
@@ -171,7 +165,7 @@ class WorkerProcess:
         return Timed(result, durations) if durations else result
 
     def _published(self, method: str, run: Callable[[MethodCall], T]) -> T:
-        """Return what `run` returns; publishes meanwhile that a method runs, and packs what it raises."""
+        """Return what `run` returns; publish meanwhile that a method runs, and pack what it raises."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
@@ -206,9 +200,7 @@ class WorkerProcess:
             del self._calls[call.serial]
 
     def _await(self, method: str, result: Awaitable[Any], call: MethodCall) -> Any:
-        """Return the result of an asynchronous method, which runs as a task: from now on that is what may be held
-        up.
-        """
+        """Return the result of an asynchronous method, which runs as a task: from now on that may be held up."""
         client = self._client
         if client is None:
             raise RuntimeError("called before construct()")
@@ -222,7 +214,7 @@ class WorkerProcess:
         return run_on_loop(run())
 
     def _give_up(self, calls: tuple[str, ...] | None) -> None:
-        """Whoever made these calls, or all of them, wants no result: wakes what they wait in."""
+        """Wake what these calls, or all of them, wait in: whoever made them wants no result."""
         client, context = self._client, self._context
         if client is None or context is None:
             return
@@ -242,15 +234,12 @@ class WorkerProcess:
                 client.endpoint.waits.fail_task(call.task_key if len(self._calls) > 1 else None, error)
 
     def info(self) -> Any:
-        """Return the worker's `WorkerInfo`."""
         return self._worker.worker_info
 
     def take_spans(self) -> tracing.Taken:
-        """Return what this process recorded since it was asked last, where the run is traced."""
         return tracing.take()
 
     def memory_peaks(self) -> dict[str, Peak]:
-        """Return the most memory that this process has held in each method."""
         return self._memory.peaks
 
     def close(self) -> None:

@@ -203,15 +203,12 @@ class WorkerGroup(Generic[W]):
         return begin
 
     def _take(self, members: tuple[GroupMember, ...]) -> None:
-        """From now on the group is running."""
         self._members = members
         _running.add(self)
         on_disconnect(_end_all)
 
     def _base_address(self, name: str | None) -> WorkerAddress:
-        """Return what the workers' addresses begin with: the name; without one that of the configuration, or the
-        worker that launches them, if one does.
-        """
+        """Return what the workers' addresses begin with: a name, else the worker that launches them, if one does."""
         name = name if name is not None else self._configured_name()
         if name is not None:
             return WorkerAddress(name)
@@ -416,13 +413,11 @@ def _launch_all(prepared: Sequence[tuple[WorkerGroup[Any], Callable[[], Launch]]
 
 
 def _end_all() -> list[WorkerGroupError]:
-    """End the groups of this process, which leaves its cluster; return what failed in them unseen."""
     groups = list(_running)
     return [failure for group in groups for failure in group._end(_EXIT_SECONDS)]  # pyright: ignore[reportPrivateUsage] - this module's own
 
 
 def _entry(config: Any, name: str) -> Any:
-    """Return an entry of a mapping or an attribute of anything else; None where there is none."""
     if isinstance(config, Mapping):
         return cast("Mapping[str, Any]", config).get(name)
     return getattr(config, name, None)
