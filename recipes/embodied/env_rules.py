@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from pydantic import BaseModel, ValidationError
@@ -9,11 +10,12 @@ from pydantic import BaseModel, ValidationError
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.env_config import EnvironmentConfig
 from recipes.embodied.env_probe import EnvFacts, env_facts
-from recipes.embodied.env_types import ENV_TYPES, has_ids, how_to_install, is_robot, is_simulator
+from recipes.embodied.env_types import DRIVEN, ENV_TYPES, has_ids, how_to_install, is_robot, is_simulator
 from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core.config.cluster import NodeGroup
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
@@ -171,6 +173,29 @@ def _check_task(config: EmbodiedConfig, section: str, environments: EnvironmentC
         )
 
 
+def declares(group: NodeGroup, robot: str | None) -> bool:
+    """Return whether a group has robots that a kind of environment can move: of that type, or with a `driver`."""
+    if group.hardware is None:
+        return False
+    if robot != DRIVEN:
+        return group.hardware.type == robot
+    return any(getattr(unit, "driver", None) is not None for unit in group.hardware.configs)
+
+
+def _check_drivers(config: EmbodiedConfig, labels: Sequence[str], report: Report) -> None:
+    """Report drivers that cannot be imported, and robots without one."""
+    for index, group in enumerate(config.cluster.node_groups):
+        units = group.hardware.configs if group.hardware and group.label in labels else ()
+        for number, unit in enumerate(units):
+            at: Path = ("cluster", "node_groups", index, "hardware", "configs", number)
+            driver: str | None = getattr(unit, "driver", None)
+            if driver is not None:
+                check_import(config, (*at, "driver"), driver, "env", report)
+            else:
+                message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, and this robot has none"
+                report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
+
+
 def _check_robots(
     config: EmbodiedConfig, section: str, environments: EnvironmentConfig, workers: int | None, report: Report
 ) -> None:
@@ -180,19 +205,20 @@ def _check_robots(
     if place is None:
         return  # reported as a missing component
     at: Path = ("env", section, "env_type")
-    with_robots = {
-        group.label for group in config.cluster.node_groups if group.hardware and group.hardware.type == robot
-    }
+    groups = {group.label: group for group in config.cluster.node_groups}
     labels = place.node_group or ("cluster",)
-    without = [label for label in labels if label not in with_robots]
+    without = [label for label in labels if label not in groups or not declares(groups[label], robot)]
     if without:
+        named = "a robot with a `driver`" if robot == DRIVEN else f"a {robot}"
         report(
             at,
             "conflicting-settings",
-            f"`env_type: {kind}` needs a {robot}, and `env` is placed on `{without[0]}`, which declares none",
+            f"`env_type: {kind}` needs {named}, and `env` is placed on `{without[0]}`, which declares none",
             f"place `env` on a node group with `hardware: {{type: {robot}, configs: [...]}}`",
         )
         return
+    if robot == DRIVEN:
+        _check_drivers(config, labels, report)
     stages = config.rollout.pipeline_stage_num
     if stages != 1:
         report(

@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.envs"
 _SIMULATORS: Final = f"{_FOLDER}.simulators"
+# Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
+DRIVEN: Final = "Robot"
 
 
 class EnvType(NamedTuple):
@@ -14,7 +16,7 @@ class EnvType(NamedTuple):
 
     Attributes:
         target: the subclass of `VectorEnv`, as `package.module:Class`.
-        tasks: values of `task`, the default first; empty where `task` is an id of the simulator's own.
+        tasks: values of `task`, the default first; empty where `task` is an id of the simulator's own, or any words.
         module: what has to be installed besides; None: nothing.
         robot: type of the hardware that each env worker owns one of; None: a simulator.
         observes: names of its observations; None where that depends on the task.
@@ -70,6 +72,7 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         f"{_FOLDER}.franka_vision:FrankaVisionEnv", ("touch",), observes=("states", "images.main", "instructions")
     ),
     "franka_robot": EnvType(f"{_FOLDER}.franka_robot:FrankaRobotEnv", ("reach",), robot="Franka"),
+    "robot": EnvType(f"{_FOLDER}.driven_robot:DrivenRobotEnv", robot=DRIVEN, observes=None, max_episode_steps=None),
     "gymnasium": EnvType(
         f"{_FOLDER}.gymnasium_env:GymnasiumEnv", module="gymnasium", observes=None, max_episode_steps=None, processes=0
     ),
@@ -103,7 +106,7 @@ def is_robot(env_type: str) -> bool:
 def has_ids(env_type: str) -> bool:
     """Return whether `task` has to be an id of Gymnasium's, of which there are too many to list."""
     found = ENV_TYPES.get(env_type)
-    return found is not None and not found.tasks and found.task is None
+    return found is not None and not found.tasks and found.task is None and found.robot is None
 
 
 def is_simulator(name: str) -> bool:

@@ -14,7 +14,7 @@ from recipes.embodied.config import (
 )
 from recipes.embodied.data_config import check_data
 from recipes.embodied.env_config import EnvironmentConfig
-from recipes.embodied.env_rules import check_environments, episode_limit, facts_of
+from recipes.embodied.env_rules import check_environments, declares, episode_limit, facts_of
 from recipes.embodied.env_types import ENV_TYPES, is_robot
 from recipes.embodied.intervention_rules import check_intervention
 from recipes.embodied.model_folders import check_model_folder
@@ -211,14 +211,16 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
     """Warn of robots that `env` is placed on and that no environment uses."""
     kinds = {config.env.train.env_type, config.env.eval.env_type}
     place = config.cluster.component_placement.get("env")
-    used = {ENV_TYPES[kind].robot for kind in kinds if is_robot(kind)}
     own = any(":" in kind for kind in kinds)
     if place is None or own:
         return  # an environment of the user's own may do with robots what it likes
     for index, group in enumerate(config.cluster.node_groups):
-        if group.hardware is None or group.hardware.type in used or group.label not in (place.node_group or ()):
+        if group.hardware is None or group.label not in (place.node_group or ()):
             continue
-        robot = next((name for name, known in ENV_TYPES.items() if known.robot == group.hardware.type), None)
+        moved_by = [name for name, known in ENV_TYPES.items() if known.robot and declares(group, known.robot)]
+        if kinds & set(moved_by):
+            continue
+        robot = next(iter(moved_by), None)
         kind = config.env.train.env_type
         report(
             ("cluster", "node_groups", index, "hardware"),

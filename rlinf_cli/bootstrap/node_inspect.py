@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,7 +89,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         }
         recipe = pool.submit(recipe_of, name, env) if name else None
         others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
-        robots = list(pool.map(_reach, [tuple(each) for each in request.get("addresses", ())]))
+        robots = list(pool.map(lambda each: _reach(tuple(each), cameras_env), request.get("addresses", ())))
         common = node_probe.probe(request)
     now = time.time()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -168,11 +169,14 @@ def _json_of(
         return {"fault": str(error) or type(error).__name__}
 
 
-def _reach(address: tuple[str, int]) -> list[Any]:
-    """Return [host, port, None or why nothing answers there]."""
+def _reach(address: tuple[str, int], env: Mapping[str, str]) -> list[Any]:
+    """Return [host, port, None or why nothing answers there]; a host `$NAME` is the value of a variable of `env`."""
     host, port = address
+    meant = env.get(host[1:]) if host.startswith("$") else host
+    if not meant:
+        return [host, port, f"the node's environment has no variable `{host[1:]}`"]
     try:
-        with socket.create_connection((host, port), timeout=_ROBOT_SECONDS):
+        with socket.create_connection((meant, port), timeout=_ROBOT_SECONDS):
             return [host, port, None]
     except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
         return [host, port, f"no answer within {_ROBOT_SECONDS:g} s"]

@@ -263,7 +263,7 @@ class WorkerProcess:
 def _make(context: WorkerContext, pickled: bytes) -> Any:
     worker_class, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the driver, through Ray
     worker = worker_class.__new__(worker_class)
-    worker._rlinf_bind(context)
+    worker._rlinf_bind(replace(context, hardware=tuple(unit.on_node(os.environ) for unit in context.hardware)))
     worker.__init__(*args, **kwargs)
     return worker
 

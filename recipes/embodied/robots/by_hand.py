@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,14 +13,17 @@ from numpy.typing import NDArray
 
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.types import EnvProgress, HandMotion
+from recipes.embodied.robots.claim import claimed_by
 from recipes.embodied.robots.client import ArmState, FrankaClient
 from recipes.embodied.robots.errors import RobotError, RobotLateError, RobotUnreachableError
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME
 from recipes.embodied.robots.session import ArmCheck, check_arm, refuse_faults, watch_cameras
 from recipes.embodied.robots.steering import steered
-from rlinf_core import RLinfError
+from rlinf_core import ConfigError, RLinfError, RobotUnit
 from rlinf_core.hardware.robots.franka import Franka
+from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
+from rlinf_core.placement.environment import process_environment
 
 if TYPE_CHECKING:
     from rlinf_core import ClusterConfig
@@ -37,27 +41,45 @@ class Listed:
         type: of hardware.
         node: rank of its node.
         address: of its controller, as `HOST:PORT`; None: it has none that is known.
-        arm: None: its driver is a package of the user's.
+        robot: as its node knows it; as it is written where a variable of the node is missing here.
+        problem: why the address is not known; None: it is.
     """
 
     group: str
     type: str
     node: int
     address: str | None
-    arm: Franka | None
+    robot: RobotUnit
+    problem: ConfigError | None = None
+
+    @property
+    def arm(self) -> Franka | None:
+        """The arm; None: its driver is a package of the user's."""
+        return self.robot if isinstance(self.robot, Franka) else None
 
 
 def robots_of(cluster: ClusterConfig) -> list[Listed]:
-    """Return the robots that a file declares, in its order."""
+    """Return the robots that a file declares, in its order; variables are those of this node."""
     found: list[Listed] = []
     for group in cluster.node_groups:
-        for unit in group.hardware.configs if group.hardware else ():
-            arm = unit if isinstance(unit, Franka) else None
-            where = [(arm.robot_ip, arm.robot_port)] if arm else list(unit.addresses())
-            address = ", ".join(f"{host}:{port}" for host, port in where) or None
+        for written in group.hardware.configs if group.hardware else ():
+            given = process_environment(cluster, written.node_rank, group.label).variables
+            unit, problem = written, None
+            try:
+                unit = written.on_node({**os.environ, **{each.name: each.value for each in given}})
+            except ConfigError as error:
+                problem = error
             kind = group.hardware.type if group.hardware else ""
-            found.append(Listed(group.label, kind, unit.node_rank, address, arm))
+            found.append(Listed(group.label, kind, unit.node_rank, _address_of(unit), unit, problem))
     return found
+
+
+def _address_of(unit: RobotUnit) -> str | None:
+    if isinstance(unit, Franka):
+        return f"{unit.robot_ip}:{unit.robot_port}"
+    if isinstance(unit, PluginDrivenRobot):
+        return unit.place
+    return ", ".join(f"{host}:{port}" for host, port in unit.addresses()) or None
 
 
 def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
@@ -66,7 +88,10 @@ def chosen_arm(robots: Sequence[Listed], name: str | None) -> Franka:
     Raises:
         RLinfError: there is none, or there are several.
     """
-    arms = [each.arm for each in robots if each.arm is not None]
+    arms = [each.arm for each in robots if each.arm is not None and each.problem is None]
+    unknown = [each.problem for each in robots if each.problem and name in (None, str(each.node), each.address)]
+    if unknown and (name is not None or not arms):
+        raise unknown[0]
     if name is not None:
         arms = [
             each for each in arms if name in (str(each.node_rank), each.robot_ip, f"{each.robot_ip}:{each.robot_port}")
@@ -90,11 +115,15 @@ def look(robots: Sequence[Listed]) -> list[dict[str, Any]]:
 
 
 def _described(robot: Listed) -> dict[str, Any]:
-    return {name: value for name, value in asdict(robot).items() if name != "arm"}
+    return {"group": robot.group, "type": robot.type, "node": robot.node, "address": robot.address}
 
 
 def _answer(robot: Listed) -> dict[str, Any]:
     nothing = {"controller": None, "state": "its driver is a package of yours", "holder": None}
+    if robot.problem is not None:
+        return {**nothing, "state": robot.problem.message}
+    if isinstance(robot.robot, PluginDrivenRobot) and robot.robot.driver is not None:
+        return {**nothing, "controller": robot.robot.driver, "holder": claimed_by(robot.robot.place)}
     if robot.arm is None:
         return nothing
     try:

@@ -8,7 +8,7 @@ from rlinf_core.config.rules.groups import group_ranges, out_of_range
 from rlinf_core.config.rules.site import Site, outside
 from rlinf_core.config.tree import Path
 from rlinf_core.hardware.robots.registry import UNKNOWN_TYPE
-from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.hardware.robots.unit import RobotUnit, variable_of
 
 
 def check(site: Site) -> None:
@@ -89,7 +89,10 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, taken: dict[tuple[str, str
             path = (*at, field, index) if several else (*at, field)
             if single is None or site.damaged(path):
                 continue
-            as_first, first = taken.setdefault((_kind(field), _folded(str(single))), (field, path))
+            meant = _folded(str(single))
+            if field in type(unit).variables and variable_of(meant) is not None:
+                meant = f"{meant} of node {unit.node_rank}"  # each node has a value of its own
+            as_first, first = taken.setdefault((_kind(field), meant), (field, path))
             if first != path:
                 how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
                 site.report(

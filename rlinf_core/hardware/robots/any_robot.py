@@ -30,9 +30,11 @@ def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:
     fields: dict[str, Any] = {}
     exclusive: dict[str, None] = {}
     node_ranks: dict[str, None] = {}
+    variables: dict[str, None] = {}
     for model in models:
         exclusive |= dict.fromkeys(model.exclusive)
         node_ranks |= dict.fromkeys(model.node_ranks)
+        variables |= dict.fromkeys(model.variables)
         for name, field in model.model_fields.items():
             if name not in RobotUnit.model_fields:
                 annotation: Any = field.annotation
@@ -40,5 +42,5 @@ def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:
                     annotation = Annotated[(annotation, *field.metadata)]
                 fields.setdefault(name, (annotation | None, None))
     made = create_model("AnyRobot", __base__=_Described, **fields)
-    made.exclusive, made.node_ranks = tuple(exclusive), tuple(node_ranks)
+    made.exclusive, made.node_ranks, made.variables = tuple(exclusive), tuple(node_ranks), tuple(variables)
     return made

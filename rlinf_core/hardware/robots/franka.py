@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
 from rlinf_core.hardware.robots.unit import (
+    FROM_NODE,
     CameraType,
     Connection,
     GripperType,
@@ -39,8 +40,9 @@ class Franka(RobotUnit):
 
     exclusive: ClassVar[tuple[str, ...]] = ("robot_ip", "camera_serials")
     node_ranks: ClassVar[tuple[str, ...]] = ("controller_node_rank",)
+    variables: ClassVar[tuple[str, ...]] = ("robot_ip",)
 
-    robot_ip: IpAddress = Field(description="IP address of the arm's controller.")
+    robot_ip: IpAddress = Field(description=f"IP address of the arm's controller, {FROM_NODE}.")
     robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of the arm's controller.")
     camera_serials: Serials = Field(
         default=(), description="Serial numbers of the arm's cameras, in the order the environment shows them."
@@ -79,9 +81,10 @@ class DualFranka(RobotUnit):
         "base_camera_serials",
     )
     node_ranks: ClassVar[tuple[str, ...]] = ("left_controller_node_rank", "right_controller_node_rank")
+    variables: ClassVar[tuple[str, ...]] = ("left_robot_ip", "right_robot_ip")
 
-    left_robot_ip: IpAddress = Field(description="IP address of the left arm's controller.")
-    right_robot_ip: IpAddress = Field(description="IP address of the right arm's controller.")
+    left_robot_ip: IpAddress = Field(description=f"IP address of the left arm's controller, {FROM_NODE}.")
+    right_robot_ip: IpAddress = Field(description=f"IP address of the right arm's controller, {FROM_NODE}.")
     robot_port: Port = Field(default=ROBOT_PORT, description="TCP port of both controllers.")
     left_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the left wrist.")
     right_camera_serials: Serials = Field(default=(), description="Serial numbers of the cameras on the right wrist.")

@@ -1,47 +1,126 @@
-"""Robots with a checked description and a controller from a user's package."""
+"""Robots with a checked description and a driver from a user's package."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlinf_core.hardware.robots.registry import register_hardware
-from rlinf_core.hardware.robots.unit import CameraType, Connection, RobotUnit, Serials
-from rlinf_core.scalars import Bool, Data
+from rlinf_core.hardware.robots.unit import FROM_NODE, CameraType, Connection, RobotUnit, Serials, variable_of
+from rlinf_core.scalars import Bool, Data, Text, problem
+
+
+def _target(text: str) -> str:
+    module, colon, name = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise problem("bad-value", f"`{text}` names no class", help="write `package.module:Class`")
+    return text
+
+
+def _serial_device(text: str) -> str:
+    if variable_of(text) is None and not text.startswith("/dev/"):
+        raise problem("bad-value", f"`{text}` is no device", help="write its file, as in `/dev/ttyACM0`")
+    return text
+
+
+DriverTarget = Annotated[Text, AfterValidator(_target)]
+SerialDevice = Annotated[Connection, AfterValidator(_serial_device)]
+_DRIVER = "Class that moves the robot in `env_type: robot`, `package.module:Class` (docs/robots.md)"
 
 
 class PluginDrivenRobot(RobotUnit):
-    """A robot with cameras and a controller of the user's."""
+    """A robot with cameras and a driver of the user's."""
 
     exclusive: ClassVar[tuple[str, ...]] = ("camera_serials",)
 
+    driver: DriverTarget | None = Field(default=None, description=f"{_DRIVER}. Default: none, for an own `env_type`.")
     camera_serials: Serials = Field(
         default=(), description="Serial numbers of the robot's cameras, in the order the environment shows them."
     )
     camera_type: CameraType = Field(default="realsense", description="Make of the cameras: `realsense` or `zed`.")
     disable_validate: Bool = Field(
-        default=False, description="Skip the check that the cameras answer before a job starts."
+        default=False, description="Skip the check that the robot and its cameras answer before a job starts."
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="What else the robot's controller is to be told, by name."
+        default_factory=dict[str, Any], description="What else the robot's driver is to be told, by name."
     )
+
+    @property
+    def place(self) -> str:
+        """Where the robot is reached, in words; the node itself where nothing else is known."""
+        return f"node {self.node_rank}"
+
+
+@register_hardware("Robot")
+class GenericRobot(PluginDrivenRobot):
+    """Any robot: an address, and the class that moves it."""
+
+    exclusive: ClassVar[tuple[str, ...]] = ("address", "camera_serials")
+    variables: ClassVar[tuple[str, ...]] = ("address",)
+
+    driver: DriverTarget = Field(description=f"{_DRIVER}.")  # pyright: ignore[reportIncompatibleVariableOverride]
+    address: Connection = Field(
+        description=f"Where the driver reaches the robot: a host, `HOST:PORT`, a URL, a device file, {FROM_NODE}."
+    )
+
+    @property
+    def place(self) -> str:
+        """See `PluginDrivenRobot`."""
+        return self.address
+
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """See `RobotUnit`: of `HOST:PORT` only; what another address means is known to the driver."""
+        host, _, port = self.address.rpartition(":")
+        named = host.removeprefix("[").removesuffix("]")
+        if self.disable_validate or not named or "/" in host or not port.isascii() or not port.isdigit():
+            return ()
+        return ((named, int(port)),) if 0 < int(port) < 65536 else ()
+
+
+@register_hardware("SO-101")
+class SO101(PluginDrivenRobot):
+    """An SO-101 arm on a serial port of its node. A package of yours brings its driver."""
+
+    exclusive: ClassVar[tuple[str, ...]] = ("device", "camera_serials")
+    variables: ClassVar[tuple[str, ...]] = ("device",)
+
+    device: SerialDevice = Field(
+        description="Serial port of the arm's motor bus, best by its id, as in"
+        f" `/dev/serial/by-id/usb-1a86_USB_Single_Serial_58FD-if00`, {FROM_NODE}."
+    )
+    calibration: Connection | None = Field(
+        default=None, description="Name or file of the arm's calibration, as its driver has it. Default: the driver's."
+    )
+
+    @property
+    def place(self) -> str:
+        """See `PluginDrivenRobot`."""
+        return self.device
 
 
 @register_hardware("DOSW1")
 class DOSW1(PluginDrivenRobot):
-    """A DOS-W1 with its two arms, reached over the network. A package of yours brings its controller."""
+    """A DOS-W1 with its two arms, reached over the network. A package of yours brings its driver."""
+
+    variables: ClassVar[tuple[str, ...]] = ("robot_url",)
 
     robot_url: Connection = Field(
-        default="127.0.0.1", description="Host at which the robot's arms answer. Default: the robot's own node."
+        default="127.0.0.1",
+        description=f"Host at which the robot's arms answer, {FROM_NODE}. Default: the robot's own node.",
     )
+
+    @property
+    def place(self) -> str:
+        """See `PluginDrivenRobot`."""
+        return self.robot_url
 
 
 @register_hardware("Turtle2")
 class Turtle2(PluginDrivenRobot):
-    """A Turtle2 with its two arms. A package of yours brings its controller."""
+    """A Turtle2 with its two arms. A package of yours brings its driver."""
 
 
 @register_hardware("GimArm")
 class GimArm(PluginDrivenRobot):
-    """A GimArm on its node's CAN bus. A package of yours brings its controller."""
+    """A GimArm on its node's CAN bus. A package of yours brings its driver."""

@@ -35,6 +35,8 @@ _PLUGIN_DRIVEN = "rlinf_core.hardware.robots.plugin_driven"
 _BUILT_IN = {
     "Franka": _FRANKA,
     "DualFranka": _FRANKA,
+    "Robot": _PLUGIN_DRIVEN,
+    "SO-101": _PLUGIN_DRIVEN,
     "DOSW1": _PLUGIN_DRIVEN,
     "Turtle2": _PLUGIN_DRIVEN,
     "GimArm": _PLUGIN_DRIVEN,

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 
+from rlinf_core.errors import ConfigError
 from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
+
+# A variable of the node's environment, in place of an address: `$ROBOT_IP`.
+FROM_NODE: Final = "or `$NAME`: the value of this variable on the node"
+_VARIABLE: Final = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+def variable_of(text: str) -> str | None:
+    """Return the name of the variable that stands in place of an address; None: it is an address."""
+    found = _VARIABLE.fullmatch(text)
+    return None if found is None else found[1]
 
 
 def _ip_address(text: str) -> str:
+    if variable_of(text) is not None:
+        return text
     wrong = impossible_address(text)
     if wrong is not None:
         raise problem("bad-value", wrong, help="write the robot's own address, as in `10.10.10.1`")
@@ -64,10 +79,12 @@ class RobotUnit(StrictModel):
         exclusive: the fields whose values belong to one unit only: the address of an arm, the serial of a camera. Two
             units with the same one are an error.
         node_ranks: further fields that hold the rank of a node, besides `node_rank`.
+        variables: the fields whose values may come from the node's environment: `$NAME` is its variable `NAME`.
     """
 
     exclusive: ClassVar[tuple[str, ...]] = ()
     node_ranks: ClassVar[tuple[str, ...]] = ()
+    variables: ClassVar[tuple[str, ...]] = ()
 
     node_rank: NodeRank = Field(description="Rank of the node that the robot is attached to.")
 
@@ -88,3 +105,33 @@ class RobotUnit(StrictModel):
             return ()
         serials: tuple[str, ...] = getattr(self, "camera_serials", ())
         return tuple((str(getattr(self, "camera_type", "realsense")), serial) for serial in serials)
+
+    def on_node(self, environ: Mapping[str, str]) -> Self:
+        """Return the unit with the values of its node's variables in their places.
+
+        Args:
+            environ: the environment of a process on the node.
+
+        Raises:
+            ConfigError: a variable is not set there, or holds no such value.
+        """
+        names = {field: name for field in self.variables if (name := variable_of(str(getattr(self, field))))}
+        if not names:
+            return self
+        for field, name in names.items():
+            if not environ.get(name) or variable_of(environ[name]) is not None:
+                raise self._unset(field, name, "is not set" if not environ.get(name) else "holds another variable")
+        values = {field: environ[name] for field, name in names.items()}
+        try:
+            return type(self).model_validate({**self.model_dump(), **values})
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0])
+            raise self._unset(field, names.get(field, ""), f"is wrong: {first['msg']}") from error
+
+    def _unset(self, field: str, name: str, what: str) -> ConfigError:
+        return ConfigError(
+            f"`{field}: ${name}` of node {self.node_rank}: the variable `{name}` {what} there",
+            help=f"set `{name}` in the `env_vars` of the robots' node group, or in the node's own environment before"
+            " its cluster is started",
+        )

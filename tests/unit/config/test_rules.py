@@ -228,6 +228,12 @@ def test_wrong_unit(unit: str, code: str, underlined: str) -> None:
     assert told(groups(arms(sound, unit))) == [(code, 4, underlined)]
 
 
+def test_a_variable_is_an_address_of_its_own_on_each_node() -> None:
+    first, second, again = (f"node_rank: {node}, robot_ip: $ARM_IP" for node in (0, 1, 0))
+    assert told(groups(arms(first, second))) == []
+    assert told(groups(arms(first, second, again))) == [("hardware-shared", 4, "$ARM_IP")]
+
+
 def test_one_address_in_two_spellings_is_one_address() -> None:
     found = told(groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')))
     assert found == [("hardware-shared", 4, '"fe80:0::1"')]

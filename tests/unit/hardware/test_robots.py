@@ -22,7 +22,7 @@ from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.scalars import Float, YamlInt
 
 assert plugin_driven
-OURS = ["DOSW1", "DualFranka", "Franka", "GimArm", "Turtle2"]
+OURS = ["DOSW1", "DualFranka", "Franka", "GimArm", "Robot", "SO-101", "Turtle2"]
 ARM: dict[str, Any] = {"node_rank": 16, "robot_ip": "10.10.10.1"}
 
 
@@ -104,7 +104,10 @@ def test_two_arms_are_one_robot_with_the_cameras_of_three_places() -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_robots_of_every_type_are_checked(name: str) -> None:
-    addresses = {field: "10.0.0.1" for field in hardware_model(name).model_fields if field.endswith("_ip")}
+    fields = hardware_model(name).model_fields
+    addresses = {field: "10.0.0.1" for field in fields if field.endswith("_ip") or field == "address"}
+    addresses |= {"device": "/dev/ttyACM0"} if "device" in fields else {}
+    addresses |= {"driver": "my_lab.arm:Driver"} if "driver" in fields else {}
     with pytest.raises(ValidationError) as caught:
         hardware_model(name).model_validate({"node_rank": 0, **addresses, "camera_tpye": "zed"})
     assert [(error["type"], error["loc"]) for error in caught.value.errors()] == [("extra_forbidden", ("camera_tpye",))]
@@ -115,6 +118,70 @@ def test_a_controller_of_the_users_gets_its_options(name: str) -> None:
     robot = hardware_model(name).model_validate({"node_rank": 0, "camera_serials": ["7"], "options": {"bus": "can0"}})
     assert robot.model_dump()["options"] == {"bus": "can0"}
     assert robot.cameras() == (("realsense", "7"),)
+
+
+@pytest.mark.parametrize(
+    ("address", "answers"),
+    [
+        ("cell-3:9000", (("cell-3", 9000),)),
+        ("[fe80::1]:9000", (("fe80::1", 9000),)),
+        ("cell-3", ()),
+        ("/dev/ttyUSB0", ()),
+        ("ws://cell-3:9000", ()),
+        ("cell-3:70000", ()),
+    ],
+)
+def test_any_robot_may_say_where_it_answers(address: str, answers: object) -> None:
+    described = {"node_rank": 0, "address": address, "driver": "my_lab.cell:Driver"}
+    model = hardware_model("Robot")
+    assert model.model_validate(described).addresses() == answers
+    assert model.model_validate({**described, "disable_validate": True}).addresses() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "where"),
+    [
+        ("Robot", {"driver": None}, "driver"),
+        ("Robot", {"driver": "my_lab.cell"}, "driver"),
+        ("Robot", {"driver": "my lab:Cell"}, "driver"),
+        ("Robot", {"address": ""}, "address"),
+        ("SO-101", {"device": "ttyACM0"}, "device"),
+        ("SO-101", {"driver": ":Arm"}, "driver"),
+    ],
+)
+def test_what_robots_with_a_driver_refuse(name: str, change: dict[str, Any], where: str) -> None:
+    own = {"address": "cell-3"} if name == "Robot" else {"device": "/dev/ttyACM0"}
+    described = {"node_rank": 0, "driver": "my_lab.cell:Driver", **own}
+    hardware_model(name).model_validate(described)
+    with pytest.raises(ValidationError) as caught:
+        hardware_model(name).model_validate({**described, **change})
+    assert [error["loc"] for error in caught.value.errors()] == [(where,)]
+
+
+def test_an_address_may_be_a_variable_of_the_node() -> None:
+    arm = Franka.model_validate({**ARM, "robot_ip": "$ARM_IP", "camera_serials": ["1"]})
+    found = arm.on_node({"ARM_IP": "10.0.0.7"})
+    assert (found.robot_ip, found.camera_serials, found.node_rank) == ("10.0.0.7", ("1",), 16)
+    assert arm.robot_ip == "$ARM_IP"
+    plain = Franka.model_validate(ARM)
+    assert plain.on_node({}) is plain
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "`robot_ip: $ARM_IP` of node 16: the variable `ARM_IP` is not set there"),
+        ({"ARM_IP": ""}, "the variable `ARM_IP` is not set there"),
+        ({"ARM_IP": "$OTHER"}, "the variable `ARM_IP` holds another variable there"),
+        ({"ARM_IP": "10.0.0"}, "the variable `ARM_IP` is wrong: "),
+    ],
+)
+def test_a_variable_that_gives_no_address_is_named_with_its_node(environ: dict[str, str], message: str) -> None:
+    arm = Franka.model_validate({**ARM, "robot_ip": "$ARM_IP"})
+    with pytest.raises(ConfigError) as caught:
+        arm.on_node(environ)
+    assert message in str(caught.value)
+    assert "env_vars" in (caught.value.help or "")
 
 
 def test_null_is_the_default_of_a_key_that_has_one() -> None:
@@ -136,7 +203,7 @@ def test_types_are_found_by_their_exact_name() -> None:
     assert caught.value.context is not None
     assert (
         caught.value.context["help"]
-        == "did you mean `Franka`? known types: `DOSW1`, `DualFranka`, `Franka`, `GimArm`, `Turtle2`"
+        == "did you mean `Franka`? known types: `DOSW1`, `DualFranka`, `Franka`, `GimArm`, `Robot`, `SO-101`, `Turtle2`"
     )
 
 

@@ -35,7 +35,9 @@ cluster:
         type: Franka
         configs:
           - {{node_rank: 0, robot_ip: {first.robot_ip}, robot_port: {first.robot_port}}}
-          - {{node_rank: 0, robot_ip: {second.robot_ip}, robot_port: {second.robot_port}}}
+          - {{node_rank: 0, robot_ip: $SECOND_ARM, robot_port: {second.robot_port}}}
+      env_configs:
+        - {{node_ranks: 0, env_vars: [{{SECOND_ARM: {second.robot_ip}}}]}}
 actor:
   global_batch_size: 100
 env:

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import socket
 import sys
 import tarfile
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import agent, node_holdings, node_probe
+from rlinf_cli.bootstrap import agent, node_holdings, node_inspect, node_probe
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.routes import LocalTransport
 from rlinf_core.node import node_facts
@@ -218,3 +219,11 @@ def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
         file.truncate(65 << 20)
     with pytest.raises(ConfigError, match="too large to be shipped"):
         sync.archive(tmp_path)
+
+
+def test_a_robot_is_reached_at_the_address_that_its_nodes_variable_holds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as robot:
+        port = robot.getsockname()[1]
+        assert node_inspect._reach(("$ARM", port), {"ARM": "127.0.0.1"}) == ["$ARM", port, None]
+    fault = "the node's environment has no variable `ARM`"
+    assert node_inspect._reach(("$ARM", port), {}) == ["$ARM", port, fault]

@@ -1,0 +1,72 @@
+"""The claim of one process on a robot, so that no two jobs of a node move the same one.
+
+A claim is a lock on a file of the node, which ends with the process, also by `kill -9`. It is for robots whose
+controller gives no lease; the Franka arm's controller does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from recipes.embodied.robots.client import holder_name
+from recipes.embodied.robots.errors import RobotLeaseError
+
+
+class Claim:
+    """The right to move a robot, until `release` or the end of the process.
+
+    Args:
+        place: where the robot is reached, from this node.
+
+    Raises:
+        RobotLeaseError: another process has it.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._descriptor = os.open(claim_file(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 1000, 0).decode("utf-8", "replace").strip() or None
+            os.close(self._descriptor)
+            raise RobotLeaseError(
+                "the robot is taken",
+                holder=holder,
+                where=place,
+                why=f"{holder or 'another process'} moves it",
+                help="end that process, or wait until it is done; give each env worker a robot of its own",
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, holder_name().encode(), 0)
+
+    def release(self) -> None:
+        """Give the robot back. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def claim_file(place: str) -> Path:
+    """Return the file whose lock is the claim."""
+    digest = hashlib.sha256(os.path.realpath(place).encode() if place.startswith("/") else place.encode()).hexdigest()
+    return Path(tempfile.gettempdir()) / f"rlinf-robot-{digest[:16]}.claim"
+
+
+def claimed_by(place: str) -> str | None:
+    """Return who has a robot, in words; None: nobody."""
+    try:
+        with Claim(place):
+            return None
+    except RobotLeaseError as error:
+        return error.holder or "another process"

@@ -1,0 +1,185 @@
+"""Robots of one's own: drivers, the claim on a robot, and the environment that is made of one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
+from recipes.embodied.robots.claim import Claim, claimed_by
+from recipes.embodied.robots.driver import RobotDriver, open_driver
+from recipes.embodied.robots.driver_contract import DriverContractError, check_driver
+from recipes.embodied.robots.errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
+from rlinf_core import ConfigError
+from rlinf_core.hardware.robots.plugin_driven import GenericRobot
+
+
+class Slide(RobotDriver):
+    """A slide on one axis, a metre long, that pretends to be there."""
+
+    made: list[Slide]
+
+    def __init__(self, robot: Any, options: Any = None) -> None:
+        super().__init__(robot, options)
+        self.at, self.stopped, self.closed = 0.5, True, False
+        self.asked: list[float] = []
+        Slide.made.append(self)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(1, 1)
+
+    def reset(self, seed: int) -> None:
+        self.at, self.stopped = 0.5, False
+
+    def move(self, action: FloatArray) -> FloatArray:
+        if self.stopped:
+            raise RobotStoppedError("it was stopped")
+        self.asked.append(float(action[0]))
+        before, self.at = self.at, float(np.clip(self.at + action[0], 0, 1))
+        return np.array([self.at - before], np.float32)
+
+    def observe(self) -> Mapping[str, NDArray[Any]]:
+        return {"states": np.array([self.at], np.float32)}
+
+    def score(self) -> tuple[float, bool]:
+        return self.at, self.at == 1
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        super().close()
+        self.closed = True
+
+
+class Deaf(Slide):
+    def stop(self) -> None:
+        pass
+
+
+class Broken(Slide):
+    def move(self, action: FloatArray) -> FloatArray:
+        raise RobotError("the belt is torn")
+
+
+class Unfit(Slide):
+    def faults(self) -> list[str]:
+        return ["the belt is torn"]
+
+
+@pytest.fixture(autouse=True)
+def _own_robots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Slide.made = []
+    return
+
+
+def robot(driver: str = "Slide", **more: Any) -> GenericRobot:
+    return GenericRobot(node_rank=0, address="/dev/slide0", driver=f"{__name__}:{driver}", **more)
+
+
+def settings(unit: GenericRobot, **more: Any) -> EnvSettings:
+    return EnvSettings(num_envs=1, hardware=(unit,), **more)
+
+
+def test_a_driver_that_keeps_its_promises_passes() -> None:
+    check_driver(lambda: Slide(robot()))
+
+
+def test_a_driver_that_does_not_stop_is_told() -> None:
+    with pytest.raises(DriverContractError, match="moves after `stop`"):
+        check_driver(lambda: Deaf(robot()))
+
+
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [("no_such_module:Driver", "no_such_module"), ("json:dumps", "no subclass of `RobotDriver`")],
+)
+def test_a_driver_that_is_none_is_told(driver: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_driver(robot().model_copy(update={"driver": driver}))
+
+
+def test_what_the_robot_did_is_what_is_learned_from() -> None:
+    env = make_env("robot", settings(robot(), task="go to the end"))
+    observed = env.reset(0)
+    assert observed["instructions"].tolist() == ["go to the end"]
+    result = env.step(np.full((1, 1, 1), 0.9, np.float32))
+    assert result.executed is not None
+    assert result.executed[0, 0, 0] == pytest.approx(0.5)
+    assert (result.rewards[0, 0], result.terminations[0, 0]) == (1, True)
+    assert result.episodes is not None
+    assert result.episodes.success_once is not None
+    assert result.episodes.success_once.tolist() == [True]
+    env.close()
+
+
+def test_actions_beyond_the_largest_are_those() -> None:
+    env = make_env("robot", settings(robot()))
+    env.reset(0)
+    env.step(np.full((1, 1, 1), -7, np.float32))
+    assert Slide.made[0].asked == [-1]
+    env.close()
+
+
+def test_training_and_evaluation_take_turns_on_one_connection() -> None:
+    train, test = (make_env("robot", settings(robot(), seed=seed)) for seed in (0, 1))
+    train.reset(0)
+    test.reset(0)
+    assert len(Slide.made) == 1
+    train.close()
+    assert not Slide.made[0].closed
+    assert claimed_by("/dev/slide0") is not None
+    test.close()
+    assert Slide.made[0].closed
+    assert claimed_by("/dev/slide0") is None
+
+
+def test_an_error_stops_the_robot() -> None:
+    env = make_env("robot", settings(robot("Broken")))
+    env.reset(0)
+    with pytest.raises(RobotError, match="belt"):
+        env.step(np.zeros((1, 1, 1), np.float32))
+    assert Slide.made[0].stopped
+    env.close()
+
+
+def test_a_robot_that_is_not_fit_is_given_back() -> None:
+    with pytest.raises(RobotCheckError, match="belt is torn"):
+        make_env("robot", settings(robot("Unfit")))
+    assert Slide.made[0].closed
+    assert claimed_by("/dev/slide0") is None
+    make_env("robot", settings(robot("Unfit", disable_validate=True))).close()
+
+
+def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from recipes.embodied.robots.claim import Claim\n"
+        "claim = Claim('/dev/slide0'); print('mine', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "mine\n"
+        with pytest.raises(RobotLeaseError, match=f"process {other.pid} on"):
+            make_env("robot", settings(robot()))
+        other.kill()
+        other.wait()
+    with Claim("/dev/slide0"):
+        pass
+
+
+def test_the_environment_needs_a_robot_with_a_driver() -> None:
+    with pytest.raises(ConfigError, match="owns none"):
+        make_env("robot", EnvSettings(num_envs=1))
