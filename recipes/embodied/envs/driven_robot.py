@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.keys import INSTRUCTIONS
+from recipes.embodied.envs.robot_driver import open_driver
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.interventions.types import HandMotion
 from recipes.embodied.robots.claim import Claim
-from recipes.embodied.robots.driver import open_driver
 from recipes.embodied.robots.errors import RobotCheckError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot

@@ -25,6 +25,7 @@ BRING_YOUR_OWN = (
     "smolvla_sft_rl",
     "metaworld_press_sft",
     "franka_rlpd_sim",
+    "franka_hil",
     "franka_vision_sft",
 )
 

@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.registry import make_env
+from recipes.embodied.envs.robot_driver import RobotDriver, open_driver
+from recipes.embodied.envs.robot_driver_contract import DriverContractError, check_driver
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
 from recipes.embodied.robots.claim import Claim, claimed_by
-from recipes.embodied.robots.driver import RobotDriver, open_driver
-from recipes.embodied.robots.driver_contract import DriverContractError, check_driver
 from recipes.embodied.robots.errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot

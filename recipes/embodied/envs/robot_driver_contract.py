@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from recipes.embodied.robots.driver import RobotDriver
+from recipes.embodied.envs.robot_driver import RobotDriver
 from recipes.embodied.robots.errors import RobotStoppedError
 from rlinf_core import RLinfError
 

@@ -1,7 +1,7 @@
 """The interface of drivers, which move robots of one's own. numpy only, no package of a maker.
 
 A driver of your own is a subclass of `RobotDriver`; `driver: package.module:Class` of a robot names it, and `env_type:
-robot` makes an environment of it. `recipes.embodied.robots.driver_contract.check_driver` tests what is promised here.
+robot` makes an environment of it. `check_driver` of `robot_driver_contract.py` tests what is promised here.
 """
 
 from __future__ import annotations
