@@ -11,6 +11,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.options import File, Output, OutputOption, Quiet, Verbose, key_values
 
 if TYPE_CHECKING:
+    from recipes.embodied.robots.by_hand import Listed
     from rlinf_core.hardware.robots.franka import Franka
 
 LIST_SCHEMA = "rlinf.robot-list/1"
@@ -36,10 +37,9 @@ def list_(file: File, output: OutputOption = Output.TEXT, quiet: Quiet = False, 
 
     rlinf robot list robot.yaml
     """
-    from recipes.embodied.robots.by_hand import look, robots_of
-    from rlinf_cli.files import load_sound
+    from recipes.embodied.robots.by_hand import look
 
-    found = look(robots_of(load_sound(file).cluster))
+    found = look(_robots(file))
     if output is Output.JSON:
         console.result_json({"schema": LIST_SCHEMA, "robots": found})
         return
@@ -161,10 +161,18 @@ def stop(
 
 
 def _arm(file: str, robot: str | None) -> Franka:
-    from recipes.embodied.robots.by_hand import chosen_arm, robots_of
-    from rlinf_cli.files import load_sound
+    from recipes.embodied.robots.by_hand import chosen_arm
 
-    return chosen_arm(robots_of(load_sound(file).cluster), robot)
+    return chosen_arm(_robots(file), robot)
+
+
+def _robots(file: str) -> list[Listed]:
+    """Return the robots of a file; demonstrations that it learns from may be about to be recorded."""
+    from recipes.embodied.robots.by_hand import robots_of
+    from rlinf_cli.files import load, sound
+    from rlinf_cli.using import without_training_data
+
+    return robots_of(sound(without_training_data(load(file))).cluster)
 
 
 def _done(arm: Franka, what: str, message: str, output: Output) -> None:

@@ -48,7 +48,7 @@ class PluginDrivenRobot(RobotUnit):
 
     @property
     def place(self) -> str:
-        """Where the robot is reached, in words; the node itself where nothing else is known."""
+        """The address of the robot, in words; its node where none is known."""
         return f"node {self.node_rank}"
 
 
