@@ -32,7 +32,8 @@ cluster:
       env_configs:
         - {{node_ranks: 0, env_vars: [{{LEFT_ARM: {left.robot_ip}}}, {{RIGHT_ARM: {right.robot_ip}}}]}}
 data: {{train_data_paths: null}}
-env: {{train: {{intervention: {{source: "person:EveryThird"}}, max_episode_steps: 15, max_steps_per_rollout_epoch: 15}}}}
+env:
+  train: {{intervention: {{source: "person:EveryThird"}}, max_episode_steps: 15, max_steps_per_rollout_epoch: 15}}
 actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
 algorithm: {{off_policy: {{learning_starts: 60}}}}
 runner: {{max_steps: 4, val_check_interval: -1, save_interval: 4, logger: {{log_path: runs}}}}
@@ -70,8 +71,7 @@ def test_two_arms_with_a_person_each_feed_one_learner(start_arm: Any, tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    last = next(each for each in reversed(steps) if "train/updates" in each)
+    last = json.loads(metrics.read_text().splitlines()[-1])["metrics"]
     # Two updates for each step after the first 60, of 120 in all; five of the fifteen steps of a pass are a person's.
     assert last["train/updates"] == 120
     assert last["replay/online"] == 120
