@@ -89,7 +89,8 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         }
         recipe = pool.submit(recipe_of, name, env) if name else None
         others = [pool.submit(_software, each, env, name) for each in request.get("environments", ())]
-        robots = list(pool.map(lambda each: _reach(tuple(each), cameras_env), request.get("addresses", ())))
+        addresses = [tuple(each) for each in request.get("addresses", ())]
+        robots = list(pool.map(_reach, addresses, [cameras_env] * len(addresses)))
         common = node_probe.probe(request)
     now = time.time()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
