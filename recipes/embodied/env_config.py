@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
-from recipes.embodied.interventions.table import NONE, SOURCES
+from recipes.embodied.interventions.table import ENVIRONMENT, JUDGES, NONE, SOURCES
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import NoEffect
@@ -78,6 +78,29 @@ class InterventionConfig(ConfigModel):
     )
 
 
+class JudgeConfig(ConfigModel):
+    """The judge of episodes."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("options",),
+            lambda judge, sizes: judge.source == ENVIRONMENT,
+            "the environment judges: `source` is environment",
+            "remove it, or name a `source`",
+            because=("source",),
+        ),
+    )
+
+    source: Annotated[Text, KnownOrOwn("judge", (ENVIRONMENT, *JUDGES))] = Field(
+        default=ENVIRONMENT,
+        description="Who says that an episode is solved: environment, keys (a person), classifier (of pictures), or"
+        " `package.module:Class`. Others than the environment reward a success by 1, and nothing else.",
+    )
+    options: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Options of the judge, by name (docs/robots.md)."
+    )
+
+
 class EnvironmentConfig(ConfigModel):
     """Environments of one kind."""
 
@@ -108,6 +131,12 @@ class EnvironmentConfig(ConfigModel):
             "there are no simulator processes: environments are stepped in the worker's own",
             "remove it, or write `num_processes: 1`",
             because=("num_processes", "env_type"),
+        ),
+        NoEffect(
+            ("success_reward",),
+            lambda env, sizes: env.judge.source != ENVIRONMENT,
+            "a judge rewards success, and nothing else",
+            because=("judge.source",),
         ),
     )
 
@@ -178,6 +207,9 @@ class EnvironmentConfig(ConfigModel):
     intervention: InterventionConfig = Field(
         default_factory=InterventionConfig,
         description="People in the loop, while training: source, options. Evaluations have none.",
+    )
+    judge: JudgeConfig = Field(
+        default_factory=JudgeConfig, description="Who judges episodes: source, options. Default: the environment."
     )
 
 

@@ -13,6 +13,7 @@ from recipes.embodied.env_probe import EnvFacts, env_facts
 from recipes.embodied.env_types import DRIVEN, ENV_TYPES, has_ids, how_to_install, is_robot, is_simulator
 from recipes.embodied.envs.keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
+from recipes.embodied.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.cluster import NodeGroup
@@ -51,6 +52,7 @@ def check_environments(
     kind = environments.env_type
     _check_video(config, section, environments, report)
     _check_task(config, section, environments, report)
+    check_judge(config, section, environments, report)
     here = runs_in_this_interpreter(config, "env")
     missing = _missing_package(kind)
     if missing and here:

@@ -16,8 +16,9 @@ from recipes.embodied.envs.state import State, pack, unpack
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.episodes import EpisodeSums, Sums
 from recipes.embodied.filming import EpisodeFilm, Footage
+from recipes.embodied.interventions.judges import open_judge
 from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.table import NONE
+from recipes.embodied.interventions.table import ENVIRONMENT, NONE
 from recipes.embodied.layout import routes_of
 from recipes.embodied.messages import CHUNKS, EXECUTED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.off_policy_config import is_off_policy
@@ -78,6 +79,9 @@ class StagedEnvironments:
         if training and environments.intervention.source != NONE:
             for batch in self.batches:
                 attach(batch, environments.intervention)
+        if environments.judge.source != ENVIRONMENT:
+            for batch in self.batches:
+                batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
         # Whether the episodes that are under way are to be continued by the next pass.
         self._continues = False
         steps = self._pass_steps(training=training)
@@ -160,8 +164,9 @@ class StagedEnvironments:
     def close(self) -> None:
         """Release what the environments hold."""
         for batch in self.batches:
-            if batch.intervention is not None:
-                batch.intervention.close()
+            for each in (batch.intervention, batch.judge):
+                if each is not None:
+                    each.close()
             batch.close()
 
 
@@ -218,7 +223,8 @@ class EnvWorker(Worker):
         stages = self._training
         self._step = step = self._step + 1 if step is None else step
         try:
-            return self._passes(stages, step * stages.passes)
+            with self.worker_timer("env/rollout"):
+                return self._passes(stages, step * stages.passes)
         except NonFiniteError as error:
             error.where = f"step {step}, {error.where}"
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +31,8 @@ class ImitationData:
         config: the section `data`.
         spec: of the environment; None: it is what the data say.
         chunk: C, actions of one observation.
+        successes: learn whether the task is solved in a picture (1) or not (0), instead of actions; the two are drawn
+            equally often.
 
     Attributes:
         spec: of observations and actions.
@@ -39,15 +42,23 @@ class ImitationData:
         DatasetError: the data cannot be read, or are of another environment.
     """
 
-    def __init__(self, config: DemonstrationsConfig, spec: EnvSpec | None, chunk: int) -> None:
+    def __init__(
+        self, config: DemonstrationsConfig, spec: EnvSpec | None, chunk: int, *, successes: bool = False
+    ) -> None:
         data = load_demonstrations(config.train_data_paths, config.state_keys)
+        data = labelled_by_success(data) if successes else data
+        spec = spec_of_pictures(data) if successes else spec
         self.demonstrations = data.chosen(config.episodes) if config.episodes else data
         self.spec = spec or spec_of(data)
         self._chunk = chunk
         self._scheme: Literal["none", "mean_std", "quantile"] = config.normalization
         named = check_fits(data, self.spec, config.cameras)
         self._cameras = {name: self.demonstrations.cameras[found] for name, found in named.items()}
-        self._imitated = imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
+        self._imitated = (
+            balanced_rows(self.demonstrations)
+            if successes
+            else imitated_rows(self.demonstrations, only_interventions=config.only_interventions)
+        )
         # The last row of each row's episode.
         bounds = self.demonstrations.bounds
         self._last = np.repeat(bounds[1:] - 1, np.diff(bounds))
@@ -108,6 +119,46 @@ def imitated_rows(data: Demonstrations, *, only_interventions: bool) -> NDArray[
             help="remove `data.only_interventions`, or record corrections by `rlinf record RUN --device`",
         )
     return found
+
+
+def labelled_by_success(data: Demonstrations) -> Demonstrations:
+    """Return pictures with the label, instead of an action, whether they show the task solved: int64 [N, 1].
+
+    A row's picture is seen before its action, and `successes` are known after it: the label is that of the row before.
+
+    Raises:
+        DatasetError: there are no pictures, or none of either kind.
+    """
+    if not data.cameras or data.successes is None:
+        missing = "pictures" if not data.cameras else "successes"
+        raise DatasetError(
+            f"the demonstrations have no {missing}: success cannot be learned from them",
+            where=data.where,
+            help="record an environment with a camera by `rlinf record`",
+        )
+    labels = np.concatenate(([False], data.successes[:-1]))
+    labels[data.bounds[:-1]] = False
+    if labels.all() or not labels.any():
+        raise DatasetError(
+            "no picture of the demonstrations shows the task solved" if not labels.any() else "all pictures do",
+            where=data.where,
+            help="record on after a success, by `rlinf record ... env.train.ignore_terminations=true`",
+        )
+    return replace(data, actions=labels.astype(np.int64)[:, None], states=None, statistics=None, interventions=None)
+
+
+def spec_of_pictures(data: Demonstrations) -> EnvSpec:
+    """Return the spec of a classifier: all cameras, and one of two choices."""
+    return EnvSpec(0, 1, num_choices=2, cameras={name: camera.shape for name, camera in data.cameras.items()})
+
+
+def balanced_rows(data: Demonstrations) -> NDArray[np.int64]:
+    """Return all rows, those of the rarer label so often that both are drawn about equally often."""
+    kinds = [np.flatnonzero(data.actions[:, 0] == label) for label in (0, 1)]
+    if not all(map(len, kinds)):  # of the chosen episodes
+        raise DatasetError("the chosen episodes show only one outcome", where=data.where, help="choose more of them")
+    longest = max(map(len, kinds))
+    return np.concatenate([np.resize(rows, longest) for rows in kinds])
 
 
 def spec_of(data: Demonstrations) -> EnvSpec:

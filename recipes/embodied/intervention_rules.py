@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.check_options import check_values
-from recipes.embodied.interventions.table import NONE, SOURCES, drives_one
+from recipes.embodied.env_types import is_robot
+from recipes.embodied.interventions.table import ENVIRONMENT, JUDGES, NONE, SOURCES, drives_one
 from recipes.embodied.off_policy_config import is_off_policy
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
@@ -16,6 +17,7 @@ from rlinf_core.requirements import missing_modules
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.env_config import EnvironmentConfig
 
 _AT: Final[Path] = ("env", "train", "intervention")
 _SOURCE: Final[Path] = (*_AT, "source")
@@ -74,8 +76,36 @@ def _check_options(config: EmbodiedConfig, report: Report) -> None:
     check_values((*_AT, "options"), intervention.options, [_Source(intervention.source, owner)], report)
 
 
+def check_judge(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
+    """Report a judge that cannot judge these environments, and options that it does not take."""
+    judge, at = environments.judge, ("env", section, "judge")
+    if judge.source == ENVIRONMENT:
+        return
+    if ":" in judge.source:
+        check_import(config, (*at, "source"), judge.source, "env", report)
+        return
+    known = JUDGES[judge.source]
+    if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
+        message = f"`judge: {judge.source}` needs the package `{known.module}`, which this Python does not have"
+        report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
+    check_values(
+        (*at, "options"),
+        judge.options,
+        [_Source(judge.source, import_target(known.options, "options"))],
+        report,
+    )
+    if judge.source == "keys" and environments.total_num_envs != 1 and not is_robot(environments.env_type):
+        report(
+            blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), (*at, "source")),
+            "conflicting-settings",
+            f"a person judges one environment of each worker, and `total_num_envs` is {environments.total_num_envs}",
+            "write `total_num_envs: 1`",
+            about=[(*at, "source")],
+        )
+
+
 class _Source:
-    """A source as the check of options takes it: its name, and the model of its options."""
+    """A source or judge as the check of options takes it: its name, and the model of its options."""
 
     def __init__(self, name: str, model: object) -> None:
         self.__name__, self.options_model = f"source: {name}", model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -37,7 +37,9 @@ class SftActor(EmbodiedFSDPActor):
         Raises:
             DatasetError: the data cannot be read, or are of another environment.
         """
-        self._shown = ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
+        data = cast("SftConfig", self._config).data
+        chunk = self._config.actor.model.num_action_chunks
+        self._shown = ImitationData(data, spec, chunk, successes=data.target == "success")
         self.init_worker(layout, self._shown.spec)
         config = self._config
         self._updater = Updater(

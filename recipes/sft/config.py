@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
 from recipes.embodied.check_options import check_options
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedConfig, EmbodiedRunnerConfig
-from recipes.embodied.data_config import check_data
+from recipes.embodied.data_config import DemonstrationsConfig, check_data
 from recipes.embodied.env_rules import check_environments
 from recipes.embodied.model_folders import check_model_folder
 from recipes.embodied.no_effect import SFT
@@ -16,6 +16,7 @@ from recipes.embodied.rules import check_load_path
 from recipes.sections.checks import (
     Report,
     WorldSizes,
+    blame,
     check_components,
     check_folders,
     check_fsdp,
@@ -44,10 +45,34 @@ class SftActorConfig(EmbodiedActorConfig):
     global_batch_size: Count | None = Field(default=256, description="Rows of one optimizer step, over all ranks.")
 
 
+class SftDataConfig(DemonstrationsConfig):
+    """Demonstrations, and what of them is learned."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("state_keys", "only_interventions", "normalization"),
+            lambda data, sizes: data.target == "success",
+            "a classifier of success looks at the pictures of all steps",
+            "remove it, or write `target: actions`",
+            because=("target",),
+        ),
+    )
+
+    target: Literal["actions", "success"] = Field(
+        default="actions",
+        description="actions: of a policy; success: whether a picture shows the task solved, for"
+        " `env.train.judge: {source: classifier}`.",
+    )
+
+
 class SftConfig(EmbodiedConfig):
     """The whole file."""
 
     no_effect: ClassVar[tuple[NoEffect, ...]] = SFT
+
+    data: SftDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=SftDataConfig, description="Demonstrations: train_data_paths, target, normalization."
+    )
 
     runner: SftRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default_factory=SftRunnerConfig, description="How long the run lasts, what it keeps, where results go."
@@ -93,8 +118,33 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     _check_batches(config, world_sizes.get("actor") or 1, report)
     if ":" in config.actor.model.model_type:
         check_import(config, ("actor", "model", "model_type"), config.actor.model.model_type, "actor", report)
+    _check_target(config, report)
     if evaluates(config):
         check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)
+
+
+def _check_target(config: SftConfig, report: Report) -> None:
+    """Check what a classifier of success needs: a model that sees, one choice, and no environment to act in."""
+    if config.data.target != "success":
+        return
+    model = config.actor.model
+    if model.model_type in ("mlp_policy", "squashed_policy", "flow_policy"):
+        report(
+            blame(config, ("actor", "model", "model_type"), ("data", "target")),
+            "conflicting-settings",
+            f"`data.target: success` needs a model that chooses by pictures, and `model_type` is `{model.model_type}`",
+            "write `actor.model.model_type: cnn_policy`",
+        )
+    if model.num_action_chunks != 1:
+        message = "a picture shows success or not: `num_action_chunks` is 1"
+        report(("actor", "model", "num_action_chunks"), "conflicting-settings", message, "write 1")
+    if evaluates(config):
+        report(
+            blame(config, ("data", "target"), ("cluster", "component_placement")),
+            "conflicting-settings",
+            "a classifier of success does not act, and `rollout` and `env` have places to evaluate it",
+            "take `rollout` and `env` out of `component_placement`",
+        )
 
 
 def _check_batches(config: SftConfig, actors: int, report: Report) -> None:

@@ -32,7 +32,7 @@ from recipes.embodied.envs.types import (
     Transition,
 )
 from recipes.embodied.interventions.executed import ExecutedActions
-from recipes.embodied.interventions.types import EnvProgress, HandMotion, InterventionSource, Verdict
+from recipes.embodied.interventions.types import EnvProgress, HandMotion, InterventionSource, SuccessJudge, Verdict
 from rlinf_core import ConfigError
 
 # Is told of every step, before any episode begins anew: who was stepped, whose task ended, who was cut off; bool [B].
@@ -57,6 +57,7 @@ class VectorEnv(ABC):
             set it, for the class or in its constructor.
         watcher: is called after every step of an action; None: nobody is.
         intervention: takes over from the policy; None: nobody does.
+        judge: says which episodes are solved, and nothing else is rewarded; None: the environment does.
         alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
         paces_itself: whether a step takes as long as an action does on a real arm.
     """
@@ -79,6 +80,7 @@ class VectorEnv(ABC):
         self._guard = NonFiniteGuard(settings.on_nonfinite, self.numbers, self._episodes)
         self.watcher: Watcher | None = None
         self.intervention: InterventionSource | None = None
+        self.judge: SuccessJudge | None = None
 
     @property
     @abstractmethod
@@ -187,7 +189,7 @@ class VectorEnv(ABC):
         found: list[str] = []
         for row, cut in zip(rows.tolist(), truncated.tolist(), strict=True):
             named = "" if failures is None else str(failures[row])
-            if not self.knows_success:
+            if not (self.knows_success or self.judge is not None):
                 found.append(TIME_OUT if cut else ENDED)
             else:
                 found.append(SUCCESS if solved[row] else named or (TIME_OUT if cut else FAILED))
@@ -283,8 +285,11 @@ class VectorEnv(ABC):
             valid[:, index] = active
             if self.settings.mask_after_success:  # steps that are carried out and not learned from
                 valid[:, index] &= ~self._episodes.success_once
-            self._observed_next = index == chunk - 1
+            self._observed_next = index == chunk - 1 or self.judge is not None
             moved = self._advance(actions[:, index], rows) if executed is None else self._obey(executed, index, rows)
+            if self.judge is not None:
+                verdicts = self.judge.judge(self._observe())
+                moved = judged(unrewarded(moved), verdicts | ({} if executed is None else executed.verdicts))
             moved = self._guard.finite_rewards(moved, valid[:, index])
             self._account(moved, active, rewards[:, index], terminations[:, index], truncations[:, index])
             if self.watcher is not None:
@@ -298,7 +303,8 @@ class VectorEnv(ABC):
         if not fresh.any():
             return StepResult(observations, rewards, terminations, truncations, valid, None, None, *told)
         final, ended = observations, np.flatnonzero(fresh)
-        episodes = self._episodes.finished(ended, knows_success=self.knows_success)
+        knows_success = self.knows_success or self.judge is not None
+        episodes = self._episodes.finished(ended, knows_success=knows_success)
         if self.settings.auto_reset:
             self._episodes.episode[ended] += 1
             self._begin(ended)
@@ -312,7 +318,7 @@ class VectorEnv(ABC):
         moved = self._advance(executed.take(index), rows)
         if moved.actions is not None:
             executed.replace(index, moved.actions)
-        return judged(moved, executed.verdicts)
+        return moved if self.judge is not None else judged(moved, executed.verdicts)
 
     def save(self) -> State | None:
         """Return the state of all episodes, as arrays [B, ...] by name; None where `_save` returns none."""
@@ -365,6 +371,12 @@ class VectorEnv(ABC):
         truncations &= active
         if not self.settings.ignore_terminations:
             np.logical_and(moved.terminations, active, out=terminations)
+
+
+def unrewarded(moved: Transition) -> Transition:
+    """Return a transition without what the environment thinks of it."""
+    nothing = np.zeros(len(moved.rewards), np.bool_)
+    return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=nothing, successes=nothing)
 
 
 def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:

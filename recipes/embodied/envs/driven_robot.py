@@ -84,8 +84,8 @@ class DrivenRobotEnv(VectorEnv):
 
     @property
     def knows_success(self) -> bool:
-        """Whether somebody judges the episodes: the driver, or a person."""
-        return self._scores or self.intervention is not None
+        """Whether somebody judges the episodes: the driver, a person, or a classifier."""
+        return self._scores or self.intervention is not None or self.judge is not None
 
     @property
     def control_hz(self) -> float | None:

@@ -1,8 +1,8 @@
-"""Options of the intervention sources that come with the recipe. Checking a file needs no device library."""
+"""Options of the intervention sources and judges that come with the recipe. Checking a file needs no device library."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -102,3 +102,30 @@ class RemoteOptions(PersonOptions):
     port: Annotated[int, Field(ge=0, lt=65536)] = 17320
     hold_steps: _Count = 4
     lost_steps: _Count = 200
+
+
+class KeysOptions(_Options):
+    """Options of `keys`.
+
+    Attributes:
+        device: whose keys for success and failure count. A device that takes over in the same environment is asked
+            instead.
+        options: of that device.
+    """
+
+    device: Literal["keyboard", "gamepad", "remote"] = "keyboard"
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class ClassifierOptions(_Options):
+    """Options of `classifier`.
+
+    Attributes:
+        path: run folder or checkpoint of `recipe=sft data.target=success`, on the node of the env workers.
+        threshold: probability of success from which on a picture counts as one.
+        in_a_row: pictures that must do so, one after the other.
+    """
+
+    path: str
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    in_a_row: _Count = 1

@@ -1,4 +1,4 @@
-"""The table of intervention sources: the one place that names them. Imports no device library."""
+"""The tables of intervention sources and of judges: the one place that names them. Imports no device library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.interventions"
 NONE: Final = "none"
+# The rewards and successes of the environment itself: there is no judge.
+ENVIRONMENT: Final = "environment"
 
 
 class SourceType(NamedTuple):
@@ -44,3 +46,23 @@ SOURCES: Final[Mapping[str, SourceType]] = {
 def drives_one(name: str) -> bool:
     """Return whether a source can drive only one environment of a worker: a person has two hands."""
     return name in SOURCES and SOURCES[name].person
+
+
+class JudgeType(NamedTuple):
+    """A judge that comes with the recipe: its class and the model of its options, as `package.module:Class`.
+
+    Attributes:
+        module: what has to be installed besides; None: nothing.
+    """
+
+    target: str
+    options: str
+    module: str | None = None
+
+
+JUDGES: Final[Mapping[str, JudgeType]] = {
+    "keys": JudgeType(f"{_FOLDER}.judges:KeysJudge", f"{_FOLDER}.options:KeysOptions"),
+    "classifier": JudgeType(
+        "recipes.embodied.success_classifier:ClassifierJudge", f"{_FOLDER}.options:ClassifierOptions", "torch"
+    ),
+}

@@ -7,6 +7,7 @@ it in a file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -95,6 +96,11 @@ class Steerable(Protocol):
         """Whether a step takes as long as an action does on a real arm."""
         ...
 
+    @property
+    def intervention(self) -> InterventionSource | None:
+        """The source that takes over from the policy; None: nobody does."""
+        ...
+
     def expert(self) -> NDArray[np.float32] | None:
         """Return actions of a scripted expert, float32 [B, A]; None: there is none."""
         ...
@@ -134,3 +140,34 @@ class InterventionSource(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release the device. May be called twice."""
+
+
+class SuccessJudge(ABC):
+    """A judge of episodes, whose verdicts are all the reward there is: 1 for a success, which ends the episode.
+
+    Args:
+        env: the batch of environments.
+        options: `judge.options` of the file; where the class has an attribute `options_model`, its instance.
+
+    Raises:
+        ConfigError: the environment is none for this judge.
+    """
+
+    def __init__(self, env: Steerable, options: Any) -> None:
+        self.env, self.options = env, options
+
+    @abstractmethod
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+        """Return the verdicts on the present states, by row; a row without one goes on.
+
+        Called once after every step. Must not wait.
+
+        Args:
+            observations: of all environments, [B, ...] by name.
+
+        Raises:
+            InterventionError: a device was lost.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Release what it holds. May be called twice."""

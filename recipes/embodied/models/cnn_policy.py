@@ -18,7 +18,8 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
 
-SMALLEST_IMAGE = 36  # what the three convolutions need for one pixel of output
+# What three convolutions need for one pixel of output: those of Mnih et al., and small ones.
+SMALLEST_IMAGE, _SMALLEST_OF_MNIH = 15, 36
 
 
 # What `ImageEncoder` does to images.
@@ -27,7 +28,7 @@ SCALED_IMAGES: Final = {"resized": None, "mean": [0.0, 0.0, 0.0], "std": [1.0, 1
 
 class CnnPolicy(FeaturePolicy):
     """Three convolutions for each camera as in Mnih et al., "Human-level control through deep reinforcement learning"
-    (2015), then one hidden layer of `hidden_dim`; for actions and for values.
+    (2015), for images below 36 pixels small ones; then one hidden layer of `hidden_dim`; for actions and for values.
     """
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
@@ -57,7 +58,10 @@ class ImageEncoder(nn.Module):
     def __init__(self, cameras: Mapping[str, ImageShape], state_size: int, width: int) -> None:
         super().__init__()
         self.keys = [image_key(camera) for camera in cameras]
-        self.convolutions = nn.ModuleList(_convolutions(channels) for _, _, channels in cameras.values())
+        self.convolutions = nn.ModuleList(
+            _convolutions(channels, small=min(height, breadth) < _SMALLEST_OF_MNIH)
+            for height, breadth, channels in cameras.values()
+        )
         flat = 0
         with torch.no_grad():
             for network, (height, image_width, channels) in zip(self.convolutions, cameras.values(), strict=True):
@@ -77,13 +81,11 @@ class ImageEncoder(nn.Module):
         return self.mix(torch.cat(features, dim=1))
 
 
-def _convolutions(channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 8, 4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 4, 2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, 1),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
+def _convolutions(channels: int, *, small: bool) -> nn.Sequential:
+    """Return the layers for one camera; each is a width, the size of its kernel and its stride."""
+    shapes = ((32, 3, 2), (64, 3, 2), (64, 3, 2)) if small else ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    layers: list[nn.Module] = []
+    for width, size, stride in shapes:
+        layers += [nn.Conv2d(channels, width, size, stride), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten())

@@ -235,6 +235,7 @@ class _SteeredArm:
     action_size = 8
     control_hz = 1 / CONTROL_SECONDS
     paces_itself = True
+    intervention = None
 
     def __init__(self, joints: NDArray[np.float64]) -> None:
         from recipes.embodied.robots.franka_arm import ACTION_STEP

@@ -26,6 +26,7 @@ BRING_YOUR_OWN = (
     "metaworld_press_sft",
     "franka_rlpd_sim",
     "franka_hil",
+    "success_classifier",
     "franka_vision_sft",
 )
 

@@ -161,7 +161,7 @@ def test_values_do_not_disturb_actions() -> None:
     [
         ("mlp_policy", BLIND, "cnn_policy"),
         ("cnn_policy", STATES, "mlp_policy"),
-        ("cnn_policy", EnvSpec(state_size=0, action_size=1, cameras={"wrist": (20, 48, 3)}), "36 x 36"),
+        ("cnn_policy", EnvSpec(state_size=0, action_size=1, cameras={"wrist": (14, 48, 3)}), "15 x 15"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, spec: EnvSpec, message: str) -> None:

@@ -1,0 +1,56 @@
+"""The judges of episodes by name, and the one that waits for keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from recipes.embodied.interventions.options import KeysOptions
+from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.table import JUDGES
+from recipes.embodied.interventions.types import InterventionSource, Steerable, SuccessJudge, Verdict
+from rlinf_core import checked_options
+from rlinf_core.registry import Registry
+
+_JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
+
+
+class KeysJudge(SuccessJudge):
+    """A person who watches, and presses a key for success or failure."""
+
+    options_model = KeysOptions
+
+    def __init__(self, env: Steerable, options: KeysOptions) -> None:
+        super().__init__(env, options)
+        self._device: InterventionSource | None = None
+
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+        """See `SuccessJudge`."""
+        if self.env.intervention is not None:
+            return {}  # that source's own verdicts count
+        if self._device is None:
+            self._device = open_source(self.options.device, self.env, self.options.options)
+        found = self._device.read()
+        return {} if found is None else found.verdicts
+
+    def close(self) -> None:
+        """See `SuccessJudge`."""
+        if self._device is not None:
+            self._device.close()
+
+
+def open_judge(name: str, env: Steerable, options: Mapping[str, Any]) -> SuccessJudge:
+    """Return a judge of a batch of environments.
+
+    Args:
+        name: one of ours, or `package.module:Class` of your own.
+        env: the batch.
+        options: by name.
+
+    Raises:
+        ConfigError: there is no such judge, or an option is wrong.
+    """
+    made = _JUDGES.get(name)
+    return made(env, checked_options(made, options, "env.train.judge.options"))

@@ -1,0 +1,208 @@
+"""The reward by a classifier of pictures, and by keys: what they learn from, what they see, what they reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from recipes.demonstrations.errors import DatasetError
+from recipes.demonstrations.writer import DatasetWriter
+from recipes.embodied import success_classifier
+from recipes.embodied.collecting import CollectedEpisode, EpisodeCollector
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.data_config import DemonstrationsConfig
+from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.franka_kin import FrankaKinEnv
+from recipes.embodied.envs.types import EnvSettings, EnvSpec, Observation
+from recipes.embodied.imitation import ImitationData
+from recipes.embodied.interventions import judges
+from recipes.embodied.interventions.judges import open_judge
+from recipes.embodied.interventions.options import ClassifierOptions
+from recipes.embodied.interventions.types import InterventionSource, SuccessJudge, Takeover, Verdict
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.recording import columns_of, features_of
+from recipes.embodied.success_classifier import ClassifierJudge
+from recipes.embodied.trained_policy import TrainedPolicy
+from rlinf_core import ConfigError
+
+EPISODES = 32
+
+
+class SeenArm(FrankaKinEnv):
+    """The kinematic arm with two cameras of 32 x 32 pixels: its drawings from the side and from above."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        known = super().spec
+        views = {"side": (32, 32, 3), "above": (32, 32, 3)}
+        return EnvSpec(known.state_size, known.action_size, cameras=views)
+
+    def _observe(self) -> Observation:
+        drawn = self.picture(self.look(np.arange(self.num_envs)))
+        small = drawn.reshape(self.num_envs, 32, 4, 64, 4, 3).mean(axis=(2, 4)).astype(np.uint8)
+        return {**super()._observe(), "images.side": small[:, :, :32], "images.above": small[:, :, 32:]}
+
+
+def arm(seed: int, **more: Any) -> SeenArm:
+    settings = EnvSettings(num_envs=EPISODES, task="pick", seed=seed, auto_reset=False, **more)
+    return SeenArm(settings)
+
+
+def shown(env: VectorEnv) -> list[CollectedEpisode]:
+    """Return episodes in which an expert picks the block up, and holds it."""
+    collector = EpisodeCollector(env, 0, "pick", "everything")
+    while not collector.over:
+        actions = env.expert()
+        assert actions is not None
+        collector.step(actions[:, None])
+    return collector.episodes()
+
+
+def written(folder: Path, episodes: list[CollectedEpisode], spec: EnvSpec) -> DemonstrationsConfig:
+    with DatasetWriter(folder, 20, features_of(spec)) as writer:
+        for episode in episodes:
+            writer.add(columns_of(episode), episode.task)
+    return DemonstrationsConfig.model_validate({"train_data_paths": str(folder)})
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
+    """A classifier that has learned from recorded demonstrations."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    env = arm(0, ignore_terminations=True)
+    config = written(tmp_path_factory.mktemp("shown") / "set", shown(env), env.spec)
+    data = ImitationData(config, None, 1, successes=True)
+    model = EmbodiedModelConfig(model_type="cnn_policy", hidden_dim=32, add_value_head=False)
+    policy = make_model(model, data.spec)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        data.loss(policy, 32).backward()
+        optimizer.step()
+    return TrainedPolicy(policy, data.spec)
+
+
+def judge_of(env: VectorEnv, trained: TrainedPolicy, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SuccessJudge:
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: trained)
+    return open_judge("classifier", env, {"path": "runs/classifier", **options})
+
+
+def test_success_is_told_from_failure_on_starts_that_were_not_shown(
+    classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = arm(7, ignore_terminations=True)
+    judge = judge_of(env, classifier, monkeypatch)
+    assert isinstance(judge, ClassifierJudge)
+    env.reset(0)
+    likely: list[NDArray[np.float64]] = []
+    solved: list[NDArray[np.bool_]] = []
+    for _ in range(50):
+        actions = env.expert()
+        assert actions is not None
+        result = env.step(actions[:, None])
+        likely.append(judge.probabilities(result.observations))
+        solved.append(env.solved)
+    right = (np.concatenate(likely) > 0.5) == np.concatenate(solved)
+    truth = np.concatenate(solved)
+    assert right[truth].mean() > 0.8
+    assert right[~truth].mean() > 0.8
+
+
+def test_the_verdict_is_all_the_reward_there_is(classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = arm(7)
+    env.judge = judge_of(env, classifier, monkeypatch, in_a_row=2)
+    env.reset(0)
+    rewards = np.zeros(EPISODES)
+    while not env._episodes.resting.all():
+        actions = env.expert()
+        assert actions is not None
+        result = env.step(actions[:, None])
+        rewards += result.rewards[:, 0]
+        assert ((result.rewards == 1) == result.terminations).all()
+    assert set(rewards.tolist()) <= {0.0, 1.0}
+    assert rewards.mean() > 0.8
+
+
+class Third(SuccessJudge):
+    """Fails the first environment, and is asked about the states after each step."""
+
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> dict[int, Verdict]:
+        return {0: "failure"}
+
+
+def test_a_judge_of_ones_own_may_tell_failures() -> None:
+    env = FrankaKinEnv(EnvSettings(num_envs=2, task="reach", auto_reset=False))
+    env.judge = open_judge(f"{__name__}:Third", env, {})
+    env.reset(0)
+    result = env.step(np.ones((2, 1, 7), np.float32))
+    assert result.terminations[:, 0].tolist() == [True, False]
+    assert result.rewards.tolist() == [[0], [0]]
+    assert env.outcomes(np.array([0]), np.array([False])) == ["failed"]
+
+
+class Device(InterventionSource):
+    """A device whose key for success is pressed before the second step, while the stick is moved."""
+
+    opened = 0
+
+    def __init__(self, env: Any, options: Any) -> None:
+        super().__init__(env, options)
+        Device.opened += 1
+        self.looks = 0
+
+    def read(self) -> Takeover | None:
+        self.looks += 1
+        pressed: dict[int, Verdict] = {0: "success"} if self.looks == 2 else {}
+        return Takeover(np.array([True]), np.ones((1, 7), np.float32), pressed)
+
+
+def test_keys_judge_without_moving_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "open_source", lambda name, env, options: Device(env, options))
+    Device.opened = 0
+    env = FrankaKinEnv(EnvSettings(num_envs=1, task="reach", auto_reset=False))
+    env.judge = open_judge("keys", env, {"device": "gamepad"})
+    start = env.reset(0)["states"]
+    first = env.step(np.zeros((1, 1, 7), np.float32))
+    assert np.allclose(first.observations["states"], start)
+    assert (first.rewards[0, 0], first.terminations[0, 0]) == (0, False)
+    second = env.step(np.zeros((1, 1, 7), np.float32))
+    assert (second.rewards[0, 0], second.terminations[0, 0]) == (1, True)
+    assert Device.opened == 1
+
+
+def test_the_keys_of_who_takes_over_are_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judges, "open_source", lambda name, env, options: pytest.fail("a second device was opened"))
+    env = FrankaKinEnv(EnvSettings(num_envs=1, task="reach", auto_reset=False))
+    env.intervention, env.judge = Device(env, None), open_judge("keys", env, {})
+    env.reset(0)
+    rewards = [float(env.step(np.zeros((1, 1, 7), np.float32)).rewards[0, 0]) for _ in range(2)]
+    assert rewards == [0, 1]
+
+
+def test_what_shows_no_success_teaches_none(tmp_path: Path) -> None:
+    env = arm(0)
+    config = written(tmp_path / "set", shown(env), env.spec)  # every episode ends with its success
+    with pytest.raises(DatasetError, match="no picture of the demonstrations shows the task solved") as caught:
+        ImitationData(config, None, 1, successes=True)
+    assert "ignore_terminations=true" in (caught.value.help or "")
+
+
+def test_a_classifier_of_other_cameras_is_refused(classifier: TrainedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = FrankaKinEnv(EnvSettings(num_envs=1, task="reach"))
+    with pytest.raises(ConfigError, match="no cameras"):
+        judge_of(blind, classifier, monkeypatch)
+
+
+def test_a_policy_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec(21, 8)
+    acting = TrainedPolicy(make_model(EmbodiedModelConfig(hidden_dim=8), spec), spec)
+    monkeypatch.setattr(success_classifier, "load_policy", lambda path: acting)
+    with pytest.raises(ConfigError, match="no classifier of success"):
+        ClassifierJudge(arm(0), ClassifierOptions(path="runs/policy"))
