@@ -13,7 +13,7 @@ from recipes.embodied.envs.robot_driver import open_driver
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.interventions.types import HandMotion
-from recipes.embodied.robots.claim import Claim
+from recipes.embodied.robots.claim import RobotClaim
 from recipes.embodied.robots.errors import RobotCheckError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
@@ -24,7 +24,7 @@ class _OpenRobot:
 
     def __init__(self, robot: PluginDrivenRobot) -> None:
         self.place = robot.place
-        self._claim = Claim(robot.place)
+        self._claim = RobotClaim(robot.place)
         try:
             self.driver = open_driver(robot)
         except BaseException:

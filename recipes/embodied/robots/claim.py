@@ -17,7 +17,7 @@ from recipes.embodied.robots.client import holder_name
 from recipes.embodied.robots.errors import RobotLeaseError
 
 
-class Claim:
+class RobotClaim:
     """The right to move a robot, until `release` or the end of the process.
 
     Args:
@@ -66,7 +66,7 @@ def claim_file(place: str) -> Path:
 def claimed_by(place: str) -> str | None:
     """Return who has a robot, in words; None: nobody."""
     try:
-        with Claim(place):
+        with RobotClaim(place):
             return None
     except RobotLeaseError as error:
         return error.holder or "another process"

@@ -16,7 +16,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.robot_driver import RobotDriver, open_driver
 from recipes.embodied.envs.robot_driver_contract import DriverContractError, check_driver
 from recipes.embodied.envs.types import EnvSettings, EnvSpec, FloatArray
-from recipes.embodied.robots.claim import Claim, claimed_by
+from recipes.embodied.robots.claim import RobotClaim, claimed_by
 from recipes.embodied.robots.errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot
@@ -164,8 +164,8 @@ def test_a_robot_that_is_not_fit_is_given_back() -> None:
 def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> None:
     code = (
         f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-        "from recipes.embodied.robots.claim import Claim\n"
-        "claim = Claim('/dev/slide0'); print('mine', flush=True); input()"
+        "from recipes.embodied.robots.claim import RobotClaim\n"
+        "claim = RobotClaim('/dev/slide0'); print('mine', flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -176,7 +176,7 @@ def test_a_robot_belongs_to_one_process_until_that_is_killed(tmp_path: Path) -> 
             make_env("robot", settings(robot()))
         other.kill()
         other.wait()
-    with Claim("/dev/slide0"):
+    with RobotClaim("/dev/slide0"):
         pass
 
 
