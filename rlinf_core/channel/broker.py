@@ -103,7 +103,7 @@ class Broker:
     def _hello(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
         shared = delivery.received.lease is not None
         client.mailbox = BrokerMailbox(delivery.received, request.op_id) if shared else None
-        self._answer(client, ReplyKind.WELCOME, request.op_id, wire.ChannelInfo(self._queue.maxsize))
+        self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
         if self._closed_notice is not None:
             self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
 

@@ -42,7 +42,7 @@ class ChannelClient(ChannelBackend):
         self._greeting = threading.Lock()
         # The connection on which this client was registered with the broker.
         self._greeted: object = None
-        self._facts = wire.ChannelInfo(0)
+        self._maxsize = 0
         self._pipelines: dict[str, PutPipeline] = {}
         # Large puts that a thread still sends: later puts must go after them.
         self._under_way = 0
@@ -51,7 +51,7 @@ class ChannelClient(ChannelBackend):
     @property
     def maxsize(self) -> int:
         self.connect()
-        return self._facts.maxsize
+        return self._maxsize
 
     def connect(self, timeout: float | None = None) -> None:
         if self._is_greeted():
@@ -66,7 +66,7 @@ class ChannelClient(ChannelBackend):
             hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, ResultKind.ANSWER, detached=False)
             try:
                 self._greet(hello)
-                self._facts = cast("wire.ChannelInfo", hello.wait())
+                self._maxsize = cast("int", hello.wait())
             except (WorkerDiedError, ChannelClosed) as error:
                 if not self._ended(error):
                     raise

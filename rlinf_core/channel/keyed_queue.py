@@ -21,6 +21,7 @@ from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from rlinf_core.channel.queue_state import (
+    DEFAULT_KEY,
     Accepted,
     Acknowledged,
     Announced,
@@ -42,7 +43,6 @@ from rlinf_core.channel.queue_state import (
 
 T = TypeVar("T")
 
-DEFAULT_KEY = "default"
 # How many keys in which nothing is left keep their statistics apart; those used least recently are added up.
 _REMEMBERED_KEYS = 10_000
 

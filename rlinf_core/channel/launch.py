@@ -199,12 +199,7 @@ _LINGER_SECONDS = 5.0
 class ChannelProcess:
     """The process of a channel. Ray creates and ends it, and carries none of its messages.
 
-    It ends with the job, or before when the channel is closed and drained.
-
-    Args:
-        manager: where the manager of the job is.
-        incarnation: which life of the name this is.
-        ip: the address under which other nodes reach this one.
+    It ends with the job, or before when the channel is closed and drained. `ip` is its address for other nodes.
     """
 
     def __init__(

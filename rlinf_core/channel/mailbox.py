@@ -132,16 +132,6 @@ class AnswerWriter:
         return self._wakeups[slot] == op_id
 
 
-class AckWriter:
-    """The consumer's side of the ack words."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._words = memory[:_ACKS_SIZE].cast("Q")
-
-    def acknowledge(self, ack_slot: int, op_id: int) -> None:
-        self._words[ack_slot] = op_id
-
-
 class AckReader:
     """The channel's side of one consumer's ack words."""
 
@@ -191,9 +181,13 @@ class ClientMailbox:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self.acks = AckWriter(memory[:_ACKS_SIZE])
+        self._acks = memory[:_ACKS_SIZE].cast("Q")
         self.slots = AnswerSlots(memory[_ACKS_SIZE:SIZE])
         self.small = True
+
+    def acknowledge(self, ack_slot: int, op_id: int) -> None:
+        """Acknowledge the delivery of an operation."""
+        self._acks[ack_slot] = op_id
 
 
 class BrokerMailbox:

@@ -66,7 +66,6 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         op_id: names it among all of this process.
         pieces: what has come of its result, of which `missing` items are still to come.
         sending: what sends it in the background, if that takes time.
-        pipeline: the asynchronous puts that it is one of, if it is.
         slots: where its answer may be found, if it has a slot there.
     """
 

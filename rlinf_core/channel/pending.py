@@ -185,7 +185,7 @@ class Pending:
     def _sign(self, stream: PeerStream, ack_slot: int, op_id: int) -> None:
         mailbox = self.mailboxes.get(stream)
         if ack_slot != NO_ACK_SLOT and mailbox is not None:
-            mailbox.acks.acknowledge(ack_slot, op_id)
+            mailbox.acknowledge(ack_slot, op_id)
         else:
             self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
+DEFAULT_KEY = "default"
+
 
 @dataclass(frozen=True, slots=True)
 class KeyStatistics:
@@ -114,10 +116,9 @@ class Acknowledged(Generic[T]):
 
 @dataclass(slots=True)
 class Refused(Generic[T]):
-    """Effect: the put or get ends with nothing done.
+    """Effect: the put or get ends with nothing done; a put's payload is dropped.
 
     Attributes:
-        dropped: the payload of a put, which is not in the queue; None for a get.
         why: what kept a get waiting, in words; empty where the reason says all.
     """
 

@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from rlinf_core.channel.mailbox import NO_ACK_SLOT
+from rlinf_core.channel.queue_state import DEFAULT_KEY as DEFAULT_KEY
 from rlinf_core.channel.queue_state import KeyStatistics, Reason
 from rlinf_core.collective.codec import decode
 from rlinf_core.collective.payload import Part
@@ -22,7 +23,6 @@ from rlinf_core.collective.payload import Part
 # The endpoint's services: tags of its messages.
 REQUESTS = 1
 REPLIES = 2
-DEFAULT_KEY = "default"
 # Up to this size an item is packed; beyond it, it is a message of its own.
 SMALL = 32 << 10
 REASONS = tuple(Reason)
@@ -37,7 +37,7 @@ _PACKED = struct.Struct("<II")
 class RequestKind(IntEnum):
     """The kind of a request."""
 
-    HELLO = 1  # body: where items are signed for, on the same host; answered with what the channel is
+    HELLO = 1  # body: where items are signed for, on the same host; answered with how many items a key holds
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
     PUT_MANY = 3  # head: packed items with their op_ids and weights
     ANNOUNCE = 4  # a put of this op_id is under way
@@ -52,7 +52,7 @@ class RequestKind(IntEnum):
 class ReplyKind(IntEnum):
     """The kind of a reply."""
 
-    WELCOME = 1  # head: what the channel is
+    WELCOME = 1  # head: how many items each key holds, pickled
     ACCEPTED = 2  # head: the op_ids of puts, where there are several
     ITEM = 3  # head: the one item, packed
     ITEMS = 4  # head: several packed items
@@ -72,13 +72,6 @@ class Query(IntEnum):
     PEEK = 3  # answered with the items
     STATISTICS = 4
     LOSSES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelInfo:
-    """The properties of a channel, sent to each client that connects."""
-
-    maxsize: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,7 @@ _PREFLIGHT = (
 class ProcessCommand:
     """The interpreter and the variables of a process, as they travel to its node.
 
-    Attributes:
-        interpreter: the absolute path of the Python, or None for the one that Ray runs with.
-        variables: pairs of name and value, exactly as the process is to see them.
+    Without an interpreter it is the one that Ray runs with. Variables are pairs, exactly as the process is to see them.
     """
 
     interpreter: str | None
@@ -63,12 +61,7 @@ class ProcessCommand:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The answer of a node that was asked to prepare a command.
-
-    Attributes:
-        executable: what Ray is to run in the place of its own Python; empty for that one.
-        fault: what keeps the interpreter from running workers, or None.
-    """
+    """The answer of a node to a command: what Ray is to run in place of its own Python, and what is wrong with it."""
 
     executable: str
     fault: str | None = None

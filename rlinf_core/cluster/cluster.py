@@ -161,7 +161,6 @@ class Cluster:
 
     def _join(self, wanted: int | None) -> list[NodeMember]:
         ray = ray_api()
-
         deadline = time.monotonic() + env_vars.CONNECT_TIMEOUT.get()
         nodes = ray.nodes()
         joined = members(nodes)
@@ -213,7 +212,6 @@ class Cluster:
             ClusterError: the node does not answer, or cannot run the task.
         """
         ray = ray_api()
-
         try:
             return ray.get(reference, timeout=max(_ANSWER_SECONDS, env_vars.CONNECT_TIMEOUT.get()))
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -226,7 +224,6 @@ class Cluster:
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
         """Return a reference to what `function(*args)` returns on a node, in the environment of its Ray."""
         ray = ray_api()
-
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(member)}
         environment = runtime_env(None, in_worker=self.session.member is not None)
         if environment is not None:
@@ -305,7 +302,6 @@ class Cluster:
         """
         self._check_open()
         ray = ray_api()
-
         self.get_node_info(node_rank)
         member = self._members[node_rank]
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": _on(member)}

@@ -68,14 +68,7 @@ def is_owned(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A running job.
-
-    Attributes:
-        secret: what its processes prove to know, in hex.
-        manager, address: where its manager and its Ray are reached.
-        pid: of its driver.
-        started: when the record was written, in seconds since 1970.
-    """
+    """A running job, its secret in hex and its start in seconds since 1970; `pid` is that of its driver."""
 
     job: str
     secret: str = field(repr=False)

@@ -37,10 +37,9 @@ class RayEngine:
     """The Ray that this process is connected to.
 
     Attributes:
-        address: GCS address, as in `10.0.0.1:6379`.
+        address: of its GCS, as in `10.0.0.1:6379`.
         embedded: whether this process started it, and so ends it.
         folder: this process's private folder, or None where Ray was joined by other means than ours.
-        guardian: ends what is left of an embedded Ray when this process ends.
     """
 
     address: str
@@ -60,13 +59,7 @@ _forked = False
 def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: int | None = None) -> RayEngine:
     """Join the Ray at `address`, or the one this process is connected to already, or start one when there is none.
 
-    Args:
-        address: where Ray's head listens; None means `RLINF_ADDRESS`, else the cluster that `rlinf up` brought up;
-            `local` means an embedded Ray, whatever else runs.
-        namespace: the Ray namespace of this process's actors.
-        may_start: whether an embedded Ray may be started where no cluster to join is known.
-        num_nodes: how many nodes the job asks for; where an embedded Ray may be started, a cluster of `rlinf up` with
-            another number of nodes is not joined.
+    See `attach.destination`.
 
     Raises:
         ClusterError: no cluster is known and none may be started, several are, or the one at `address` does not answer.
@@ -172,7 +165,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngine:
     ray = ray_api()
-
     try:
         # Ray takes the loopback address of a head for one of this machine's others, at which an embedded one is not.
         with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
@@ -204,7 +196,6 @@ def _start(namespace: str) -> RayEngine:
     os.environ[MARK] = str(folder)
     guardian = guard(str(folder))
     ray = ray_api()
-
     try:
         with exit_status.own_signals(), loopback_only(), few_processes():
             ray.init(

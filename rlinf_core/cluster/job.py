@@ -46,10 +46,6 @@ def start_manager(session: Session, ip: str, scheduling: Any) -> None:
 def connect_driver(session: Session, ip: str, node: str, node_rank: int) -> ManagerClient:
     """Return this process's line to its job's manager, made when it is first needed.
 
-    Args:
-        ip: the address under which other nodes reach this process.
-        node: where it runs, in words.
-
     Raises:
         ClusterError: the manager does not start.
     """
@@ -101,7 +97,6 @@ class ManagerProcess:
     """The one Ray actor for each job. It is on the path of no message between workers.
 
     Args:
-        secret: what processes of the job prove to know.
         ip: the address under which other nodes reach this one; None leaves it to `RLINF_NET_IF`.
         folder: the private folder of the driver that started this machine's Ray, for the sockets; None elsewhere.
     """

@@ -17,14 +17,7 @@ from rlinf_core.topology import NodeInfo
 
 @dataclass(frozen=True, slots=True)
 class NodeMember:
-    """A node that joined Ray.
-
-    Attributes:
-        ray_id: Ray's id of the node, in hex.
-        ip: its address as Ray knows it.
-        label_rank: the rank that `rlinf up` gave it, or None.
-        facts: what it says about itself, or None before it was asked.
-    """
+    """A node that joined Ray, with its rank of `rlinf up`, and what it says about itself once it was asked."""
 
     ray_id: str
     ip: str

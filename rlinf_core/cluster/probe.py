@@ -42,7 +42,6 @@ class NodeFacts:
 def probe() -> NodeFacts:
     """Return the facts of the machine that this runs on."""
     ray = ray_api()
-
     found = find_accelerators()
     devices = found.devices
     ids = tuple(str(device.index) for device in devices)

@@ -112,9 +112,7 @@ def job_config() -> Any:
 def pickle_by_value(obj: object, keep: Callable[[Any], object]) -> bytes:
     """Pickle what plain pickle cannot name elsewhere, such as classes of the driver's script.
 
-    Args:
-        obj: what is to be pickled.
-        keep: takes each buffer that stays outside of the stream.
+    `keep` takes each buffer that stays outside of the stream.
     """
     stream: bytes = ray_api().cloudpickle.dumps(obj, protocol=5, buffer_callback=keep)
     return stream

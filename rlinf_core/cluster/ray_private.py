@@ -13,12 +13,7 @@ from typing import Any, Final, NamedTuple
 
 
 class PrivatePart(NamedTuple):
-    """One module of Ray's.
-
-    Attributes:
-        names: what is used of it, as dotted paths.
-        reason: why no public way serves.
-    """
+    """One module of Ray's: what is used of it, as dotted paths, and why no public way serves."""
 
     module: str
     names: tuple[str, ...]

@@ -25,10 +25,7 @@ _PAUSE: Final = 0.2
 
 
 def check(address: str) -> str:
-    """Make sure that a head answers at `address`, and that this machine is a node of its cluster.
-
-    Returns:
-        The address of this machine's node.
+    """Make sure that a head answers at `address`, and return the address of this machine's node of its cluster.
 
     Raises:
         ClusterError: it is no `HOST:PORT`, no head answers there, or this machine is no node.

@@ -26,13 +26,7 @@ LOCAL = "this process"
 
 @dataclass(slots=True, eq=False)
 class ArenaBlock:
-    """An allocated piece of an arena or of a segment of its own.
-
-    Attributes:
-        size: bytes, whole pages.
-        leases: one index for each holder.
-        standing: how many of them are still held.
-    """
+    """A piece of an arena, or of a segment of its own: whole pages, and a lease for each holder."""
 
     segment: SharedSegment
     offset: int
@@ -107,17 +101,8 @@ class Arena:
         """The most that it may hold, in bytes."""
         return self._capacity
 
-    def crowded(self) -> bool:
-        """Return whether more than half is in use."""
-        return self._used * 2 > self._capacity
-
     def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
-        """Return a block with a lease for each of `owners`, or None when there is no room now.
-
-        Args:
-            size: bytes, at least.
-            owners: who will hold it.
-        """
+        """Return a block of at least `size` bytes with a lease for each of `owners`; None when there is no room now."""
         size = (max(1, size) + PAGE - 1) & -PAGE
         with self._lock:
             # Reuse released blocks first: their pages are mapped already, and fresh ones cost ten times as much.
@@ -248,9 +233,7 @@ _RELEASED = bytes([LeaseState.RELEASED])
 
 
 def new_segment(size: int, release_event: int | None) -> SharedSegment:
-    """Return shared memory without a name, so that nothing can be left behind; pages are allocated when written.
-
-    It takes over `release_event`.
+    """Return shared memory without a name, so that nothing can be left behind; it takes over `release_event`.
 
     Raises:
         PayloadError: the kernel gives none.

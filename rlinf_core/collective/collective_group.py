@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 from rlinf_core import tracing
 from rlinf_core.address import WorkerAddress
@@ -44,13 +44,7 @@ class CollectiveGroup:
     def __init__(
         self, endpoint: Endpoint, me: WorkerAddress, members: Sequence[WorkerAddress], resolver: Resolver
     ) -> None:
-        """
-        Args:
-            endpoint: of this process.
-            me: the address that lives here.
-            members: all addresses of the group; with or without `me`.
-            resolver: finds the endpoints of the others.
-        """
+        """`me` is the address that lives here; `members` are all addresses, with or without it."""
         self._endpoint = endpoint
         self.me = me
         self.members = tuple(sorted({me, *members}))
@@ -59,14 +53,6 @@ class CollectiveGroup:
 
     # Objects
 
-    @overload
-    def send(
-        self, obj: object, dst: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None
-    ) -> None: ...
-    @overload
-    def send(
-        self, obj: object, dst: WorkerAddress, *, async_op: bool, timeout: float | None = None
-    ) -> Work[None] | None: ...
     def send(
         self, obj: object, dst: WorkerAddress, *, async_op: bool = False, timeout: float | None = None
     ) -> Work[None] | None:
@@ -82,10 +68,6 @@ class CollectiveGroup:
         message = self._endpoint.message(obj, stream=stream)
         return self._send(stream, message, OperationKind.SEND, async_op, seconds)
 
-    @overload
-    def recv(self, src: WorkerAddress, *, async_op: Literal[False] = False, timeout: float | None = None) -> Any: ...
-    @overload
-    def recv(self, src: WorkerAddress, *, async_op: bool, timeout: float | None = None) -> Any: ...
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next object that `src` sends here, or with `async_op` a handle for it."""
         stream = self._stream(src)

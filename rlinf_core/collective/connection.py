@@ -66,12 +66,10 @@ class Connection:
     """An authenticated connection.
 
     Attributes:
-        name: the same on both sides.
         shares_memory: whether file descriptors pass, so that large parts go through shared memory.
         segments: the other side's shared memory, by its identity.
         passed: identities of the shared memory whose descriptors the other side has.
-        paused: whether reading is paused because too many messages wait to be received.
-        backlog: messages that came through it and wait to be received.
+        backlog: messages that came through it and wait to be received; too many of them pause reading.
         watch: tells the reactor which events to wait for: readable, writable.
     """
 

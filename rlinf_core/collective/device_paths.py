@@ -132,7 +132,6 @@ class DevicePaths:
     Args:
         transports: the transports to try for each tensor, best first.
         tell: sends a few bytes to the paths of a stream's peer without blocking.
-        send: sends a message through a stream; may block.
     """
 
     def __init__(

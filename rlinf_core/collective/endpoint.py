@@ -53,10 +53,6 @@ class Endpoint:
 
     Made when the process first communicates; publish its `info` where other processes look, and give streams a
     `Resolver` that finds theirs.
-
-    Attributes:
-        info: how others reach it.
-        devices: the device paths, for tensors on accelerators.
     """
 
     def __init__(

@@ -27,10 +27,7 @@ class EndpointInfo:
         incarnation: unique id of this endpoint; a relaunched worker has another one.
         host: the boot id of the machine; equal in all containers of one machine.
         network: the inode of the network namespace; unix sockets and addresses mean the same within one.
-        unix_path: the unix socket it listens at, or None.
-        tcp_host: the address that other hosts reach it at.
         pid: its process id, as itself sees it.
-        torch: the version of torch installed there, or None.
     """
 
     incarnation: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 
 from rlinf_core.collective.connection import Connection
@@ -112,12 +111,14 @@ class Forwarder:
 
         def at_once() -> bool:
             connection = self._sender.ready_connection(stream)
-            body = None if connection is None else self._pass_on(received, connection, message, handover)
+            body = None if connection is None else self._pass_on(received, connection, handover)
             if connection is None or body is None:
                 return False
-            with self._handing_over(received, connection, body, handover) as handed:
-                handed.done = self._sender.write_now(stream, connection, message, body, None)
-            return handed.done
+
+            def write() -> bool:
+                return self._sender.write_now(stream, connection, message, body, None)
+
+            return self._hand_over(received, connection, body, handover, write)
 
         try:
             if stream.outgoing.run_at_once(at_once):
@@ -150,11 +151,14 @@ class Forwarder:
                 ),
             )
             return
-        body = None if connection is None else self._pass_on(received, connection, message, handover)
+        body = None if connection is None else self._pass_on(received, connection, handover)
         if connection is not None and body is not None:
-            with self._handing_over(received, connection, body, handover) as handed:
+
+            def write() -> bool:
                 self._sender.write(stream, connection, message, body, work, None)
-                handed.done = True
+                return True
+
+            self._hand_over(received, connection, body, handover, write)
             return
         message.parts = [
             HostPart(view, kind) for view, kind in zip(received.parts(keep=False), received.frame.kinds, strict=True)
@@ -163,9 +167,7 @@ class Forwarder:
         if handover is ForwardMode.MOVE:
             received.release()
 
-    def _pass_on(
-        self, received: ReceivedMessage, connection: Connection, message: Message, handover: ForwardMode
-    ) -> EncodedBody | None:
+    def _pass_on(self, received: ReceivedMessage, connection: Connection, handover: ForwardMode) -> EncodedBody | None:
         """Return the encoded body of a received message where it needs no copy, else None."""
         frame, lease = received.frame, received.lease
         if lease is None and frame.body_size <= self._sender.limit:
@@ -178,29 +180,29 @@ class Forwarder:
         place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
         return EncodedBody(flags, place, fds=descriptors(segment))
 
-    @contextmanager
-    def _handing_over(
-        self, received: ReceivedMessage, connection: Connection, body: EncodedBody, handover: ForwardMode
-    ) -> Generator[_Handed, None, None]:
-        """Mark the lease as the other side's while the frame is sent, since that may release it at once."""
-        handed = _Handed()
+    def _hand_over(
+        self,
+        received: ReceivedMessage,
+        connection: Connection,
+        body: EncodedBody,
+        handover: ForwardMode,
+        write: Callable[[], bool],
+    ) -> bool:
+        """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
         lease = received.lease if body.place is not None else None
         if lease is not None:
             lease.forward(self.forwards.mark)
+        done = False
         try:
-            yield handed
+            done = write()
         finally:
-            if handed.done:
-                if handover is ForwardMode.MOVE:
-                    received.take_lease()
-                    if lease is not None:
-                        self.forwards.remember(lease, connection)
-            elif lease is not None:
+            if done and handover is ForwardMode.MOVE:
+                received.take_lease()
+                if lease is not None:
+                    self.forwards.remember(lease, connection)
+            elif not done and lease is not None:
                 lease.keep()
-
-
-class _Handed:
-    done = False
+        return done
 
 
 def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:

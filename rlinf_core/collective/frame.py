@@ -65,13 +65,7 @@ class FrameError(RuntimeFailure):
 
 @dataclass(frozen=True, slots=True)
 class SharedPlace:
-    """The place of a body in shared memory.
-
-    Attributes:
-        segment: names the memory among all of the sender's host.
-        offset, size: bytes; the size has the padding at the end.
-        lease: the index of the flag by which the receiver gives it back.
-    """
+    """The place of a body in shared memory, in bytes; `lease` is the flag by which the receiver gives it back."""
 
     segment: int
     offset: int
@@ -89,9 +83,7 @@ class Frame:
         sequence: counts the messages of a route from 1.
         key: of the queue, for channels, or words of a service's own.
         head: the pickle stream, or dtype and shape.
-        sizes: bytes of each part.
-        kinds: what each part is, see `payload.PartKind`.
-        place: where the body lies, if in shared memory.
+        sizes, kinds: bytes of each part, and its `payload.PartKind`.
         body_size: bytes of the body, with the padding between its parts.
     """
 

@@ -68,13 +68,11 @@ class Admission(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The identity of one end of a connection.
+    """The identity of one end of a connection, whose name is the dialer's.
 
     Attributes:
         seeks: the incarnation that it expects at the other end.
-        connection: names this connection; both sides use the dialer's.
         replaces: the connection to the same endpoint that the dialer lost before, or empty.
-        pid: its process id, as itself sees it.
     """
 
     incarnation: str

@@ -19,7 +19,6 @@ class Message:
 
     Attributes:
         head: the pickle stream, or dtype and shape of a tensor.
-        flags: frame flags that hold whatever the transport.
         tag: 0 between workers; other numbers are services of an endpoint.
         key: bytes whose meaning the service defines.
     """
@@ -78,7 +77,6 @@ class EncodedBody:
     """A message's body, encoded for one peer.
 
     Attributes:
-        flags: frame flags that tell the receiver where the body is.
         place: its place in shared memory, or None.
         buffers: the bytes that follow the frame on the socket.
         fds: descriptors that are passed with the frame.

@@ -13,20 +13,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connection import Connection
 from rlinf_core.collective.connection_pool import ConnectionPool, UnreachableError
-from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
 from rlinf_core.collective.frame import Flag, Frame
 from rlinf_core.collective.received_message import PostedReceive, ReceivedMessage, find_mismatch, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
-
-if TYPE_CHECKING:
-    from rlinf_core.collective.connection import Connection
-    from rlinf_core.collective.endpoint_info import Resolver
 
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
@@ -254,9 +250,7 @@ class SendQueue:
 class PeerStream:
     """The stream of messages between two addresses, in both directions.
 
-    Attributes:
-        incarnation: the endpoint that the peer was last known by, or None.
-        resolver: finds the peer, or None where it was the peer that came to us.
+    Its resolver finds the peer; it is None where it was the peer that came to us.
     """
 
     def __init__(self, me: str, peer: str) -> None:
@@ -291,12 +285,7 @@ def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
 
 
 class PeerStreams:
-    """The streams of one endpoint, each made on first use.
-
-    Args:
-        connect_timeout: what the first contact with a peer may take, in seconds.
-        explain: makes the error for a lost peer; it may block for a moment.
-    """
+    """The streams of one endpoint, each made on first use; `explain` may block for a moment."""
 
     def __init__(
         self, connections: ConnectionPool, info: EndpointInfo, connect_timeout: float, explain: Explain

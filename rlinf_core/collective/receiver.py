@@ -120,7 +120,7 @@ class Receiver(ConnectionHandler):
         elif frame.kind == FrameKind.ROUTE:
             self._name_route(connection, frame)
         elif frame.kind in (FrameKind.ACCEPTED, FrameKind.REFUSED):
-            self._acknowledged(connection, frame)
+            self._acknowledged(frame)
         elif frame.kind == FrameKind.GOODBYE:
             connection.peer_closing = True
         elif frame.kind == FrameKind.FORGET:
@@ -229,7 +229,7 @@ class Receiver(ConnectionHandler):
         except KeyError:
             raise FrameError("the other side sent a message on a route that it never named") from None
 
-    def _acknowledged(self, connection: Connection, frame: Frame) -> None:
+    def _acknowledged(self, frame: Frame) -> None:
         source, destination, sent, expected = json.loads(bytes(frame.head))
         _settle(self._host.stream_by_names(source, destination), frame.sequence, sent, expected)
 

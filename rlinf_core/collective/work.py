@@ -127,7 +127,6 @@ class Work(Generic[T]):
 
     Attributes:
         target: with whom: an address, or the name of a channel.
-        key: the key of the channel's queue, else None.
         since: when it was issued, on the monotonic clock.
         seconds: what it may take.
         poller: what a waiting thread can do for it.

@@ -315,11 +315,7 @@ class ManagerClient(Resolver):
             return None
 
     def cause_of_death(self, peer: str, incarnation: int) -> str | None:
-        """Return why a worker died that is known to have died; wait a moment for what the manager finds out.
-
-        Args:
-            incarnation: of which life of its group it was.
-        """
+        """Return why a worker of this life of its group died; wait a moment for what the manager finds out."""
         died = self._await_death(peer, incarnation)
         return died.cause if died is not None else None
 

@@ -18,13 +18,7 @@ def views(
     workers: Mapping[str, WorkerRecord[EndpointInfo]],
     dead: Mapping[str, float],
 ) -> Iterator[WorkerView]:
-    """Yield one view for each process: the driver first, then the workers in order of launch and rank.
-
-    Args:
-        parties: who is there.
-        workers: who is registered, by address, in order.
-        dead: the dead, each with the seconds since.
-    """
+    """Yield one view for each process: the driver first, then the workers in order of launch and rank."""
     processes = {process.name: process for process in round_.processes(dead)}
     for name in [*(name for name in parties if name not in workers), *workers]:
         hello, record = parties.get(name), workers.get(name)

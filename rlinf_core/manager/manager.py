@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connection import NO_ANSWER
@@ -72,7 +73,7 @@ class Manager:
         self._pending: list[_Pending] = []
         self._deaths: dict[str, _Death] = {}
         self._watch = Watch()
-        self._handlers: dict[type, Callable[[PeerStream, object], None]] = {
+        self._handlers: dict[type, Callable[[PeerStream, Any], None]] = {
             m.Hello: self._hello,
             m.CloseGroup: self._close_group,
             m.Declare: self._declare,
@@ -103,18 +104,17 @@ class Manager:
 
     # Who is there
 
-    def _hello(self, stream: PeerStream, message: object) -> None:
-        hello = expect(message, m.Hello)
+    def _hello(self, stream: PeerStream, hello: m.Hello) -> None:
         address = WorkerAddress.from_name(stream.peer)
         if address.ranks and not self._registry.ready(address, hello.incarnation, hello.info, hello.node):
             return  # a straggler of a life that is over
         self._peers[stream.peer] = Peer(stream.peer, stream, hello)
         self._retry_pending()
 
-    def _take_exit_reason(self, stream: PeerStream, message: m.ExitReason) -> None:
+    def _take_exit_reason(self, stream: PeerStream, reason: m.ExitReason) -> None:
         peer = self._peers.get(stream.peer)
         if peer is not None:
-            peer.exit_reason = message.cause
+            peer.exit_reason = reason.cause
 
     def _open_group(self, stream: PeerStream, message: m.OpenGroup) -> int:
         incarnation = self._registry.open_group(message.name, message.size, channel=message.channel)
@@ -123,8 +123,7 @@ class Manager:
         self._retry_pending()
         return incarnation
 
-    def _close_group(self, stream: PeerStream, message: object) -> None:
-        closed = expect(message, m.CloseGroup)
+    def _close_group(self, stream: PeerStream, closed: m.CloseGroup) -> None:
         if closed.incarnation in (None, self._registry.incarnation(closed.name)):
             self._end_group(closed.name)
 
@@ -136,14 +135,13 @@ class Manager:
                 self._tell(peer, "its group was shut down")
         self._ownership.release(name)
 
-    def _declare(self, stream: PeerStream, message: object) -> None:
-        self._registry.declare(expect(message, m.Declare).groups)
+    def _declare(self, stream: PeerStream, declared: m.Declare) -> None:
+        self._registry.declare(declared.groups)
         self._retry_pending()
 
     # Requests
 
-    def _request(self, stream: PeerStream, message: object) -> None:
-        request = expect(message, m.ManagerRequest)
+    def _request(self, stream: PeerStream, request: m.ManagerRequest) -> None:
         body = request.body
         try:
             if isinstance(body, m.OpenGroup):
@@ -203,9 +201,8 @@ class Manager:
         for pending in waiting:
             self._try_pending(pending)
 
-    def _forget(self, stream: PeerStream, message: object) -> None:
-        serial = expect(message, m.Forget).serial
-        self._pending = [one for one in self._pending if (one.stream, one.serial) != (stream, serial)]
+    def _forget(self, stream: PeerStream, request: m.Forget) -> None:
+        self._pending = [one for one in self._pending if (one.stream, one.serial) != (stream, request.serial)]
 
     def _acquaint(self, one: str, other: str) -> None:
         for here, there in ((one, other), (other, one)):
@@ -215,12 +212,11 @@ class Manager:
 
     # Calls that were given up
 
-    def _cancel(self, stream: PeerStream, message: object) -> None:
-        for name, calls in expect(message, m.Cancel).calls.items():
+    def _cancel(self, stream: PeerStream, cancelled: m.Cancel) -> None:
+        for name, calls in cancelled.calls.items():
             self._send(name, m.Cancelled(calls))
 
-    def _dismiss(self, stream: PeerStream, message: object) -> None:
-        dismissed = expect(message, m.Dismiss)
+    def _dismiss(self, stream: PeerStream, dismissed: m.Dismiss) -> None:
         for name in dismissed.workers:
             peer = self._peers.get(name)
             if peer is not None and peer.hello.incarnation == dismissed.incarnation:
@@ -259,8 +255,7 @@ class Manager:
         if neighbour is not None:
             self._control.send(neighbour.stream, m.PostmortemQuestion(peer.name, hello))
 
-    def _take_postmortem(self, stream: PeerStream, message: object) -> None:
-        found = expect(message, m.Postmortem)
+    def _take_postmortem(self, stream: PeerStream, found: m.Postmortem) -> None:
         death = self._deaths.pop(found.name, None)
         if death is not None:
             self._conclude(death.peer, found.cause)
@@ -309,11 +304,11 @@ class Manager:
             self._refuse(pending.stream, pending.serial, error)
         return bool(hopeless)
 
-    def _report(self, stream: PeerStream, message: object) -> None:
+    def _report(self, stream: PeerStream, report: m.WaitReport) -> None:
         self._watch.alarm()
 
-    def _answer(self, stream: PeerStream, message: object) -> None:
-        self._watch.answered(stream.peer, expect(message, m.ProcessAnswer))
+    def _answer(self, stream: PeerStream, answer: m.ProcessAnswer) -> None:
+        self._watch.answered(stream.peer, answer)
 
     def _ask(self, round_: Round) -> Iterable[str]:
         names = [name for name in self._peers if not _only_looks(name)]

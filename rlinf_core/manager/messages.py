@@ -111,12 +111,7 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True)
 class GroupLife:
-    """The present life of a group.
-
-    Attributes:
-        nodes: where each worker runs, in words, by rank; empty where that is not known.
-        channel: whether it is the process of a channel.
-    """
+    """The present life of a group; `nodes` says where each worker runs, by rank, empty where that is not known."""
 
     incarnation: int
     nodes: tuple[str, ...]

@@ -77,13 +77,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Processes that wait for one another with nobody left to wake them.
-
-    Attributes:
-        members: their names, in order.
-        operations: the operations that have to fail: (process, serial).
-        picture: who waits for whom, in words.
-    """
+    """Processes that wait for one another with nobody left to wake them: their operations have to fail."""
 
     members: tuple[str, ...]
     operations: tuple[Node, ...]
@@ -93,9 +87,7 @@ class Deadlock:
 class WaitGraph:
     """The waits of all processes at one moment.
 
-    Args:
-        processes: everyone who is known.
-        moving: names of processes that got on lately: what they wait in may be over already, so it does not count.
+    What processes in `moving` wait in may be over already, as they got on lately: it does not count.
     """
 
     def __init__(self, processes: Iterable[Process], moving: Collection[str] = ()) -> None:

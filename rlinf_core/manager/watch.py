@@ -23,12 +23,7 @@ _CALLS = frozenset({OperationKind.CALL, OperationKind.LAUNCH})
 
 @dataclass(slots=True)
 class Round:
-    """One question to everybody.
-
-    Attributes:
-        until: when it ends, in monotonic seconds, answered or not.
-        done: what is to be done with the answers.
-    """
+    """One question to everybody, which ends at `until` (monotonic seconds), answered or not."""
 
     serial: int
     stacks: bool

@@ -67,12 +67,7 @@ class _Group(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """A peer that may still come.
-
-    Attributes:
-        message: what is missing, for the first word of a wait.
-        help: near names, where the group is unknown, or None.
-    """
+    """A peer that may still come: what is missing, and near names where the group is unknown."""
 
     message: str
     help: str | None = None
@@ -191,10 +186,6 @@ class WorkerRegistry(Generic[C]):
         )
         return news
 
-    def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
-        """Return what is known of a worker, or None."""
-        return self._find(address)
-
     def look_up(self, address: WorkerAddress) -> WorkerRecord[C] | NotYet:
         """Return a worker that is ready to be reached, or why to wait for it.
 
@@ -239,14 +230,15 @@ class WorkerRegistry(Generic[C]):
     def _store(self, record: WorkerRecord[C]) -> None:
         self._groups[_group_name(record.address)].workers[record.address.rank] = record
 
-    def _find(self, address: WorkerAddress) -> WorkerRecord[C] | None:
+    def record(self, address: WorkerAddress) -> WorkerRecord[C] | None:
+        """Return what is known of a worker, or None."""
         if not address.ranks:
             return None
         group = self._groups.get(_group_name(address))
         return group.workers.get(address.rank) if group else None
 
     def _current(self, address: WorkerAddress, incarnation: int) -> WorkerRecord[C] | None:
-        known = self._find(address)
+        known = self.record(address)
         return known if known is not None and known.incarnation == incarnation else None
 
 

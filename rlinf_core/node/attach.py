@@ -29,7 +29,6 @@ class Known(NamedTuple):
         token_path: the file of its token on this machine, or None when it asks for none.
         num_nodes: how many nodes its file has; None when that is not recorded.
         ports: the range of this machine's ports on which rlinf's own listeners are, `first-last`; None for any.
-        runs_here: whether a node of it runs on this machine.
     """
 
     name: str
@@ -41,9 +40,7 @@ class Known(NamedTuple):
 
 
 def known() -> Known | None:
-    """Return the cluster that this machine is a node of; None when there is none.
-
-    It is the one in this user's records, or whose node runs here. Of several `RLINF_CLUSTER` names one.
+    """Return the cluster that this machine is a node of; None when there is none. Of several `RLINF_CLUSTER` names one.
 
     Raises:
         ClusterError: there are several, or this machine is a node of none of those in the records.

@@ -20,8 +20,7 @@ class RecordedNode(NamedTuple):
     """A node as `up` left it.
 
     Attributes:
-        address: by which the other nodes reach it; None while it is not up.
-        folder: of the cluster on that node; None while nothing was started there.
+        address, folder: None while it is not up.
         process: `PID:START` of its `ray start`.
         machine: what tells the machine from others; see `node_facts`.
     """
@@ -42,13 +41,10 @@ class ClusterRecord:
     """A cluster that `rlinf up` has brought up, wholly or in part.
 
     Attributes:
-        name: as `--name` or the file gave it.
         id: what its folders and processes on the nodes are marked with.
-        file: the configuration it came from, as it was named.
         address: the head's GCS as the nodes reach it, `HOST:PORT`; empty while the head is not up.
         authenticated: whether a token is asked for.
         ports: first and last of the range.
-        nodes: by rank.
         since: when it was first brought up, in seconds since 1970.
         synced: whether its code was shipped by `--sync`.
     """
@@ -123,13 +119,7 @@ def names() -> list[str]:
 
 
 def recorded(name: str | None = None) -> ClusterRecord | None:
-    """Return the cluster that `rlinf up` brought up.
-
-    Args:
-        name: which; by default the one that `RLINF_CLUSTER` names, else the only one.
-
-    Returns:
-        None when there is none.
+    """Return the cluster of this name, by default that of `RLINF_CLUSTER`, else the only one; None when there is none.
 
     Raises:
         ClusterError: there are several, and none was named.

@@ -114,14 +114,12 @@ class Communication:
 
     @overload
     def recv(
-        self, src_group_name: str, src_rank: int, async_op: Literal[False] = False, *, timeout: float | None = None
-    ) -> Any: ...
-    @overload
-    def recv(
         self, src_group_name: str, src_rank: int, async_op: Literal[True], *, timeout: float | None = None
     ) -> Work[Any]: ...
     @overload
-    def recv(self, src_group_name: str, src_rank: int, async_op: bool, *, timeout: float | None = None) -> Any: ...
+    def recv(
+        self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None
+    ) -> Any: ...
     def recv(self, src_group_name: str, src_rank: int, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """Return the next object that the peer sends here; a pair where it was sent with a `piggyback_payload`."""
         peer = peer_address(src_group_name, src_rank)

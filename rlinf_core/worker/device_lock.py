@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
@@ -94,9 +93,7 @@ class DeviceLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _wait_for_holder(self, name: bytes, device: str, seconds: float) -> None:

@@ -119,7 +119,6 @@ class WorkerGroupHandle(Generic[T]):
 
     def _wait(self, deadline: Deadline, client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-
         started, word_after = time.monotonic(), _FIRST_WORD_SECONDS
         while not self._settled:
             try:
@@ -167,7 +166,6 @@ class WorkerGroupHandle(Generic[T]):
 
     async def _async_wait(self, answers: asyncio.Future[list[Any]], client: ManagerClient | None, serial: int) -> None:
         ray = ray_api()
-
         deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
         while not self._settled:
             done, _ = await asyncio.wait([answers], timeout=deadline.sooner(_SLICE_SECONDS).remaining())
@@ -261,7 +259,6 @@ class WorkerGroupHandle(Generic[T]):
         if self._settled:
             return []
         ray = ray_api()
-
         _, pending = ray.wait(self._references, num_returns=len(self._references), timeout=0, fetch_local=False)
         waiting = set(pending)
         return [m.address for m, ref in zip(self._members, self._references, strict=True) if ref in waiting]
@@ -298,7 +295,6 @@ class WorkerGroupHandle(Generic[T]):
     def _failures(self, grace: float) -> dict[int, Exception]:
         """Return the exception of each rank that has failed by now or does within `grace` seconds."""
         ray = ray_api()
-
         ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
         finished = set(ready)
         failures: dict[int, Exception] = {}
@@ -320,7 +316,6 @@ class WorkerGroupHandle(Generic[T]):
 
     def _translate(self, member: GroupMember, error: Exception) -> Exception:
         ray = ray_api()
-
         cause = getattr(error, "cause", None)
         if isinstance(cause, RemoteFailure):
             return cause.error.unpack()
@@ -411,7 +406,6 @@ def wait_together(*handles: WorkerGroupHandle[Any]) -> list[list[Any]]:
         WorkerGroupError: a call failed; the one that failed by itself, where others failed in consequence.
     """
     ray = ray_api()
-
     references = [reference for handle in handles for reference in handle.references]
     deadline = Deadline.after(env_vars.CALL_TIMEOUT.get())
     pending = references

@@ -24,11 +24,7 @@ from rlinf_core.worker.process import Birth, WorkerProcess
 class Launch:
     """The workers of a group whose processes start, in steps: several groups take each step together.
 
-    Args:
-        base: what their addresses begin with.
-        placements: one for each, by rank.
-        pickled: the class and the arguments of its constructor.
-        max_concurrency: how many methods of one worker may run at a time; by default one.
+    Their addresses begin with `base`; `pickled` is the class and the arguments of its constructor.
 
     Raises:
         RuntimeFailure: a group of the name is running already.
@@ -44,7 +40,7 @@ class Launch:
     ) -> None:
         self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
         self._incarnation: int | None = None
-        self._actors = _allocate(cluster, base, placements, max_concurrency)
+        self._actors = self._allocate(max_concurrency)
 
     def construct(self) -> WorkerGroupHandle[Birth]:
         """Have every process make its worker; return the handle of that.
@@ -54,7 +50,7 @@ class Launch:
         """
         seconds = env_vars.CONNECT_TIMEOUT.get()
         self._incarnation = self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
-        return _construct(self._cluster, self._base, self._incarnation, self._placements, self._actors, self._pickled)
+        return self._construct(self._incarnation)
 
     def members(self, births: Sequence[Birth]) -> tuple[GroupMember, ...]:
         """Return the workers, by rank, from what `construct` has given."""
@@ -78,6 +74,70 @@ class Launch:
             close_group(str(self._base), self._incarnation)
         kill(self._actors)
 
+    def _allocate(self, max_concurrency: int | None) -> list[Any]:
+        places = [(each.cluster_node_rank, each.node_group_label) for each in self._placements]
+        self._cluster.prepare(places)
+        actors: list[Any] = []
+        try:
+            for placement in self._placements:
+                name = str(self._base.get_child_address(placement.rank))
+                actors.append(
+                    self._cluster.allocate(
+                        WorkerProcess,
+                        node_rank=placement.cluster_node_rank,
+                        node_group=placement.node_group_label,
+                        name=name,
+                        max_concurrency=max_concurrency,
+                        args=(name,),
+                    )
+                )
+        except ValueError as error:
+            kill(actors)
+            if isinstance(error, RLinfError):
+                raise
+            raise RuntimeFailure(
+                f"a group named `{self._base}` is running in this job",
+                help="give this one another `name`, or shut that one down",
+            ) from None
+        except BaseException:
+            kill(actors)
+            raise
+        return actors
+
+    def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
+        cluster, client = self._cluster, self._cluster.client
+        client.in_flight = unanswered.in_flight
+        # Taken now and not at the start: scripts and test runners extend their path as they go.
+        session = replace(cluster.session, import_path=user_folders())
+        master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
+        # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
+        master_port = self._actors[0].find_port.remote()
+        references: list[Any] = []
+        members: list[GroupMember] = []
+        for placement, actor in zip(self._placements, self._actors, strict=True):
+            address = self._base.get_child_address(placement.rank)
+            node = cluster.get_node_info(placement.cluster_node_rank)
+            context = WorkerContext(
+                address=address,
+                group_name=str(self._base),
+                placement=placement,
+                node_ip=cluster.get_node_ip(placement.cluster_node_rank),
+                master_addr=master_addr,
+                hardware=tuple(
+                    robot.config
+                    for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
+                    if index in placement.local_hardware_ranks
+                ),
+                session=session,
+                incarnation=incarnation,
+                given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
+            )
+            references.append(actor.construct.remote(context, client.info, self._pickled, master_port))
+            members.append(
+                GroupMember(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
+            )
+        return WorkerGroupHandle[Birth](str(self._base), "__init__", len(self._actors), members, references)
+
 
 def close_group(name: str, incarnation: int) -> None:
     client = current_client()
@@ -89,76 +149,3 @@ def kill(actors: Sequence[Any]) -> None:
     ray = ray_api()
     for actor in actors:
         ray.kill(actor)
-
-
-def _allocate(
-    cluster: Cluster, base: WorkerAddress, placements: list[Placement], max_concurrency: int | None
-) -> list[Any]:
-    cluster.prepare((placement.cluster_node_rank, placement.node_group_label) for placement in placements)
-    actors: list[Any] = []
-    try:
-        for placement in placements:
-            name = str(base.get_child_address(placement.rank))
-            actors.append(
-                cluster.allocate(
-                    WorkerProcess,
-                    node_rank=placement.cluster_node_rank,
-                    node_group=placement.node_group_label,
-                    name=name,
-                    max_concurrency=max_concurrency,
-                    args=(name,),
-                )
-            )
-    except ValueError as error:
-        kill(actors)
-        if isinstance(error, RLinfError):
-            raise
-        raise RuntimeFailure(
-            f"a group named `{base}` is running in this job", help="give this one another `name`, or shut that one down"
-        ) from None
-    except BaseException:
-        kill(actors)
-        raise
-    return actors
-
-
-def _construct(
-    cluster: Cluster,
-    base: WorkerAddress,
-    incarnation: int,
-    placements: Sequence[Placement],
-    actors: Sequence[Any],
-    pickled: bytes,
-) -> WorkerGroupHandle[Birth]:
-    client = cluster.client
-    client.in_flight = unanswered.in_flight
-    # Taken now and not at the start: scripts and test runners extend their path as they go.
-    session = replace(cluster.session, import_path=user_folders())
-    master_addr = cluster.get_node_ip(placements[0].cluster_node_rank)
-    # A reference: Ray hands the port to the others as soon as rank 0 has found it, nobody here waits for it.
-    master_port = actors[0].find_port.remote()
-    references: list[Any] = []
-    members: list[GroupMember] = []
-    for placement, actor in zip(placements, actors, strict=True):
-        address = base.get_child_address(placement.rank)
-        node = cluster.get_node_info(placement.cluster_node_rank)
-        context = WorkerContext(
-            address=address,
-            group_name=str(base),
-            placement=placement,
-            node_ip=cluster.get_node_ip(placement.cluster_node_rank),
-            master_addr=master_addr,
-            hardware=tuple(
-                robot.config
-                for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
-                if index in placement.local_hardware_ranks
-            ),
-            session=session,
-            incarnation=incarnation,
-            given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
-        )
-        references.append(actor.construct.remote(context, client.info, pickled, master_port))
-        members.append(
-            GroupMember(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
-        )
-    return WorkerGroupHandle[Birth](str(base), "__init__", len(actors), members, references)

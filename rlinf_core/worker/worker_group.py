@@ -238,7 +238,6 @@ class WorkerGroup(Generic[W]):
             WorkerDiedError: one of its workers is dead.
         """
         ray = ray_api()
-
         session, client = current_session(), current_client()
         group = WorkerGroup(worker_class, (), {})
         if session is None or client is None:
@@ -355,7 +354,6 @@ class WorkerGroup(Generic[W]):
         A worker that computes is given so many seconds to come to an end; one that waits is woken at once.
         """
         ray = ray_api()
-
         members, self._members = self._members, ()
         _running.discard(self)
         if not ray.is_initialized() or not members:

@@ -11,9 +11,9 @@ from rlinf_core.channel.mailbox import (
     NO_ACK_SLOT,
     SIZE,
     AckReader,
-    AckWriter,
     AnswerSlots,
     AnswerWriter,
+    ClientMailbox,
     slot_of,
 )
 
@@ -90,9 +90,9 @@ def test_no_slot_is_used_where_stores_are_seen_out_of_order() -> None:
     assert AnswerSlots(memoryview(bytearray(SIZE)), ordered=False).reserve(ID_STEP) == ID_STEP
 
 
-def both_ack_sides() -> tuple[AckWriter, AckReader]:
+def both_ack_sides() -> tuple[ClientMailbox, AckReader]:
     shared = memoryview(bytearray(SIZE + 100))
-    return AckWriter(shared), AckReader(shared)
+    return ClientMailbox(shared), AckReader(shared)
 
 
 def test_an_acknowledgement_is_collected_once() -> None:

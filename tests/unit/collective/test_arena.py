@@ -60,7 +60,7 @@ def test_what_is_full_is_told_and_by_whom(event: int) -> None:
     assert arena.try_allocate(CAPACITY - PAGE, ["actor"]) is not None
     assert arena.try_allocate(2 * PAGE) is None
     assert arena.use().holders == {"actor": CAPACITY - PAGE}
-    assert arena.crowded()
+    assert arena.segment.crowded()
 
 
 def test_pages_are_taken_only_within_the_budget(event: int) -> None:
