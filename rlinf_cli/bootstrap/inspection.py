@@ -19,7 +19,7 @@ from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RuntimeFailure
 from rlinf_core.manager.client import ManagerClient
 from rlinf_core.manager.control_rpc import expect
-from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobPicture
+from rlinf_core.manager.messages import INSPECTOR, MANAGER, Inspect, JobSnapshot
 from rlinf_core.node import attach
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import NodeInfo
@@ -75,7 +75,7 @@ def _jobs_of_cluster() -> list[JobRecord]:
     return sorted(found, key=lambda record: -record.started)
 
 
-def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
+def inspect_job(record: JobRecord, *, stacks: bool) -> JobSnapshot:
     """Return what each process of a job is in now.
 
     Args:
@@ -88,7 +88,7 @@ def inspect_job(record: JobRecord, *, stacks: bool) -> JobPicture:
     session = Session(record.job, bytes.fromhex(record.secret))
     client = ManagerClient(session, record.manager, WorkerAddress(f"{INSPECTOR}-{os.getpid()}"))
     try:
-        return expect(client.request(Inspect(stacks), _SECONDS), JobPicture)
+        return expect(client.request(Inspect(stacks), _SECONDS), JobSnapshot)
     except RuntimeFailure as error:
         raise ClusterError(
             f"the job `{record.job}` does not answer", where=f"on the cluster at {record.address}", why=error.message

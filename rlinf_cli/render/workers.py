@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_cli import console
-from rlinf_core.manager.messages import JobPicture, WorkerView
+from rlinf_cli.job_picture import WorkerView, views
+from rlinf_core.manager.messages import JobSnapshot
 from rlinf_core.waiting import spell_seconds
 
 SCHEMA = "rlinf.workers/1"
 
 
-def workers_record(picture: JobPicture) -> dict[str, Any]:
+def workers_record(job: JobSnapshot) -> dict[str, Any]:
     """Return `since` is in seconds up to now; `waits_for` holds addresses and, as `channel NAME`, channels."""
     return {
         "schema": SCHEMA,
-        "job": picture.job,
+        "job": job.job,
         "workers": [
             {
                 "name": worker.name,
@@ -29,17 +30,18 @@ def workers_record(picture: JobPicture) -> dict[str, Any]:
                 "waits_for": list(worker.waits_for),
                 "stacks": worker.stacks,
             }
-            for worker in picture.workers
+            for worker in views(job)
         ],
     }
 
 
-def workers_text(picture: JobPicture) -> str:
+def workers_text(job: JobSnapshot) -> str:
     """Return one line for each process, and below them the stacks where they were asked for."""
-    rows = [_row(worker) for worker in picture.workers]
+    workers = list(views(job))
+    rows = [_row(worker) for worker in workers]
     table = console.table(["WORKER", "NODE", "PID", "DEVICE", "SINCE", "DOES"], rows, right=(2, 4))
-    stacks = [f"\n{worker.name}\n{worker.stacks}" for worker in picture.workers if worker.stacks]
-    return "\n".join((f"job {picture.job}", table, *stacks))
+    stacks = [f"\n{worker.name}\n{worker.stacks}" for worker in workers if worker.stacks]
+    return "\n".join((f"job {job.job}", table, *stacks))
 
 
 def _row(worker: WorkerView) -> list[str]:

@@ -21,7 +21,7 @@ from rlinf_core.collective.settings import Settings
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.manager.client import ManagerClient, current_client
-from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobPicture
+from rlinf_core.manager.messages import MANAGER, CloseGroup, Inspect, JobSnapshot
 from rlinf_core.manager.worker_registry import CLOSED
 from rlinf_core.waiting import Deadline
 
@@ -151,9 +151,10 @@ def rank_of(worker: WorkerAddress) -> int:
     manager = _manager()
     seconds = env_vars.CONNECT_TIMEOUT.get()
     manager.lookup(worker, seconds)
-    picture = cast("JobPicture", manager.request(Inspect(), seconds))
+    snapshot = cast("JobSnapshot", manager.request(Inspect(), seconds))
     name = worker.get_name()
-    rank = next((one.node_rank for one in picture.workers if one.name == name), None)
+    hello = snapshot.peers.get(name)
+    rank = None if hello is None else hello.node_rank
     if rank is None:
         raise PeerNotFoundError(name, f"the node of `{name}` is not known", help="give `node_id`")
     return rank

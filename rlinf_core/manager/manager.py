@@ -22,7 +22,6 @@ from rlinf_core.failures import PackedError
 from rlinf_core.manager import messages as m
 from rlinf_core.manager import postmortem
 from rlinf_core.manager.control_rpc import ControlRpc, expect
-from rlinf_core.manager.job_picture import views
 from rlinf_core.manager.wait_graph import Deadlock
 from rlinf_core.manager.watch import Round, Watch
 from rlinf_core.manager.worker_registry import Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
@@ -332,8 +331,8 @@ class Manager:
     def _inspect(self, stream: PeerStream, serial: int, body: m.Inspect) -> None:
         def answer(round_: Round) -> None:
             peers = {name: peer.hello for name, peer in self._peers.items() if not _only_looks(name)}
-            shown = views(round_, peers, self._workers(), self._dead())
-            self._reply(stream, serial, m.JobPicture(self._job, tuple(shown)))
+            snapshot = m.JobSnapshot(self._job, peers, self._workers(), self._dead(), round_.answers)
+            self._reply(stream, serial, snapshot)
 
         self._watch.begin(time.monotonic(), self._ask, answer, stacks=body.stacks)
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.failures import PackedError
 from rlinf_core.manager.wait_edges import ChannelView
+from rlinf_core.manager.worker_registry import WorkerRecord
 from rlinf_core.waiting import Publication
 
 # The endpoint's service for these messages; far from the small numbers, which channels use.
@@ -150,7 +151,7 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Answered with a `JobPicture`."""
+    """Answered with a `JobSnapshot`."""
 
     stacks: bool = False
 
@@ -261,37 +262,22 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One process of a job, for people.
+class JobSnapshot:
+    """All that the manager knows of its job at one moment, for who looks at it from outside.
 
     Attributes:
-        name: its address, or `driver`.
-        node: where it runs, in words.
-        pid: its process id, or None before it is there.
-        state: `launching`, `ready`, `dead`, or `silent` when it did not answer.
-        doing: what it is in, in words; `since` for how many seconds, or None.
-        waits_for: the addresses or channels that it waits for.
-        stacks: of its threads, where they were asked for.
+        job: its name.
+        peers: the processes that are there, by address; the driver is `driver`.
+        workers: those of groups and channels, by address, in order of launch and rank.
+        dead: the dead, each with the seconds since.
+        answers: what those that answered are in.
     """
 
-    name: str
-    node: str
-    node_rank: int | None
-    pid: int | None
-    device: str
-    state: str
-    doing: str
-    since: float | None = None
-    waits_for: tuple[str, ...] = ()
-    stacks: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JobPicture:
-    """All processes of a job at one moment."""
-
     job: str
-    workers: tuple[WorkerView, ...]
+    peers: Mapping[str, Hello]
+    workers: Mapping[str, WorkerRecord[EndpointInfo]]
+    dead: Mapping[str, float]
+    answers: Mapping[str, ProcessAnswer]
 
 
 ToManager: TypeAlias = (

@@ -36,25 +36,28 @@ class Round:
     def complete(self) -> bool:
         return self.asked <= self.answers.keys()
 
-    def processes(self, dead: Mapping[str, float], unknown: frozenset[str] = frozenset()) -> list[Process]:
-        """Return everyone who answered, and the dead, each with the seconds since."""
-        channels: dict[str, ChannelView] = {}
-        called: set[str] = set()
-        for answer in self.answers.values():
-            channels.update(answer.channels)
-            called.update(answer.in_flight)
-        view = JobView(channels, frozenset(dead), unknown)
-        found = [Process(name, died=seconds) for name, seconds in dead.items()]
-        for name, answer in self.answers.items():
-            publication = answer.publication
-            if name in called and not publication.operations:
-                # A call on its way to it, or its answer on its way back: it will go on by itself.
-                publication = replace(publication, running=True)
-            found.append(view.process(name, publication))
-        return found
-
     def graph(self, dead: Mapping[str, float]) -> WaitGraph:
-        return WaitGraph(self.processes(dead))
+        return WaitGraph(processes_of(self.answers, dead))
+
+
+def processes_of(
+    answers: Mapping[str, ProcessAnswer], dead: Mapping[str, float], unknown: frozenset[str] = frozenset()
+) -> list[Process]:
+    """Return everyone who answered, and the dead, each with the seconds since."""
+    channels: dict[str, ChannelView] = {}
+    called: set[str] = set()
+    for answer in answers.values():
+        channels.update(answer.channels)
+        called.update(answer.in_flight)
+    view = JobView(channels, frozenset(dead), unknown)
+    found = [Process(name, died=seconds) for name, seconds in dead.items()]
+    for name, answer in answers.items():
+        publication = answer.publication
+        if name in called and not publication.operations:
+            # A call on its way to it, or its answer on its way back: it will go on by itself.
+            publication = replace(publication, running=True)
+        found.append(view.process(name, publication))
+    return found
 
 
 class Watch:
@@ -121,7 +124,7 @@ class Watch:
     def _look(self, answers: Round, dead: Mapping[str, float]) -> None:
         self._looking = False
         self._watching = any(map(_waits, answers.answers.items()))
-        self._found += self._detector.look(answers.processes(dead, self.unknown), time.monotonic())
+        self._found += self._detector.look(processes_of(answers.answers, dead, self.unknown), time.monotonic())
 
 
 def _waits(named: tuple[str, ProcessAnswer]) -> bool:

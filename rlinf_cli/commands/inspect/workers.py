@@ -29,8 +29,8 @@ def workers(
     from rlinf_cli.bootstrap.inspection import find_job, inspect_job
     from rlinf_cli.render.workers import workers_record, workers_text
 
-    picture = inspect_job(find_job(job), stacks=stacks)
+    snapshot = inspect_job(find_job(job), stacks=stacks)
     if output is Output.JSON:
-        console.result_json(workers_record(picture))
+        console.result_json(workers_record(snapshot))
     else:
-        console.result(workers_text(picture))
+        console.result(workers_text(snapshot))

@@ -111,12 +111,13 @@ def only_error(handle: WorkerGroupHandle[Any], timeout: float = 20) -> Exception
 
 def until_it_waits(cluster: Cluster, name: str) -> None:
     """Return when the worker is in an operation."""
+    from rlinf_cli.job_picture import views
     from rlinf_core.manager.messages import Inspect
 
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        picture: Any = cluster.client.request(Inspect(), 5)
-        if any(worker.name == name and worker.waits_for for worker in picture.workers):
+        snapshot: Any = cluster.client.request(Inspect(), 5)
+        if any(worker.name == name and worker.waits_for for worker in views(snapshot)):
             return
     raise AssertionError(f"{name} does not wait")
 

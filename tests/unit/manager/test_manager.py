@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rlinf_cli.job_picture import views
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.job import ManagerProcess
 from rlinf_core.context import Session
@@ -20,7 +21,7 @@ from rlinf_core.errors import (
     WorkerDiedError,
 )
 from rlinf_core.manager.client import ManagerClient
-from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobPicture
+from rlinf_core.manager.messages import CloseGroup, Declare, Dismiss, Inspect, JobSnapshot
 from rlinf_core.waiting import OperationKind
 
 SECRET = b"0123456789abcdef" * 2
@@ -167,15 +168,15 @@ def test_the_picture_of_a_job(join: Join) -> None:
     assert driver.cause_of_death("actor:1", incarnation) is None
     serial = worker.operations.begin(OperationKind.RECV, "actor:1", task_key="a task")
     visitor = join("inspect-1")
-    picture = visitor.request(Inspect(), 5)
-    assert isinstance(picture, JobPicture)
-    views = {view.name: view for view in picture.workers}
-    assert list(views) == ["driver", "actor:0", "actor:1", "actor:2"]
-    assert views["driver"].doing == "runs"
-    assert views["actor:0"].doing == "waits in recv from actor:1"
-    assert views["actor:0"].waits_for == ("actor:1",)
-    assert views["actor:1"].state == "dead"
-    assert views["actor:2"].state == "launching"
+    snapshot = visitor.request(Inspect(), 5)
+    assert isinstance(snapshot, JobSnapshot)
+    shown = {view.name: view for view in views(snapshot)}
+    assert list(shown) == ["driver", "actor:0", "actor:1", "actor:2"]
+    assert shown["driver"].doing == "runs"
+    assert shown["actor:0"].doing == "waits in recv from actor:1"
+    assert shown["actor:0"].waits_for == ("actor:1",)
+    assert shown["actor:1"].state == "dead"
+    assert shown["actor:2"].state == "launching"
     worker.operations.end(serial)
 
 

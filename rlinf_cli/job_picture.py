@@ -1,33 +1,55 @@
-"""The picture that `rlinf inspect workers` shows, from the answers of a round."""
+"""The picture of a job that `rlinf inspect workers` shows, from what its manager knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.manager.messages import Hello, ProcessAnswer, WorkerView
+from rlinf_core.manager.messages import Hello, JobSnapshot, ProcessAnswer
 from rlinf_core.manager.wait_graph import Process, Wait
-from rlinf_core.manager.watch import Round
+from rlinf_core.manager.watch import processes_of
 from rlinf_core.manager.worker_registry import WorkerRecord
 from rlinf_core.waiting import OperationKind
 
 
-def views(
-    round_: Round,
-    parties: Mapping[str, Hello],
-    workers: Mapping[str, WorkerRecord[EndpointInfo]],
-    dead: Mapping[str, float],
-) -> Iterator[WorkerView]:
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One process of a job, for people.
+
+    Attributes:
+        name: its address, or `driver`.
+        node: where it runs, in words.
+        pid: its process id, or None before it is there.
+        state: `launching`, `ready`, `dead`, or `silent` when it did not answer.
+        doing: what it is in, in words; `since` for how many seconds, or None.
+        waits_for: the addresses or channels that it waits for.
+        stacks: of its threads, where they were asked for.
+    """
+
+    name: str
+    node: str
+    node_rank: int | None
+    pid: int | None
+    device: str
+    state: str
+    doing: str
+    since: float | None = None
+    waits_for: tuple[str, ...] = ()
+    stacks: str = ""
+
+
+def views(job: JobSnapshot) -> Iterator[WorkerView]:
     """Yield one view for each process: the driver first, then the workers in order of launch and rank."""
-    processes = {process.name: process for process in round_.processes(dead)}
-    for name in [*(name for name in parties if name not in workers), *workers]:
-        hello, record = parties.get(name), workers.get(name)
+    processes = {process.name: process for process in processes_of(job.answers, job.dead)}
+    for name in [*(name for name in job.peers if name not in job.workers), *job.workers]:
+        hello, record = job.peers.get(name), job.workers.get(name)
         if hello is None:
-            yield _absent(name, record, dead.get(name))
-        elif name not in round_.answers:
+            yield _absent(name, record, job.dead.get(name))
+        elif name not in job.answers:
             yield _view(name, hello, "silent", "does not answer: it may hold Python's lock in native code")
         else:
-            yield _answered(name, hello, processes[name], round_.answers[name])
+            yield _answered(name, hello, processes[name], job.answers[name])
 
 
 def _absent(name: str, record: WorkerRecord[EndpointInfo] | None, died: float | None) -> WorkerView:
