@@ -112,7 +112,7 @@ class LanguageActor(Worker):
                 epochs=algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
                 max_answers=config.micro_batch_size,
-                longest=self._config.rollout.sampling_params.max_new_tokens,
+                longest=self._config.longest_answer,
                 share_prompts=config.share_prompts,
                 temperature=self._config.rollout.sampling_params.temperature,
                 clip_grad=config.optim.clip_grad,

@@ -23,8 +23,9 @@ def token_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the advantage of each answer token, and what values learn.
 
-    An answer is a trajectory whose steps are its tokens; its reward comes with the last one that is learned from, and
-    those that are not, which the policy did not draw, do not count.
+    An answer is a trajectory whose steps are its tokens, and the segments of one that branched follow each other. Its
+    reward, less what came before, comes with the last token that is learned from; those that are not, which the policy
+    did not draw, do not count.
 
     Args:
         batch: whole groups, their members next to each other.
@@ -36,9 +37,11 @@ def token_advantages(
     Returns:
         float32 [A], and the same or None.
     """
-    lengths = batch.answer_lengths
     if not len(batch):
         return torch.empty(0), None
+    first, segments = batch.trajectories
+    of_segment = torch.arange(len(first)).repeat_interleave(segments)
+    lengths = torch.zeros_like(first).index_add(0, of_segment, batch.answer_lengths)
     steps = torch.arange(int(lengths.max()))[:, None]
     inside = steps < lengths[None]
 
@@ -49,10 +52,11 @@ def token_advantages(
 
     counts = by_time(batch.trained)
     last = steps == torch.where(counts, steps, -1).amax(dim=0)
-    rewards = torch.where(last, batch.rewards[None], 0.0)
+    steps_rewards = by_time(batch.step_rewards)
+    rewards = steps_rewards + torch.where(last, batch.rewards[first] - steps_rewards.sum(dim=0), 0.0)
     laid_values = None
     if values is not None:
-        laid_values = torch.cat((by_time(values), torch.zeros(1, len(batch))))
+        laid_values = torch.cat((by_time(values), torch.zeros(1, len(first))))
     found = function(
         Trajectories(
             rewards=rewards,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
+from recipes.language.answer_group import AnswerGroup
 from recipes.language.buffered import UnfinishedGroup, UnfinishedReport
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
@@ -17,26 +18,6 @@ from recipes.language.sequences import Begun, Request, SamplingParams, Sequence
 from recipes.language.weights import WeightUpdate
 
 T = TypeVar("T", covariant=True)
-
-
-class AnswerGroup(NamedTuple):
-    """The answers to one prompt, on their way to be scored.
-
-    Attributes:
-        prompt: that was answered.
-        problem: number of the problem in its set.
-        question: the problem.
-        texts: the answers without the tokens that end them; empty for a prompt that was skipped.
-        answers: the sequences.
-        pieces: text of each token, by answer; empty where nobody is to read them.
-    """
-
-    prompt: Prompt
-    problem: int
-    question: Problem
-    texts: tuple[str, ...]
-    answers: tuple[Sequence, ...]
-    pieces: tuple[tuple[str, ...], ...] = ()
 
 
 class Orders(Protocol):

@@ -17,6 +17,9 @@ from recipes.training.tensors import integers
 class RolloutBatch:
     """n answers with their prompts, without padding.
 
+    An answer of several turns holds what was said between them, too. Where a trajectory branched, it is several
+    answers, its segments, which are neighbours.
+
     Attributes:
         tokens: int64 [T], prompt and answer of each sequence, one after the other.
         lengths: int64 [n], tokens of each sequence.
@@ -25,7 +28,9 @@ class RolloutBatch:
         logprobs: float32 [A], of the policy that drew each answer token.
         versions: int64 [A], of the weights that drew it.
         groups: int64 [n], number of the prompt; equal for answers to one prompt.
-        rewards: float32 [n].
+        samples: int64 [n], number of the trajectory within its group; equal for its segments.
+        rewards: float32 [n], of the trajectory.
+        step_rewards: float32 [A], the part of it that came with a token before the end.
         finished: bool [n], whether the answer ended by itself and not at its limit.
         minibatches: int64 [n], number of the optimizer step of a pass that learns from the answer; equal within a
             group, and chosen for the batches of all ranks together.
@@ -38,23 +43,39 @@ class RolloutBatch:
     logprobs: Tensor
     versions: Tensor
     groups: Tensor
+    samples: Tensor
     rewards: Tensor
+    step_rewards: Tensor
     finished: Tensor
     minibatches: Tensor
 
     @classmethod
     def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
-        """Return the answers to one prompt."""
+        """Return the answers to one prompt.
+
+        Args:
+            answers: the segments of each trajectory next to each other.
+            group: number of the prompt.
+            rewards: of the trajectory of each answer.
+        """
         drawn = [len(each.tokens) for each in answers]
         return cls(
             tokens=torch.tensor([token for each in answers for token in (*each.prompt, *each.tokens)]),
             lengths=torch.tensor([len(each.prompt) + count for each, count in zip(answers, drawn, strict=True)]),
             prompt_lengths=torch.tensor([len(each.prompt) for each in answers]),
-            trained=torch.ones(sum(drawn), dtype=torch.bool),
+            trained=torch.tensor(
+                [each for answer in answers for each in answer.trained or (True,) * len(answer.tokens)],
+                dtype=torch.bool,
+            ),
             logprobs=torch.tensor([value for each in answers for value in each.logprobs], dtype=torch.float32),
             versions=torch.tensor([value for each in answers for value in each.versions], dtype=torch.int64),
             groups=torch.full((len(answers),), group),
+            samples=torch.tensor([each.sample for each in answers]),
             rewards=torch.tensor(list(rewards), dtype=torch.float32),
+            step_rewards=torch.tensor(
+                [each for answer in answers for each in answer.rewards or (0.0,) * len(answer.tokens)],
+                dtype=torch.float32,
+            ),
             finished=torch.tensor([each.finish_reason == "stop" for each in answers]),
             minibatches=torch.zeros(len(answers), dtype=torch.int64),
         )
@@ -78,7 +99,9 @@ class RolloutBatch:
             logprobs=number,
             versions=whole,
             groups=whole,
+            samples=whole,
             rewards=number,
+            step_rewards=number,
             finished=flag,
             minibatches=whole,
         )
@@ -91,13 +114,21 @@ class RolloutBatch:
         """Tokens of each answer, int64 [n]."""
         return self.lengths - self.prompt_lengths
 
+    @property
+    def trajectories(self) -> tuple[Tensor, Tensor]:
+        """The first answer of each trajectory, and how many answers it is; both int64 [trajectories]."""
+        begins = torch.ones(len(self), dtype=torch.bool)
+        begins[1:] = (self.groups[1:] != self.groups[:-1]) | (self.samples[1:] != self.samples[:-1])
+        first = begins.nonzero()[:, 0]
+        return first, first.diff(append=torch.tensor([len(self)]))
+
     def drawn_by(self, version: int) -> Tensor:
         """Return which answer tokens are part of answers that weights of this version drew whole, bool [A].
 
         Tokens that were drawn under new weights after older ones have attended to keys and values of the older.
         """
-        others = answer_sums((self.versions != version).float(), self.answer_lengths)
-        return per_token(others == 0, self.answer_lengths)
+        others = answer_sums((self.trained & (self.versions != version)).float(), self.answer_lengths)
+        return self.trained & per_token(others == 0, self.answer_lengths)
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """Return some of the answers, by their numbers, int64 [m]."""
@@ -109,7 +140,9 @@ class RolloutBatch:
             logprobs=_ragged(self.logprobs, self.answer_lengths, rows),
             versions=_ragged(self.versions, self.answer_lengths, rows),
             groups=self.groups[rows],
+            samples=self.samples[rows],
             rewards=self.rewards[rows],
+            step_rewards=_ragged(self.step_rewards, self.answer_lengths, rows),
             finished=self.finished[rows],
             minibatches=self.minibatches[rows],
         )

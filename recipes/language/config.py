@@ -117,6 +117,12 @@ class WarmStartConfig(ConfigModel):
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
+# Components that are placed where the algorithm asks for them.
+OPTIONAL_COMPONENTS: Final = ("critic", "reference")
+
+# What sums are written with; enough for a model that is built to learn them.
+SYMBOLS: Final = "0123456789+-*/=() .,?"
+
 # Keys of other trainers by which a pass is bounded in tokens, and those that there is nothing to choose about.
 _TOKEN_BUDGETS: Final = {
     "ppo_max_token_len_per_gpu": "max_tokens_per_micro_batch",
@@ -135,6 +141,10 @@ _ALWAYS: Final = {
 
 class LanguageActorConfig(ActorConfig):
     """The workers that train."""
+
+    # Tokens of a model that is built on the spot: characters, and words that are one token each.
+    built_symbols: ClassVar[str] = SYMBOLS
+    built_words: ClassVar[tuple[str, ...]] = ()
 
     other_names: ClassVar[Mapping[str, str]] = {**ActorConfig.other_names, **_TOKEN_BUDGETS}
     moved: ClassVar[Mapping[str, str]] = {**ActorConfig.moved, "tis_imp_ratio_cap": "algorithm.tis_cap"}
@@ -243,6 +253,9 @@ class LanguageReferenceConfig(ConfigModel):
 class LanguageConfig(JobConfig):
     """A whole file."""
 
+    # Returns what a model that is built on the spot is shown before, from the file and the tokenizer.
+    shown_first: ClassVar[str] = "recipes.language.warm_start:right_answers"
+
     no_effect: ClassVar[tuple[NoEffect, ...]] = LANGUAGE
 
     not_available: ClassVar[Mapping[str, str]] = {
@@ -282,6 +295,11 @@ class LanguageConfig(JobConfig):
     def answers_per_step(self) -> int:
         """Answers that a training step learns from, when no group is dropped."""
         return self.data.rollout_batch_size * self.algorithm.group_size
+
+    @property
+    def longest_answer(self) -> int:
+        """Most tokens that an answer may have."""
+        return self.rollout.sampling_params.max_new_tokens
 
     @property
     def minibatches(self) -> int:

@@ -111,7 +111,7 @@ class LanguageDataConfig(DataConfig):
     seed: Seed = Field(default=0, description="Seed of the order of problems and of generated ones.")
 
     @property
-    def source(self) -> Literal["files", "sums", "reasoning_gym"]:
+    def source(self) -> str:
         """The source of the problems."""
         if self.type == "sums" or (self.type is None and not self.train_data_paths):
             return "sums"

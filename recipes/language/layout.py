@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class LanguageLayout(NamedTuple):
@@ -27,7 +28,9 @@ class LanguageLayout(NamedTuple):
 
 
 class SampleRecord(NamedTuple):
-    """An answer as a person reads it; a line of `samples/step_N.jsonl`. `pieces` are the texts of its tokens."""
+    """An answer as a person reads it; a line of `samples/step_N.jsonl`. `pieces` are the texts of its tokens, `turns`
+    what was said in a conversation.
+    """
 
     slot: int
     sample: int
@@ -42,3 +45,4 @@ class SampleRecord(NamedTuple):
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     pieces: tuple[str, ...] = ()
+    turns: tuple[Mapping[str, Any], ...] = ()

@@ -92,7 +92,9 @@ def _stand_in() -> RolloutBatch:
         logprobs=torch.zeros(1),
         versions=one,
         groups=one,
+        samples=one,
         rewards=torch.zeros(1),
+        step_rewards=torch.zeros(1),
         finished=torch.zeros(1, dtype=torch.bool),
         minibatches=torch.zeros(1, dtype=torch.int64),
     )

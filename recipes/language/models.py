@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from recipes.language.config import SYMBOLS
 from recipes.training.huggingface import load_pretrained, load_tokenizer, require_transformers
 from recipes.training.precision import cast_weights
 from rlinf_core import ConfigError
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
     from recipes.language.config import LanguageActorConfig
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# What sums are written with; enough for a model that is built to learn them.
-SYMBOLS: Final = "0123456789+-*/=() .,?"
 
 
 def load_model(folder: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -49,15 +50,16 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
         )
 
 
-def built_tokenizer(symbols: str = SYMBOLS) -> PreTrainedTokenizerBase:
-    """Return a tokenizer of single characters."""
+def built_tokenizer(symbols: str = SYMBOLS, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """Return a tokenizer of single characters, and of some words that are one token each."""
     require_transformers()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *dict.fromkeys(symbols)))}
+    vocabulary = {token: number for number, token in enumerate((PAD, END, UNKNOWN, *dict.fromkeys((*symbols, *words))))}
     core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    pattern = "|".join([*map(re.escape, words), "."])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token=UNKNOWN)
 
@@ -114,7 +116,7 @@ def make_tokenizer(config: LanguageActorConfig) -> PreTrainedTokenizerBase:
         ConfigError: there is none in the folder.
     """
     folder = config.tokenizer.tokenizer_model or config.model.model_path
-    return load_tokenizer(folder) if folder else built_tokenizer()
+    return load_tokenizer(folder) if folder else built_tokenizer(config.built_symbols, config.built_words)
 
 
 def make_model(

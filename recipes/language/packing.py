@@ -59,11 +59,14 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
 
 
 def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bool) -> int:
-    """Return about how many tokens some answers to one prompt take in a row."""
+    """Return about how many tokens some answers of one group take in a row.
+
+    Segments of a trajectory begin with prompts of different lengths; those that are as long are taken for equal.
+    """
     lengths, prompts = integers(batch.lengths), integers(batch.prompt_lengths)
     if not share_prompts:
         return sum(lengths[row] for row in rows)
-    return prompts[rows[0]] + sum(lengths[row] - prompts[row] for row in rows)
+    return sum({prompts[row] for row in rows}) + sum(lengths[row] - prompts[row] for row in rows)
 
 
 class _Row:

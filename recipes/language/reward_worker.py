@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from recipes.language.answering import AnswerGroup
+from recipes.language.answer_group import AnswerGroup, Course
 from recipes.language.batch import RolloutBatch
 from recipes.language.config import LanguageConfig
 from recipes.language.layout import LanguageLayout, SampleRecord
@@ -90,18 +90,38 @@ class RewardWorker(Worker):
         report = _report(group, scores, self._config.algorithm.filter_groups)
         batch = None
         if group.prompt.trains and report.kept:
-            batch = RolloutBatch.of(group.answers, report.slot, [each.reward for each in scores])
+            rewards = [score.reward for score, parts in zip(scores, group.trajectories, strict=True) for _ in parts]
+            batch = RolloutBatch.of(group.answers, report.slot, rewards)
         return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), batch
 
     def _scores(self, group: AnswerGroup) -> list[Score]:
-        problem = group.question
+        """Return a score of each trajectory: what whoever answered gives it, or what its text is worth."""
+        problem, trajectories = group.question, group.trajectories
+        courses = group.courses or (Course(),) * len(trajectories)
         items = [
-            Item(prompt=problem.prompt, text=text, answer=problem.answer, tokens=answer.tokens, row=problem.row)
-            for text, answer in zip(group.texts, group.answers, strict=True)
+            Item(
+                prompt=problem.prompt,
+                text=text,
+                answer=problem.answer,
+                tokens=[token for answer in answers for token in answer.tokens],
+                row=problem.row,
+            )
+            for text, answers, course in zip(group.texts, trajectories, courses, strict=True)
+            if course.reward is None
         ]
-        lengths = (len(each.tokens) for each in group.answers)
-        scored = zip(self._scorer.score_all(items), lengths, strict=True)
-        return [self._without_overlong(score, length) for score, length in scored]
+        judged = iter(self._scorer.score_all(items) if items else [])
+        found: list[Score] = []
+        for answers, course in zip(trajectories, courses, strict=True):
+            if course.reward is None:
+                score = next(judged)
+            else:
+                score = Score(course.reward, course.reason, course.parts, course.failure)
+            credit = sum(sum(answer.rewards) for answer in answers)
+            if credit:
+                parts = {**score.parts, "turns": credit}
+                score = Score(score.reward + credit, score.reason, parts, score.failure)
+            found.append(self._without_overlong(score, sum(answer.drawn for answer in answers)))
+        return found
 
     def _without_overlong(self, score: Score, length: int) -> Score:
         """Return a score less the punishment of an answer near its limit."""
@@ -124,8 +144,12 @@ def _report(group: AnswerGroup, scores: list[Score], filtered: bool) -> GroupRep
     parts: Counter[str] = Counter()
     for each in scores:
         parts.update(each.parts)
-    versions = [version for each in group.answers for version in each.versions]
+    figures: Counter[str] = Counter()
+    for course in group.courses:
+        figures.update(course.figures)
+    versions = [version for each in group.answers for version in each.drawn_versions]
     rewards = tuple(each.reward for each in scores)
+    trajectories = group.trajectories
     return GroupReport(
         slot=group.prompt.slot,
         step=group.prompt.step,
@@ -134,33 +158,40 @@ def _report(group: AnswerGroup, scores: list[Score], filtered: bool) -> GroupRep
         difficulty=group.question.difficulty,
         tokens=sum(len(each.prompt) + len(each.tokens) for each in group.answers),
         rewards=rewards,
-        lengths=tuple(len(each.tokens) for each in group.answers),
-        truncated=sum(each.finish_reason == "length" for each in group.answers),
+        lengths=tuple(sum(each.drawn for each in parts) for parts in trajectories),
+        truncated=sum(any(each.finish_reason == "length" for each in parts) for parts in trajectories),
         failures=dict(Counter(each.failure for each in scores if each.failure)),
         parts=dict(parts),
         oldest=min(versions, default=0),
         version_sum=sum(versions),
         skipped=not group.answers,
         dropped=filtered and len(set(rewards)) == 1,
+        figures=dict(figures),
     )
 
 
 def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
-    return [
-        SampleRecord(
-            slot=group.prompt.slot,
-            sample=answer.sample,
-            prompt=group.question.prompt,
-            text=text,
-            answer=group.question.answer,
-            reward=score.reward,
-            reason=score.reason,
-            finish_reason=answer.finish_reason,
-            parts=dict(score.parts),
-            tokens=answer.tokens,
-            logprobs=answer.logprobs,
-            versions=answer.versions,
-            pieces=group.pieces[number] if group.pieces else (),
+    courses = group.courses or (Course(),) * len(scores)
+    found: list[SampleRecord] = []
+    for number, (text, answers, score) in enumerate(zip(group.texts, group.trajectories, scores, strict=True)):
+        # A conversation is read turn by turn; its longest segment stands for its tokens.
+        answer = max(answers, key=lambda each: len(each.prompt) + len(each.tokens))
+        found.append(
+            SampleRecord(
+                slot=group.prompt.slot,
+                sample=answer.sample,
+                prompt=group.question.prompt,
+                text=text,
+                answer=group.question.answer,
+                reward=score.reward,
+                reason=score.reason,
+                finish_reason=answer.finish_reason,
+                parts=dict(score.parts),
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                versions=answer.versions,
+                pieces=group.pieces[number] if group.pieces else (),
+                turns=tuple(turn._asdict() for turn in courses[number].turns),
+            )
         )
-        for number, (text, answer, score) in enumerate(zip(group.texts, group.answers, scores, strict=True))
-    ]
+    return found

@@ -24,7 +24,8 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
     Args:
         run_folder: of the run.
         step: they are of.
-        samples: with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and `versions`.
+        samples: with `prompt`, `text`, `answer` and `reason`; their `tokens`, `pieces`, `logprobs` and `versions`; and
+            `turns`, each with `text`.
 
     Raises:
         RunError: the folder cannot be written.
@@ -43,11 +44,17 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
 
 def _masked(sample: Mapping[str, Any], secrets: frozenset[str]) -> dict[str, Any]:
     """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
-    found = dict(sample)
-    for name in _TEXTS & found.keys():
+
+    def masked(text: str) -> str:
         for secret in secrets:
-            found[name] = found[name].replace(secret, MASK)
-    if found.get("text") != sample.get("text"):
+            text = text.replace(secret, MASK)
+        return text
+
+    found: dict[str, Any] = {name: masked(value) if name in _TEXTS else value for name, value in sample.items()}
+    if "turns" in found:
+        found["turns"] = [{**turn, "text": masked(turn["text"])} for turn in found["turns"]]
+    said = [(each.get("text"), [turn["text"] for turn in each.get("turns", ())]) for each in (found, sample)]
+    if said[0] != said[1]:
         found |= dict.fromkeys(_TOKENS & found.keys(), ())
     return found
 

@@ -114,6 +114,9 @@ class Sequence:
         finish_reason: `stop` by an ending token or text, `length`, or `aborted` before its end.
         seconds: from the moment at which the engine took the request up to the end of the answer.
         metadata: of the request.
+        trained: which of `tokens` are learned from, where not all are: what a tool said between two turns is not, and
+            has log-probability and version 0. Empty: all.
+        rewards: of each token, part of the answer's reward that came before its end; empty: none.
     """
 
     request_id: str
@@ -125,3 +128,17 @@ class Sequence:
     finish_reason: FinishReason
     seconds: float = 0.0
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    trained: tuple[bool, ...] = ()
+    rewards: tuple[float, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """Number of the tokens that the model drew."""
+        return sum(self.trained) if self.trained else len(self.tokens)
+
+    @property
+    def drawn_versions(self) -> list[int]:
+        """Versions of the weights that drew those tokens."""
+        if not self.trained:
+            return list(self.versions)
+        return [version for version, drawn in zip(self.versions, self.trained, strict=True) if drawn]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -22,12 +22,13 @@ from recipes.training.optimizer import EagerAdamW
 from recipes.training.precision import DTYPES, cast_weights
 from recipes.training.seeding import Purpose, seed_of
 from rlinf_core import ConfigError
+from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# Tokens of a prompt and of its right answer.
-Example: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequence[Answer]]
 
 
 def initial_policy(
@@ -67,7 +68,8 @@ def initial_policy(
     policy.eval()
     start = actor.warm_start
     if start.steps and built:
-        warm_start(policy, right_answers(config, tokenizer), config.data.rollout_batch_size, start.lr)
+        shown = cast("Examples", import_target(config.shown_first, "examples"))(config, tokenizer)
+        warm_start(policy, shown, config.data.rollout_batch_size, start.lr)
     if not trains:
         cast_weights(policy.requires_grad_(False), dtype)
     if gradient_checkpointing:
@@ -75,7 +77,7 @@ def initial_policy(
     return policy
 
 
-def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) -> list[Answer]:
     """Return training problems with their right answers, `actor.warm_start.steps` batches of them.
 
     Raises:
@@ -86,14 +88,14 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     encoder = PromptEncoder(tokenizer, few_shot=data.few_shot, max_prompt_length=data.max_prompt_length)
     count = config.actor.warm_start.steps * data.rollout_batch_size
     writer = cast("Any", tokenizer)
-    examples: list[Example] = []
+    examples: list[Answer] = []
     for index in training_order(len(problems), 0, count, seed=config.actor.seed, shuffle=True):
         problem = problems[index]
         prompt = encoder.encode(problem)
         # As in training, a prompt that is too long is left out; an empty one predicts nothing.
         if prompt:
             answer = writer.encode(problem.answer, add_special_tokens=False)
-            examples.append((prompt, (*answer, writer.eos_token_id)))
+            examples.append(example(prompt, (*answer, writer.eos_token_id)))
     if not examples:
         raise ConfigError(
             f"each of the first {count} prompts is empty or longer than `data.max_prompt_length`"
@@ -103,18 +105,19 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
     return list(islice(cycle(examples), count))
 
 
-def warm_start(policy: LanguagePolicy, examples: Sequence[Example], batch_size: int, lr: float) -> None:
-    """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples: prompt and answer tokens."""
+def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: int, lr: float) -> None:
+    """Take one optimizer step (AdamW, betas 0.9 and 0.95) on every `batch_size` examples."""
     optimizer = EagerAdamW(
         [each for each in policy.parameters() if each.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
     )
     device = next(policy.parameters()).device
     for start in range(0, len(examples) - batch_size + 1, batch_size):
         pieces = [
-            RolloutBatch.of([_answer(prompt, tokens)], number, [0.0])
-            for number, (prompt, tokens) in enumerate(examples[start : start + batch_size])
+            RolloutBatch.of([each], number, [0.0]) for number, each in enumerate(examples[start : start + batch_size])
         ]
-        loss = -policy(pack(RolloutBatch.joined(pieces), device=device)).logprobs.mean()
+        batch = RolloutBatch.joined(pieces)
+        logprobs = policy(pack(batch, device=device)).logprobs
+        loss = -logprobs[batch.trained.to(device)].mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -123,7 +126,8 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Example], batch_size: 
     optimizer.zero_grad()
 
 
-def _answer(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> Answer:
+def example(prompt: tuple[int, ...], tokens: tuple[int, ...], trained: tuple[bool, ...] = ()) -> Answer:
+    """Return what is shown of a prompt: the tokens after it, and which of them are learned from; empty: all."""
     return Answer(
         request_id="",
         sample=0,
@@ -132,4 +136,5 @@ def _answer(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> Answer:
         logprobs=(0.0,) * len(tokens),
         versions=(0,) * len(tokens),
         finish_reason="stop",
+        trained=trained,
     )

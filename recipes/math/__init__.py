@@ -11,6 +11,6 @@ recipe = Recipe(
     default_config="math_laptop",
     program="recipes.math.program:program",
     check="recipes.math.config:check",
-    facts="recipes.math.config:facts",
-    inputs="recipes.math.config:inputs",
+    facts="recipes.language.job_rules:facts",
+    inputs="recipes.language.job_rules:inputs",
 )

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
+from recipes.language.groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
 from recipes.language.layout import LanguageLayout
-from recipes.language.loop.protocols import (
-    ReasoningActor,
-    ReasoningCritic,
-    ReasoningReference,
-    ReasoningReward,
-    ReasoningRollout,
-)
+from recipes.language.loop.protocols import ReasoningRollout
 from recipes.language.loop.runner import ReasoningRunner
 from recipes.language.model_rules import require_model
-from recipes.math.config import OPTIONAL_COMPONENTS, MathConfig
+from recipes.math.config import MathConfig
 from rlinf_core import (
     Cluster,
     HybridComponentPlacement,
@@ -28,14 +23,8 @@ from rlinf_core import (
 from rlinf_core.runners.events import Listener
 
 # Named and not imported: torch is for the workers.
-ACTOR = WorkerReference[ReasoningActor]("recipes.language.actor_worker:LanguageActor", ReasoningActor, "actor")
 ROLLOUT = WorkerReference[ReasoningRollout](
     "recipes.language.rollout_worker:LanguageRolloutWorker", ReasoningRollout, "rollout"
-)
-REWARD = WorkerReference[ReasoningReward]("recipes.language.reward_worker:RewardWorker", ReasoningReward, "reward")
-CRITIC = WorkerReference[ReasoningCritic]("recipes.language.critic_worker:LanguageCritic", ReasoningCritic, "critic")
-REFERENCE = WorkerReference[ReasoningReference](
-    "recipes.language.reference_worker:LanguageReference", ReasoningReference, "reference"
 )
 
 
@@ -61,11 +50,3 @@ def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> Reasoning
         cluster, {group: placement.get_strategy(name) for name, group in groups.items() if group is not None}
     )
     return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, critic=critic, reference=reference)
-
-
-def optional_components(config: MathConfig) -> list[str]:
-    """Return those of critic and reference that have a place, and something to do."""
-    placed, algorithm = config.cluster.component_placement, config.algorithm
-    # An advantage of the user's own may want values: a place for the critic says so.
-    asked = {"critic": algorithm.wants_values, "reference": algorithm.kl_beta > 0}
-    return [name for name in OPTIONAL_COMPONENTS if name in placed and asked[name]]

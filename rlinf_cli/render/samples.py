@@ -35,13 +35,23 @@ def _block(sample: Mapping[str, Any], colour: bool) -> str:
     )
     pieces = sample.get("pieces") or ()
     text = _coloured(pieces, sample["logprobs"]) if colour and pieces else _safe(sample["text"])
-    lines = [
-        console.style(head + parts, "bold"),
-        *_indented("asked", _safe(sample["prompt"])),
-        *_indented("answered", text),
-        *_indented("right is", _safe(sample["answer"])),
-    ]
+    lines = [console.style(head + parts, "bold")]
+    turns = sample.get("turns") or ()
+    if turns:
+        lines += [line for turn in turns for line in _turn(turn)]
+    else:
+        lines += _indented("asked", _safe(sample["prompt"]))
+    lines += _indented("answered", text)
+    lines += _indented("right is", _safe(sample["answer"]))
     return "\n".join(lines)
+
+
+def _turn(turn: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a turn of a conversation; of a tool with its name, its time and what went wrong."""
+    if turn["who"] != "tool":
+        return _indented(turn["who"], _safe(turn["text"]))
+    failure = f", {turn['failure']}" if turn["failure"] else ""
+    return _indented("tool", f"{_safe(turn['text'])}  ({turn['tool']}, {1000 * turn['seconds']:.1f} ms{failure})")
 
 
 def _indented(label: str, text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from recipes.language.loop.inbox import Inbox
 from recipes.language.loop.prompts import KeepUnfinished, NewWeights, Prompt, ScoredGroup
-from recipes.language.loop.protocols import GenerationGroup, RewardGroup
+from recipes.language.loop.protocols import Generation, GenerationGroup, RewardGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, RunError, WorkerGroupHandle, env_vars
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.handle import wait_together
@@ -95,12 +95,17 @@ class Turns(PromptService):
     def wait(self) -> list[ScoredGroup]:
         """See `PromptService`: all groups come at once."""
         asked, self._asked = tuple(self._asked), []
-        generated, scored = wait_together(
-            self._rollout.generate(asked), self._reward.score(tuple(each.slot for each in asked))
-        )
+        generated, scored = self._answered(asked, self._reward.score(tuple(each.slot for each in asked)))
         self._tokens += sum(each.tokens for each in generated)
         self._seconds += max(each.seconds for each in generated)
         return sorted((group for report in scored for group in report), key=lambda each: each.report.slot)
+
+    def _answered(
+        self, asked: tuple[Prompt, ...], scoring: WorkerGroupHandle[list[ScoredGroup]]
+    ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
+        """Have prompts answered, and return figures of the engines, and what the call that scores returns."""
+        generated, scored = wait_together(self._rollout.generate(asked), scoring)
+        return generated, scored
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
         """See `PromptService`."""

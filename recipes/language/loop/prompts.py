@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -37,6 +37,18 @@ class Prompt(NamedTuple):
         return self.step > 0
 
 
+class GenerationReport(NamedTuple):
+    """Figures of a worker's share of a generation.
+
+    Attributes:
+        tokens: drawn.
+        seconds: that the engine worked.
+    """
+
+    tokens: int
+    seconds: float
+
+
 class GroupReport(NamedTuple):
     """The facts about the answers to one prompt that the runner knows.
 
@@ -48,7 +60,7 @@ class GroupReport(NamedTuple):
         difficulty: label of the problem, or "".
         tokens: of all sequences, prompts included.
         rewards: of each answer.
-        lengths: tokens of each answer.
+        lengths: tokens drawn of each answer.
         truncated: how many answers ended at their limit.
         failures: answers that could not be scored, by kind.
         parts: sums of named parts of rewards.
@@ -56,6 +68,7 @@ class GroupReport(NamedTuple):
         version_sum: sum of the versions of all tokens drawn.
         skipped: whether the prompt was longer than the limit; it has no answers then.
         dropped: whether nobody learns from the answers, since their rewards are equal (`algorithm.filter_groups`).
+        figures: sums over the answers of further metrics, by their full names.
     """
 
     slot: int
@@ -73,6 +86,7 @@ class GroupReport(NamedTuple):
     version_sum: int
     skipped: bool = False
     dropped: bool = False
+    figures: Mapping[str, float] = {}
 
     @property
     def kept(self) -> bool:

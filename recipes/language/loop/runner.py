@@ -10,21 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from recipes.language.loop.evaluation import evaluation_metrics
 from recipes.language.loop.generation import PromptService, Stream, Turns, wait_for
 from recipes.language.loop.prompt_plan import PromptPlan
 from recipes.language.loop.prompts import GroupReport, Prompt, ScoredGroup, assign, staleness
 from recipes.language.loop.protocols import (
+    AnsweringGroup,
     CriticGroup,
+    EngineGroup,
     GenerationGroup,
     LanguageActorGroup,
     ReasoningActor,
     ReasoningCritic,
     ReasoningReference,
     ReasoningReward,
-    ReasoningRollout,
     ReferenceGroup,
     RewardGroup,
 )
@@ -54,7 +55,7 @@ class ReasoningRunner(RolloutRunner):
     Args:
         cfg: the configuration of the job.
         actor: the workers that train.
-        rollout: the workers that answer.
+        rollout: the workers that hold engines, and answer where no others do.
         reward: the workers that score.
         layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
             workers, the names of the channels to the reward workers and to the actors, and the numbers of critic and
@@ -62,25 +63,32 @@ class ReasoningRunner(RolloutRunner):
         record: see `Runner`.
         critic: the workers that estimate values; None: nobody does.
         reference: the workers that hold the reference model; None: there is none.
+        others: further groups, by component.
     """
+
+    # The component whose workers answer prompts.
+    answering: ClassVar[str] = "rollout"
 
     def __init__(
         self,
         cfg: RunConfig,
         actor: WorkerGroup[ReasoningActor],
-        rollout: WorkerGroup[ReasoningRollout],
+        rollout: WorkerGroup[Any],
         reward: WorkerGroup[ReasoningReward],
         layout: Callable[[int, int, int, str, str, int, int], Any],
         record: RunRecord | None = None,
         *,
         critic: WorkerGroup[ReasoningCritic] | None = None,
         reference: WorkerGroup[ReasoningReference] | None = None,
+        others: Mapping[str, WorkerGroup[Any]] | None = None,
     ) -> None:
         groups: dict[str, WorkerGroup[Any] | None]
         groups = {"actor": actor, "rollout": rollout, "reward": reward, "critic": critic, "reference": reference}
+        groups |= others or {}
         super().__init__(cfg, {name: group for name, group in groups.items() if group is not None}, record)
         self.actor = cast("LanguageActorGroup", actor)
-        self.rollout = cast("GenerationGroup", rollout)
+        self.rollout = cast("EngineGroup", rollout)
+        self.answers = cast("AnsweringGroup", groups[self.answering])
         self.reward = cast("RewardGroup", reward)
         self._critics = [] if critic is None else [cast("CriticGroup", critic)]
         self._references = [] if reference is None else [cast("ReferenceGroup", reference)]
@@ -93,7 +101,7 @@ class ReasoningRunner(RolloutRunner):
             batch_size=self._cfg.data.rollout_batch_size,
             max_staleness=self.config.max_staleness,
             max_refills=algorithm.max_refills if algorithm.filter_groups else 0,
-            workers=rollout.world_size,
+            workers=self.world_sizes[self.answering],
             answers=algorithm.group_size,
             temperature=self._cfg.rollout.sampling_params.temperature,
             shown=self._groups_shown,
@@ -120,16 +128,19 @@ class ReasoningRunner(RolloutRunner):
         sizes = self.world_sizes
         further = (sizes.get("critic", 0), sizes.get("reference", 0))
         layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
-        groups = (self.actor, self.rollout, self.reward, *self._critics, *self._references)
         # The channels' processes start while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]
-            wait_together(*(group.init_worker(layout) for group in groups))
+            wait_together(*(cast("Any", group).init_worker(layout) for group in self.groups.values()))
             self._channels = [channel.result() for channel in channels]
-        self._problems, self._val_problems = self.rollout.problem_counts().wait()[0]
-        self._service: PromptService = Turns(self.rollout, self.reward)
+        self._problems, self._val_problems = self.answers.problem_counts().wait()[0]
+        self._service = self._turns()
         if self.config.max_staleness and not self.config.only_eval:
-            self._service = Stream(self.rollout, self.reward, sizes, *self._channels)
+            self._service = Stream(cast("GenerationGroup", self.rollout), self.reward, sizes, *self._channels)
+
+    def _turns(self) -> PromptService:
+        """Return the service that answers what it is asked, and then stops."""
+        return Turns(cast("GenerationGroup", self.rollout), self.reward)
 
     def _run(self) -> None:
         try:
@@ -250,7 +261,7 @@ class ReasoningRunner(RolloutRunner):
         """Let the workers return: what follows is asked for in turns."""
         self._service.end()
         if self.runs_ahead:
-            self._service = Turns(self.rollout, self.reward)
+            self._service = self._turns()
 
     # Evaluation
 
@@ -263,7 +274,7 @@ class ReasoningRunner(RolloutRunner):
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
-            workers, version = self.world_sizes["rollout"], self.weight_version
+            workers, version = self.world_sizes[self.answering], self.weight_version
             prompts = [
                 Prompt(index, first + index, 0, index % workers, samples, temperature, version)
                 for index in range(count)
@@ -381,6 +392,8 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
             metrics[key] = metrics.get(key, 0.0) + number
         for name, total in each.parts.items():
             key = f"reward/{name}"
+            metrics[key] = metrics.get(key, 0.0) + total / count
+        for key, total in each.figures.items():
             metrics[key] = metrics.get(key, 0.0) + total / count
     return metrics
 

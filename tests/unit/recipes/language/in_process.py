@@ -17,13 +17,13 @@ from recipes.language.data.load import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
+from recipes.language.groups import optional_components
 from recipes.language.layout import LanguageLayout
 from recipes.language.models import make_tokenizer, stop_token_ids
 from recipes.language.reference_worker import LanguageReference
 from recipes.language.sequences import Request, SamplingParams
 from recipes.language.weights import IncomingWeights
 from recipes.math.config import MathConfig
-from recipes.math.program import optional_components
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, Post, in_thread
 

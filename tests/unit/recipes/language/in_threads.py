@@ -17,12 +17,12 @@ import torch
 
 from recipes.language.actor_worker import LanguageActor
 from recipes.language.critic_worker import LanguageCritic
+from recipes.language.groups import optional_components
 from recipes.language.layout import LanguageLayout
 from recipes.language.loop.runner import ReasoningRunner
 from recipes.language.reference_worker import LanguageReference
 from recipes.language.reward_worker import RewardWorker
 from recipes.language.rollout_worker import LanguageRolloutWorker
-from recipes.math.program import optional_components
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

@@ -12,7 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
-from recipes.language.answering import AnswerGroup, Answering
+from recipes.language.answer_group import AnswerGroup
+from recipes.language.answering import Answering
 from recipes.language.buffered import UnfinishedGroup
 from recipes.language.data.problems import Problem
 from recipes.language.engines.base import Engine, EngineStats, PauseMode

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,3 +116,49 @@ def test_answers_that_went_on_under_new_weights_are_told_from_those_of_one_versi
     batch = RolloutBatch.of(drawn, 0, [0.0] * len(drawn))
 
     assert batch.drawn_by(3).tolist() == [True, True, False, False, False, False, True]
+
+
+def with_segments() -> RolloutBatch:
+    """Two trajectories of one group, the first of two segments, with words of tools in them."""
+    first = Answer(
+        request_id="",
+        sample=0,
+        prompt=(3,),
+        tokens=(4, 5, 6),
+        logprobs=(-1.0, 0.0, -2.0),
+        versions=(7, 0, 7),
+        finish_reason="stop",
+        trained=(True, False, True),
+        rewards=(0.25, 0.0, 0.0),
+    )
+    branch = Answer(
+        request_id="",
+        sample=0,
+        prompt=(3, 4),
+        tokens=(8,),
+        logprobs=(-3.0,),
+        versions=(6,),
+        finish_reason="stop",
+    )
+    (second,) = answers(random.Random(0), (3,), [2])
+    return RolloutBatch.of([first, branch, replace(second, sample=1, versions=(7, 7))], 5, [1.0, 1.0, 0.0])
+
+
+def test_segments_of_a_trajectory_are_counted_as_one() -> None:
+    batch = with_segments()
+
+    first, counts = batch.trajectories
+
+    assert first.tolist() == [0, 2]
+    assert counts.tolist() == [2, 1]
+    assert batch.trained.tolist() == [True, False, True, True, True, True]
+    assert batch.select(torch.tensor([1, 2])).step_rewards.tolist() == [0, 0, 0]
+    plain = random_batch(0, groups=3, size=2)
+    assert plain.trajectories[1].tolist() == [1] * 6
+
+
+def test_words_of_tools_are_drawn_by_no_weights() -> None:
+    batch = with_segments()
+    assert batch.drawn_by(7).tolist() == [True, False, True, False, True, True]
+    assert batch.drawn_by(0).tolist() == [False] * 6
+    assert [each.drawn for each in answers(random.Random(1), (3,), [4])] == [4]

@@ -15,6 +15,7 @@ from recipes.language.advantages import token_advantages
 from recipes.language.batch import RolloutBatch
 from recipes.language.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.policy import LanguagePolicy
+from recipes.language.sequences import Sequence as Answer
 from recipes.training.finite import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
@@ -199,3 +200,37 @@ def test_losses_by_name_train_on_what_the_actor_gives_them() -> None:
         assert figures["actor/entropy"] > 0
         assert 1 <= figures["actor/behaviour_weight"] <= 1.2
         assert figures["actor/ratio_max"] >= figures["actor/ratio"]
+
+
+def segment(sample: int, tokens: tuple[int, ...], trained: tuple[bool, ...], rewards: tuple[float, ...] = ()) -> Answer:
+    (plain,) = answers(random.Random(len(tokens)), (3, 4), [len(tokens)])
+    return replace(plain, sample=sample, tokens=tokens, trained=trained, rewards=rewards)
+
+
+def test_all_segments_of_a_trajectory_share_the_advantage_of_its_outcome() -> None:
+    parts = [
+        segment(0, (5, 6, 7), (True, False, True)),
+        segment(0, (8, 9), (True, True)),
+        segment(1, (5, 6), (True, True)),
+    ]
+    batch = RolloutBatch.of(parts, 0, [1.0, 1.0, 0.0])
+
+    found, returns = token_advantages(batch, grpo, AdvantageSettings(group_size=2))
+
+    assert returns is None
+    size = float(found[0])
+    assert size > 0
+    assert found.tolist() == pytest.approx([size, 0.0, size, size, size, -size, -size])
+
+
+def test_rewards_of_turns_come_when_they_were_given() -> None:
+    credited = segment(0, (5, 6, 7, 8), (True, False, True, True), (0.5, 0.0, 0.0, 0.0))
+    batch = RolloutBatch.of([credited, replace(segment(1, (5,), (True,)))], 0, [1.5, 0.0])
+    settings = AdvantageSettings(gae_lambda=0.0, normalize_advantages=False)
+
+    by_turn, _ = token_advantages(batch, turn_gae, settings, values=torch.zeros(5))
+    by_outcome, _ = token_advantages(batch, grpo, AdvantageSettings(group_size=2))
+
+    assert by_turn.tolist() == [0.5, 0.0, 1.0, 1.0, 0.0]
+    # A comparison of outcomes counts the whole of it.
+    assert by_outcome.tolist() == pytest.approx([0.7071, 0, 0.7071, 0.7071, -0.7071], abs=1e-4)

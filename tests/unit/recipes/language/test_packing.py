@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-from recipes.language.packing import pack
+from recipes.language.batch import RolloutBatch
+from recipes.language.packing import pack, packed_tokens
 from recipes.language.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
-from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
+from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -173,3 +175,21 @@ def test_a_temperature_divides_the_logits() -> None:
     logits = plain(row).logits[0, prompt - 1 : -1] / 0.5
     expected = logits.log_softmax(-1).gather(1, row[0, prompt:, None])[:, 0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_segments_of_one_group_are_packed_with_prompts_of_their_own() -> None:
+    """Those of a branch begin with what was said before it."""
+    plain = random_batch(0, groups=1, size=3, longest=20)
+    prompt = plain.tokens[: int(plain.prompt_lengths[0])].tolist()
+    first, second, third = answers(random.Random(0), tuple(prompt), [6, 4, 5])
+    branch = replace(second, prompt=(*prompt, *first.tokens[:2]), sample=0)
+    batch = RolloutBatch.of([first, branch, replace(third, sample=1)], 0, [1.0, 1.0, 0.0])
+    model = tiny_model()
+    expected = plain_logprobs(model, batch)
+    policy = LanguagePolicy(tiny_model())
+
+    for shared in (True, False):
+        torch.testing.assert_close(policy(pack(batch, share_prompts=shared)).logprobs, expected, atol=1e-5, rtol=1e-4)
+    costs = [packed_tokens(batch, rows, share_prompts=True) for rows in ([0], [0, 2], [0, 1, 2])]
+    size = len(prompt)
+    assert costs == [size + 6, size + 11, 2 * size + 2 + 15]

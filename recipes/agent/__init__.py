@@ -1,0 +1,16 @@
+"""Reinforcement learning of language models that act: many turns, tools, agents of the user's."""
+
+from __future__ import annotations
+
+from rlinf_core import Recipe
+
+recipe = Recipe(
+    name="agent",
+    summary="GRPO on agents with tools and many turns: actor, rollout, reward and agent workers",
+    config="recipes.agent.config:AgentConfig",
+    default_config="agent_calculator",
+    program="recipes.agent.program:program",
+    check="recipes.agent.config:check",
+    facts="recipes.language.job_rules:facts",
+    inputs="recipes.agent.config:inputs",
+)

@@ -1,0 +1,221 @@
+"""The file of the agent recipe: its sections, its defaults, and the rules between its values.
+
+The defaults build a Qwen2 of 0.3 M parameters, show it a few conversations with a calculator among many without, and
+let it find out by GRPO that the calculator pays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from recipes.agent.no_effect import AGENT
+from recipes.language.config import (
+    SYMBOLS,
+    LanguageActorConfig,
+    LanguageConfig,
+    LanguageRunnerConfig,
+    WarmStartConfig,
+)
+from recipes.language.data_config import LanguageDataConfig
+from recipes.language.job_rules import check_job
+from recipes.language.job_rules import inputs as job_inputs
+from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.imports import check_import
+from rlinf_core import ConfigModel
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import NoEffect
+from rlinf_core.config.sections.values import (
+    Count,
+    Fraction,
+    KnownOrOwn,
+    OptionalPath,
+    PositiveFloat,
+    StepsOrNever,
+)
+from rlinf_core.scalars import Text
+
+COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
+AGENTS: Final = ("tool_agent",)
+TOOLS: Final = ("calculator", "search")
+# Tasks that are made on the spot, and know which calls lead to their answers.
+MADE_TASKS: Final = ("calculations", "lookups")
+_MARKS: Final = (*TOOLS, "result")
+
+
+class AgentRunnerConfig(LanguageRunnerConfig):
+    """The run as a whole."""
+
+    task_type: Literal["agent"] = Field(default="agent", description="Kind of job.")
+    max_steps: StepsOrNever = 250
+    seq_length: Count = Field(default=2048, description="Longest conversation, in tokens.")
+
+
+class AgentDataConfig(LanguageDataConfig):
+    """Tasks with verifiable answers."""
+
+    type: Literal["calculations", "lookups", "jsonl", "parquet", "reasoning_gym", "sums"] | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None,
+        description="Source: products to compute or facts to look up, both made on the spot; jsonl or parquet files, a"
+        " task of reasoning_gym, or sums. Default: files where `train_data_paths` is given, else calculations.",
+    )
+
+    @property
+    def source(self) -> str:
+        """The source of the tasks."""
+        if self.type in MADE_TASKS:
+            return self.type
+        return "calculations" if self.type is None and not self.train_data_paths else super().source
+
+
+class AgentWarmStartConfig(WarmStartConfig):
+    """Supervised steps on conversations, for models built on the spot."""
+
+    tool_share: Fraction = Field(
+        default=0.2,
+        description="How often the model then begins with a tool, and not with a guess: share of what it is shown.",
+    )
+
+
+class AgentActorConfig(LanguageActorConfig):
+    """The workers that train."""
+
+    built_symbols: ClassVar[str] = SYMBOLS + "abcdefghijklmnopqrstuvwxyz"
+    built_words: ClassVar[tuple[str, ...]] = tuple(f"<{slash}{name}>" for name in _MARKS for slash in ("", "/"))
+
+    warm_start: AgentWarmStartConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=AgentWarmStartConfig,
+        description="Supervised steps of a model without `model_path`: steps, lr, tool_share.",
+    )
+
+
+class AgentWorkerConfig(ConfigModel):
+    """The workers that run agents."""
+
+    no_effect: ClassVar[tuple[NoEffect, ...]] = (
+        NoEffect(
+            ("corpus_path", "search_results"),
+            lambda agent, sizes: "search" not in agent.tools,
+            "`tools` has no `search`",
+            "remove it, or write `tools: [search]`",
+            because=("tools",),
+        ),
+        NoEffect(
+            ("tool_timeout",),
+            lambda agent, sizes: not agent.tools,
+            "there are no `tools`",
+            because=("tools",),
+        ),
+    )
+
+    group_name: Text = Field(default="AgentGroup", description="Name of the worker group; others address it by this.")
+    run: Annotated[Text, KnownOrOwn("agent", AGENTS)] = Field(
+        default="tool_agent",
+        description="The agent: tool_agent, which uses tools until it answers, or `package.module:function`, an async"
+        " function of task, model and tools that returns an outcome.",
+    )
+    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS)], ...] = Field(
+        default=("calculator",),
+        description="Tools: calculator, search, or `package.module:function`, from text to text, async or not.",
+    )
+    tool_timeout: PositiveFloat = Field(default=5.0, description="Seconds that one call of a tool may take.")
+    timeout: PositiveFloat = Field(default=300.0, description="Seconds that one run of an agent may take.")
+    max_turns: Count = Field(default=8, description="Turns of the model in one run, over all its conversations.")
+    max_concurrent: Count = Field(default=256, description="Runs that one process has under way at once.")
+    corpus_path: OptionalPath = Field(
+        default=None,
+        description="Text file of the documents for `search`, one a line. Default: the facts of `data.type: lookups`.",
+    )
+    search_results: Count = Field(default=1, description="Documents that `search` shows.")
+
+
+class AgentConfig(LanguageConfig):
+    """The whole file."""
+
+    shown_first: ClassVar[str] = "recipes.agent.demonstrations:conversations"
+    no_effect: ClassVar[tuple[NoEffect, ...]] = AGENT
+
+    runner: AgentRunnerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentRunnerConfig, description="How long the run lasts, what it keeps, where results go."
+    )
+    actor: AgentActorConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentActorConfig, description="The model that learns, its optimizer and how it is spread."
+    )
+    data: AgentDataConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default_factory=AgentDataConfig, description="The tasks."
+    )
+    agent: AgentWorkerConfig = Field(
+        default_factory=AgentWorkerConfig, description="The agents: what runs, with which tools, within which limits."
+    )
+
+    @property
+    def longest_answer(self) -> int:
+        """See `LanguageConfig`: the turns of a conversation are one answer."""
+        return self.runner.seq_length
+
+
+def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report what does not fit together in a file of this recipe."""
+    check_job(config, COMPONENTS, world_sizes, report)
+    _check_limits(config, report)
+    _check_agent(config, report)
+
+
+def _check_limits(config: AgentConfig, report: Report) -> None:
+    prompt, turn = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
+    if prompt + turn > config.runner.seq_length:
+        report(
+            blame(
+                config,
+                ("runner", "seq_length"),
+                ("rollout", "sampling_params", "max_new_tokens"),
+                ("data", "max_prompt_length"),
+            ),
+            "conflicting-settings",
+            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens, more than a conversation may"
+            f" have: `runner.seq_length` {config.runner.seq_length}",
+            f"`runner.seq_length` could be {prompt + turn} and room for further turns",
+        )
+    if config.runner.max_staleness:
+        report(
+            ("runner", "max_staleness"),
+            "conflicting-settings",
+            "agents and training take turns in this recipe, and no conversation goes on under new weights",
+            "write `runner.max_staleness: 0`",
+        )
+    if config.reward.soft_overlong:
+        report(
+            ("reward", "soft_overlong"),
+            "conflicting-settings",
+            "an answer of several turns has no one length that could come near a limit",
+            "remove it; `agent.max_turns` and `runner.seq_length` are the limits",
+        )
+
+
+def _check_agent(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
+    if ":" in agent.run:
+        check_import(config, ("agent", "run"), agent.run, "agent", report)
+    for number, tool in enumerate(agent.tools):
+        if ":" in tool:
+            check_import(config, ("agent", "tools", number), tool, "agent", report)
+    if "search" not in agent.tools:
+        return
+    if agent.corpus_path is None and config.data.source != "lookups":
+        report(
+            blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),
+            "conflicting-settings",
+            f"`search` needs documents, and tasks of {config.data.source} bring none",
+            "write `agent.corpus_path: FILE`, a text file with one document a line",
+        )
+    elif agent.corpus_path is not None and not Path(agent.corpus_path).is_file():
+        message = f"`corpus_path` names `{agent.corpus_path}`, which is not on this machine"
+        report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)
+
+
+def inputs(config: AgentConfig) -> list[Path]:
+    """Return the files and folders that a run reads."""
+    corpus = config.agent.corpus_path
+    return job_inputs(config) + ([] if corpus is None else [Path(corpus)])

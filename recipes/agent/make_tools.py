@@ -1,0 +1,41 @@
+"""Tools by the names that `agent.tools` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from recipes.agent.config import AgentConfig
+from recipes.agent.tasks import lookup_corpus
+from recipes.agent.tools.base import FunctionTool, Tool
+from recipes.agent.tools.calculator import Calculator
+from recipes.agent.tools.search import Search, read_corpus
+from rlinf_core import ConfigError
+from rlinf_core.registry import import_target
+
+
+def make_tools(config: AgentConfig) -> list[Tool]:
+    """Return the tools of agents.
+
+    Raises:
+        ConfigError: one cannot be imported, has the name of another, or the corpus cannot be read.
+    """
+    tools = [_tool(name, config) for name in config.agent.tools]
+    names = [each.name for each in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of `agent.tools` are called `{name}`", help="give one of them another name")
+    return tools
+
+
+def _tool(name: str, config: AgentConfig) -> Tool:
+    if name == "calculator":
+        return Calculator()
+    if name == "search":
+        path = config.agent.corpus_path
+        documents = lookup_corpus(config.data.seed) if path is None else read_corpus(path)
+        return Search(documents, config.agent.search_results)
+    found = import_target(name, "tool")
+    if not callable(found):
+        raise ConfigError(f"tool `{name}` is no function", help="name a function from text to text")
+    return FunctionTool(cast("Callable[[str], str]", found))

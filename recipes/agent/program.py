@@ -1,0 +1,69 @@
+"""The program that `rlinf train recipe=agent` runs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from recipes.agent.config import AgentConfig
+from recipes.agent.protocols import AgentRollout, AgentRunning
+from recipes.agent.runner import AgentRunner
+from recipes.language.groups import ACTOR, CRITIC, REFERENCE, REWARD, optional_components
+from recipes.language.layout import LanguageLayout
+from recipes.language.model_rules import require_model
+from rlinf_core import (
+    Cluster,
+    HybridComponentPlacement,
+    Job,
+    RunFolder,
+    RunRecord,
+    WorkerReference,
+    launch_together,
+    run_job,
+)
+from rlinf_core.runners.events import Listener
+
+# Named and not imported: torch is for the workers that compute.
+ROLLOUT = WorkerReference[AgentRollout]("recipes.agent.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout")
+AGENT = WorkerReference[AgentRunning]("recipes.agent.agent_worker:AgentWorker", AgentRunning, "agent")
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Train a language model that acts as `job` says, to the end, and keep what happens in `folder`.
+
+    Raises:
+        RLinfError: see `run_job`; and ConfigError: the folder of the model cannot be used.
+    """
+    require_model(cast("AgentConfig", job.config))
+    run_job(job, folder, listener, launch)
+
+
+def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRunner:
+    """Place and start the workers, and return the loop over them."""
+    placement = HybridComponentPlacement(config, cluster)
+    placed = optional_components(config)
+    actor, rollout, reward = ACTOR.create_group(config), ROLLOUT.create_group(config), REWARD.create_group(config)
+    agent = AGENT.create_group(config)
+    critic = CRITIC.create_group(config) if "critic" in placed else None
+    reference = REFERENCE.create_group(config) if "reference" in placed else None
+    groups = {
+        "actor": actor,
+        "rollout": rollout,
+        "reward": reward,
+        "agent": agent,
+        "critic": critic,
+        "reference": reference,
+    }
+    launch_together(
+        cluster, {group: placement.get_strategy(name) for name, group in groups.items() if group is not None}
+    )
+    return AgentRunner(
+        config,
+        actor,
+        rollout,
+        reward,
+        LanguageLayout,
+        record,
+        critic=critic,
+        reference=reference,
+        others={"agent": agent},
+    )

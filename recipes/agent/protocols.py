@@ -1,0 +1,32 @@
+"""The methods that the loop of agents calls: of a worker, and of a group, which returns a handle."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from recipes.language.loop.prompts import GenerationReport, Prompt
+from recipes.language.loop.protocols import EngineGroup
+from rlinf_core import WorkerGroupHandle
+
+
+class AgentRollout(Protocol):
+    """The methods of a worker that draws turns."""
+
+    def init_worker(self, layout: Any, /) -> None: ...
+    def sync_model_from_actor(self) -> int: ...
+    def rest(self, weights_follow: bool, /) -> None: ...
+    def serve(self) -> GenerationReport: ...
+
+
+class AgentRunning(Protocol):
+    """The methods of a worker that runs agents."""
+
+    def init_worker(self, layout: Any, /) -> None: ...
+    def problem_counts(self) -> tuple[int, int]: ...
+    async def generate(self, prompts: tuple[Prompt, ...], /) -> GenerationReport: ...
+
+
+class TurnGroup(EngineGroup, Protocol):
+    """Calls on the workers that draw turns."""
+
+    def serve(self) -> WorkerGroupHandle[GenerationReport]: ...

@@ -1,0 +1,78 @@
+"""An engine worker in this process, as agents ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from recipes.agent.config import AgentConfig
+from recipes.agent.messages import DrawnTurn, DrawRequest
+from recipes.agent.rollout_worker import AgentRolloutWorker
+from recipes.agent.turn_encoder import TurnEncoder
+from recipes.language.engines.registry import make_engine
+from recipes.language.models import make_tokenizer, stop_token_ids
+from recipes.language.warm_start import initial_policy
+
+T = TypeVar("T")
+
+
+def agent_config(**sections: Any) -> AgentConfig:
+    """Return a file of small models that are not shown anything; `sections` change it, key by key."""
+    small: dict[str, Any] = {
+        "actor": {"model": {"hidden_dim": 32, "num_layers": 1}, "warm_start": {"steps": 0}},
+        "runner": {"seq_length": 120},
+        "data": {"max_prompt_length": 100},
+        "rollout": {"sampling_params": {"max_new_tokens": 8}},
+    }
+    merged = {name: {**small.get(name, {}), **sections.get(name, {})} for name in {*small, *sections}}
+    placed = {"actor,rollout,reward,agent": {"node_group": "node", "placement": 0}}
+    return AgentConfig.model_validate(
+        {"recipe": "agent", "cluster": {"num_nodes": 1, "component_placement": placed}, **merged}
+    )
+
+
+class LocalEngine(AgentRolloutWorker):
+    """Draws turns in this process; its messages go through lists instead of channels."""
+
+    def __init__(self, config: AgentConfig, *, warm: bool = False) -> None:
+        self._config = config
+        self._open = {}
+        self._drawn = 0
+        self._tokenizer = make_tokenizer(config.actor)
+        self._stops = stop_token_ids(self._tokenizer, None)
+        self._engine = make_engine(config, self._tokenizer, self._stops, torch.device("cpu"))
+        self._encoder = TurnEncoder(self._tokenizer, apply_chat_template=False)
+        self.policy = initial_policy(config, self._tokenizer, torch.device("cpu")) if warm else None
+        if self.policy is not None:
+            self._engine.load_weights(cast("Any", self.policy.model).state_dict().items(), 0)
+        self._asked: list[DrawRequest] = []
+        self._answers: dict[int, asyncio.Future[DrawnTurn]] = {}
+
+    async def draw(self, request: DrawRequest) -> DrawnTurn:
+        number = len(self._answers)
+        found = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._asked.append(request._replace(request_id=number))
+        return await found
+
+    def _send(self, agent: int, turns: list[DrawnTurn]) -> None:
+        for each in turns:
+            self._answers[each.request_id].set_result(each)
+
+    def run(self, *runs: Awaitable[T]) -> list[T]:
+        """Return what runs return, which ask this engine."""
+
+        async def serve() -> list[T]:
+            tasks = [asyncio.ensure_future(each) for each in runs]
+            while not all(each.done() for each in tasks):
+                # Until every run has gone on as far as it can.
+                for _ in range(8):
+                    await asyncio.sleep(0)
+                asked, self._asked = self._asked, []
+                self._begin(asked)
+                self._finish(self._engine.step())
+            return [each.result() for each in tasks]
+
+        return asyncio.run(serve())

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from recipes.agent.llm import Chat, DrawSettings, LanguageModel, LimitReached
+from recipes.language.batch import RolloutBatch
+from recipes.language.packing import pack
+from recipes.language.sequences import Sequence as Answer
+from tests.unit.recipes.agent.local import LocalEngine, agent_config
+
+# What a tool may say: text of all kinds, marks of the tokenizer's own, and nothing.
+SAID = ("12", "", "<result>7</result>", "<eos>", "<pad>a", "naïve 数 😀", "a\nb", "<calculator>")
+
+
+@pytest.fixture(scope="module")
+def engine() -> LocalEngine:
+    return LocalEngine(agent_config(), warm=True)
+
+
+def settings(sample: int = 0, **changes: int) -> DrawSettings:
+    return DrawSettings(sample, 1, 1.0, max_turns=6, max_tokens=120, max_new_tokens=8)._replace(**changes)
+
+
+async def wander(model: LanguageModel, seed: int) -> list[Answer]:
+    """Talk at random, and branch now and then."""
+    chance = random.Random(seed)
+    chats: list[Chat] = [model.conversation(chance.choice(SAID[:4]) + "1")]
+    try:
+        for _ in range(chance.randrange(1, 6)):
+            chat = chance.choice(chats)
+            reply = await chat.reply(stop=("9", "</calculator>") if chance.random() < 0.5 else ())
+            assert reply.tokens
+            chat.add(chance.choice(SAID), "tool")
+            if chance.random() < 0.3:
+                chats.append(chat.fork())
+    except LimitReached:
+        pass
+    return model.segments()
+
+
+def test_what_is_trained_is_what_was_drawn_and_engine_and_trainer_agree(engine: LocalEngine) -> None:
+    models = [LanguageModel(engine, settings(number)) for number in range(40)]
+
+    found = engine.run(*(wander(model, number) for number, model in enumerate(models)))
+
+    segments = [each for some in found for each in some]
+    assert len(segments) > len(models)
+    batch = RolloutBatch.of(segments, 0, [0.0] * len(segments))
+    assert engine.policy is not None
+    with torch.no_grad():
+        logprobs = engine.policy(pack(batch)).logprobs
+    gap = (logprobs - batch.logprobs)[batch.trained].abs().max()
+    assert float(gap) < 1e-4
+    drawn = sum(model.turns for model in models)
+    assert 0 < drawn <= int(batch.trained.sum())
+    assert not bool(batch.logprobs[~batch.trained].any())
+
+
+def test_a_conversation_without_room_is_over(engine: LocalEngine) -> None:
+    async def run(text: str) -> str:
+        try:
+            await LanguageModel(engine, settings(max_tokens=20)).conversation(text).reply()
+        except LimitReached as reached:
+            return reached.limit
+        return ""
+
+    assert engine.run(run("1" * 20), run("1" * 19), run("1" * 101)) == ["tokens", "", "tokens"]
+
+
+def test_draws_depend_on_the_conversation_and_not_on_its_company(engine: LocalEngine) -> None:
+    async def run(sample: int) -> tuple[int, ...]:
+        return (await LanguageModel(engine, settings(sample)).conversation("12*3=").reply()).tokens
+
+    (alone,) = engine.run(run(3))
+    together = engine.run(*(run(sample) for sample in range(6)))
+    assert together[3] == alone
+    assert len(set(together)) > 1

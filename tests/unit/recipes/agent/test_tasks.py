@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from recipes.agent.demonstrations import conversations
+from recipes.agent.make_tools import make_tools
+from recipes.agent.tasks import calculations, lookup_corpus, lookups
+from recipes.agent.tools.search import Search
+from recipes.agent.tools.toolbox import Toolbox
+from recipes.language.models import make_tokenizer
+from rlinf_core import ConfigError
+from tests.unit.recipes.agent.local import agent_config
+
+
+@pytest.mark.parametrize("make", [calculations, lookups])
+def test_tasks_of_evaluation_are_not_trained_on(make: object) -> None:
+    parts = [make(evaluation=each, size=100, seed=3) for each in (True, False)]  # type: ignore[operator]
+    evaluated, trained = ({task.prompt for task in part} for part in parts)
+    assert len(evaluated) == len(parts[0]) == 100
+    assert len(trained) > 100
+    assert not evaluated & trained
+    assert parts[0] == make(evaluation=True, size=100, seed=3)  # type: ignore[operator]
+    assert parts[0] != make(evaluation=True, size=100, seed=4)  # type: ignore[operator]
+
+
+def test_products_are_right() -> None:
+    for task in calculations(evaluation=True, size=50, seed=0):
+        first, second = task.prompt.removesuffix("=").split("*")
+        assert int(first) * int(second) == int(task.answer)
+
+
+def test_two_look_ups_lead_to_every_answer() -> None:
+    tool = Search(lookup_corpus(0))
+    for task in lookups(evaluation=True, size=200, seed=0):
+        (_, first), (_, second) = task.row["calls"]
+        town = asyncio.run(tool.call(first)).split()[-1]
+        assert second == f"river {town}"
+        assert asyncio.run(tool.call(second)).split()[-1] == task.answer
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_a_model_is_shown_tools_as_often_as_it_is_told_to_be(share: float) -> None:
+    config = agent_config(actor={"warm_start": {"steps": 100, "tool_share": share}}, data={"rollout_batch_size": 8})
+    tokenizer = make_tokenizer(config.actor)
+    (opening,) = tokenizer.encode("<calculator>")
+    (result,), (closing,) = tokenizer.encode("<result>"), tokenizer.encode("</result>")
+
+    shown = conversations(config, tokenizer)
+
+    assert len(shown) == 800
+    begun = [each for each in shown if each.trained[0]]
+    assert sum(each.tokens[0] == opening for each in begun) / len(begun) == pytest.approx(share, abs=0.06)
+    # How a tool is used is shown whatever the share, and what it says is never learned.
+    used = [each for each in shown if each.tokens[0] == opening]
+    assert len(used) > 300
+    for each in used:
+        said = slice(each.tokens.index(result), each.tokens.index(closing) + 1)
+        assert not any(each.trained[said])
+        assert all(each.trained[1 : said.start])
+        assert all(each.trained[said.stop :])
+        assert each.tokens[-1] == tokenizer.eos_token_id
+    assert all(all(each.trained) for each in shown if each.tokens[0] != opening)
+
+
+def test_tools_are_made_by_their_names() -> None:
+    tools = make_tools(agent_config(agent={"tools": ["calculator", "textwrap:dedent"]}))
+    assert [each.name for each in tools] == ["calculator", "dedent"]
+    assert asyncio.run(Toolbox(tools, 1.0).call("dedent", " a")).text == "a"
+    with pytest.raises(ConfigError, match=r"two of `agent\.tools` are called `calculator`"):
+        make_tools(agent_config(agent={"tools": ["calculator", "calculator"]}))
+    with pytest.raises(ConfigError, match="no function"):
+        make_tools(agent_config(agent={"tools": ["string:digits"]}))
