@@ -279,7 +279,7 @@ class _Composer:
         self._report("base-unreadable", node, f"there is no `{relative}.yaml` in {searched}", hint)
 
     def _report(self, code: str, node: Node, message: str, help: str | None) -> None:
-        self.diagnostics.add(Diagnostic(code, Severity.ERROR, message, node.span, (DEFAULTS,), help))
+        self.diagnostics.error(code, message, node.span, (DEFAULTS,), help)
 
 
 def _defaults(tree: MappingNode, diagnostics: Diagnostics) -> list[_Default] | None:
@@ -295,7 +295,7 @@ def _defaults(tree: MappingNode, diagnostics: Diagnostics) -> list[_Default] | N
     for item in wrong:
         message = "this is no item of a defaults list"
         help = "items are `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
-        diagnostics.add(Diagnostic("extends-form", Severity.ERROR, message, item.span, (DEFAULTS,), help))
+        diagnostics.error("extends-form", message, item.span, (DEFAULTS,), help)
     return [default for default in found if default is not None]
 
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.merge import merge
 from rlinf_core.config.places import first_line
 from rlinf_core.config.reader import load_source, read
-from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ class _Loader:
             if not isinstance(item, ScalarNode) or not isinstance(item.value, str) or not item.raw or "\0" in item.raw:
                 span = first_line(item) if item.span.end > item.span.start else entry.key.span
                 message = "`extends` takes the name of a file, or a list of them"
-                self._report("extends-form", span, path, message, "write `extends: base.yaml`")
+                self.diagnostics.error("extends-form", message, span, path, "write `extends: base.yaml`")
             elif "${" in item.raw:
                 message = "`extends` is read before references are resolved, so it cannot hold one"
-                self._report("extends-form", item.span, path, message, "write the name of the file")
+                self.diagnostics.error("extends-form", message, item.span, path, "write the name of the file")
             else:
                 named.append((item, path))
         return named if len(named) == len(items) else None
@@ -160,11 +160,11 @@ class _Loader:
             circle = [os.path.basename(file) for file in (*self.chain[self.chain.index(real) :], real)]
             names = " -> ".join(f"`{file}`" for file in circle)
             message = "a file cannot be its own base" if len(circle) == 2 else f"these files extend each other: {names}"
-            self._report("extends-cycle", scalar.span, path, message, "take one of them out of the circle")
+            self.diagnostics.error("extends-cycle", message, scalar.span, path, "take one of them out of the circle")
             return None
         if len(self.chain) >= MAX_CHAIN:
             message = f"more than {MAX_CHAIN} files extend one another"
-            self._report("extends-cycle", scalar.span, path, message, "fold some of them into one")
+            self.diagnostics.error("extends-cycle", message, scalar.span, path, "fold some of them into one")
             return None
         if real not in self.done:
             self.done[real] = self._load(name, real, scalar, path)
@@ -183,7 +183,7 @@ class _Loader:
             # Whoever wrote `extends` must see which of their lines asked for that file.
             for problem in found:
                 message = f"the base `{name}` cannot be read: {problem.message}"
-                self._report("base-unreadable", scalar.span, path, message, problem.help)
+                self.diagnostics.error("base-unreadable", message, scalar.span, path, problem.help)
             return None
         self.diagnostics.extend(found)
         self.sources.append(source)
@@ -205,10 +205,7 @@ class _Loader:
             listed = []
         files = [os.path.join(asked, name) for name in listed if name.endswith((".yaml", ".yml"))]
         help = did_you_mean(scalar.raw, files) or "a base is looked for relative to the file that extends it"
-        self._report("base-unreadable", scalar.span, path, f"there is no file `{scalar.raw}` to extend", help)
-
-    def _report(self, code: str, span: Span, path: Path, message: str, help: str | None) -> None:
-        self.diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, path, help))
+        self.diagnostics.error("base-unreadable", f"there is no file `{scalar.raw}` to extend", scalar.span, path, help)
 
 
 def _folder(source: SourceText) -> str:

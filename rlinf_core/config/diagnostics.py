@@ -52,6 +52,18 @@ class Diagnostics:
         span = diagnostic.span
         self._found.setdefault((diagnostic.code, id(span.source), span.start, span.end), diagnostic)
 
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        path: Path = (),
+        help: str | None = None,
+        related: tuple[tuple[Span, str], ...] = (),
+    ) -> None:
+        """Add an error."""
+        self.add(Diagnostic(code, Severity.ERROR, message, span, path, help, related))
+
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
             self.add(diagnostic)

@@ -153,7 +153,7 @@ class _Resolver:
             pieces = split_references(scalar.raw)
         except ReferenceSyntaxError as error:
             span = _piece(scalar, error.start, error.end)
-            self._report("reference-syntax", span, path, error.message, error.help)
+            self.diagnostics.error("reference-syntax", error.message, span, path, error.help)
             return self._fail(scalar)
         if len(pieces) == 1 and isinstance(pieces[0], Reference):
             use = _Use(scalar, path, pieces[0])
@@ -173,7 +173,9 @@ class _Resolver:
             if found is not None and not isinstance(found, ScalarNode):
                 what = "a list" if isinstance(found, SequenceNode) else "a mapping"
                 message = f"`{use.text}` is {what}, which cannot stand inside a text"
-                self._report("reference-in-text", use.span, use.path, message, "refer to a single value of it")
+                self.diagnostics.error(
+                    "reference-in-text", message, use.span, use.path, "refer to a single value of it"
+                )
                 return self._fail(scalar)
             if found is None or not self._afford(use, 1 + len(found.raw)):
                 return self._fail(scalar)
@@ -204,7 +206,9 @@ class _Resolver:
             from rlinf_core.suggest import did_you_mean
 
             help = did_you_mean(name, self.environ) or "set it, or put a default before the brace: `:-VALUE`"
-            self._report("unknown-variable", use.span, use.path, f"the environment has no variable `{name}`", help)
+            self.diagnostics.error(
+                "unknown-variable", f"the environment has no variable `{name}`", use.span, use.path, help
+            )
             return None
         raw = text or default or ""
         found = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
@@ -284,7 +288,7 @@ class _Resolver:
         related = tuple((use.span, f"`{format_path(use.path)}` refers on") for use in circle[1:])
         first = circle[0]
         message = f"this reference leads back to itself: {names}"
-        self._report("reference-cycle", first.span, first.path, message, "give one of them a value", related)
+        self.diagnostics.error("reference-cycle", message, first.span, first.path, "give one of them a value", related)
 
     def _report_unknown(self, use: _Use, found: Node, path: Path, index: int) -> None:
         segment = path[index]
@@ -304,7 +308,7 @@ class _Resolver:
             why, help = f"{above} is a list", f"an item of it is `{format_path(path[:index])}[0]`"
         else:
             why = f"{above} is a single value"
-        self._report("unknown-reference", use.span, use.path, f"`{use.text}` refers to nothing: {why}", help)
+        self.diagnostics.error("unknown-reference", f"`{use.text}` refers to nothing: {why}", use.span, use.path, help)
 
     def _too_large(self, use: _Use) -> None:
         """Report the excess once: every later one is the same mistake."""
@@ -313,18 +317,7 @@ class _Resolver:
         self.exploded = True
         message = "the references of this file multiply beyond reason"
         help = f"they may copy {MAX_COPIED:,} values and characters in all, and nest {MAX_DEPTH} deep"
-        self._report("reference-too-large", use.span, use.path, message, help)
-
-    def _report(
-        self,
-        code: str,
-        span: Span,
-        path: Path,
-        message: str,
-        help: str | None,
-        related: tuple[tuple[Span, str], ...] = (),
-    ) -> None:
-        self.diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, path, help, related))
+        self.diagnostics.error("reference-too-large", message, use.span, use.path, help)
 
 
 def _below(node: Node, segment: str | int, path: Path) -> Node | None:

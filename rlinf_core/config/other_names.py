@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.model_fields import alternatives, model_of, sections, step, written_fields
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
@@ -127,16 +127,13 @@ class _Renamer:
 
     def _report_both(self, entry: Entry, twin: Entry, path: Path) -> None:
         name, ours = entry.key.raw, twin.key.raw
-        self.diagnostics.add(
-            Diagnostic(
-                "duplicate-key",
-                Severity.ERROR,
-                f"`{name}` is another name of `{ours}`, which is given too",
-                entry.key.span,
-                path,
-                f"keep `{ours}`",
-                ((twin.key.span, f"`{ours}` is given at"),),
-            )
+        self.diagnostics.error(
+            "duplicate-key",
+            f"`{name}` is another name of `{ours}`, which is given too",
+            entry.key.span,
+            path,
+            f"keep `{ours}`",
+            ((twin.key.span, f"`{ours}` is given at"),),
         )
 
 

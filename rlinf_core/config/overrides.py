@@ -71,9 +71,7 @@ def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostic
         except _RefusedError as refusal:
             span = override.step_span(refusal.index)
             path = override.path[: refusal.index + 1]
-            diagnostics.add(
-                Diagnostic("override-path", Severity.ERROR, str(refusal), span, path, refusal.help, refusal.related)
-            )
+            diagnostics.error("override-path", str(refusal), span, path, refusal.help, refusal.related)
         else:
             tree = changed if isinstance(changed, MappingNode) else tree
     return tree
@@ -86,7 +84,7 @@ def _shown(character: str) -> str:
 
 def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | None:
     def refuse(code: str, message: str, start: int, end: int, help: str | None, path: Path = ()) -> None:
-        diagnostics.add(Diagnostic(code, Severity.ERROR, message, span.part(start, end), path, help))
+        diagnostics.error(code, message, span.part(start, end), path, help)
 
     for at, character in enumerate(argument):
         if _shown(character) != character:
@@ -138,7 +136,7 @@ def _read(span: Span, path: Path, diagnostics: Diagnostics) -> Node | None:
     name, _, text = glued.raw.partition(":")
     message = f"`{glued.raw}` is one word in YAML, so this sets a key of that name to nothing"
     help = f"write a blank after the colon: `{name}: {text}`"
-    diagnostics.add(Diagnostic("override-value", Severity.ERROR, message, glued.span, path, help))
+    diagnostics.error("override-value", message, glued.span, path, help)
     return None
 
 

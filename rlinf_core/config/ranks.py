@@ -76,6 +76,58 @@ def merge_ranges(ranges: Iterable[range]) -> tuple[range, ...]:
     return tuple(merged)
 
 
+def common(first: range, second: range) -> range:
+    """Return the numbers in both ranges."""
+    return range(max(first.start, second.start), min(first.stop, second.stop))
+
+
+def intersect(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
+    """Return the numbers in both of two lists of ascending, disjoint ranges."""
+    shared: list[range] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        both = common(a[i], b[j])
+        if both:
+            shared.append(both)
+        if a[i].stop <= b[j].stop:
+            i += 1
+        else:
+            j += 1
+    return tuple(shared)
+
+
+def subtract(a: tuple[range, ...], b: tuple[range, ...]) -> tuple[range, ...]:
+    """Return the numbers in the first of two lists of ascending, disjoint ranges that are not in the second."""
+    left: list[range] = []
+    j = 0
+    for piece in a:
+        at = piece.start
+        while j < len(b) and b[j].stop <= at:
+            j += 1
+        after = j
+        while after < len(b) and b[after].start < piece.stop:
+            if b[after].start > at:
+                left.append(range(at, b[after].start))
+            at = b[after].stop
+            after += 1
+        if at < piece.stop:
+            left.append(range(at, piece.stop))
+    return tuple(left)
+
+
+def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:
+    """Return which pairs of lists of ranges have numbers in common, as ascending indices."""
+    pieces = sorted((piece.start, piece.stop, index) for index, pieces in enumerate(lists) for piece in pieces)
+    pairs: set[tuple[int, int]] = set()
+    # The pieces that reach beyond the start of the one being looked at.
+    open_: list[tuple[int, int]] = []
+    for start, stop, index in pieces:
+        open_ = [(end, other) for end, other in open_ if end > start]
+        pairs |= {(min(index, other), max(index, other)) for _, other in open_ if other != index}
+        open_.append((stop, index))
+    return sorted(pairs)
+
+
 def parse_ranks(text: str) -> tuple[range, ...] | None:
     """Return the ranges of `0-3,5` as written; None for `all`.
 

@@ -68,7 +68,7 @@ def decode(
         place = Span(SourceText(name, "", kind), 0, 0)
         size = f"{limits.file_bytes // 1024**2} MiB" if limits.file_bytes >= 1024**2 else f"{limits.file_bytes} bytes"
         message = f"the file is larger than {size}, the limit for a configuration"
-        _error(diagnostics, "file-too-large", message, place, "is this the right file?")
+        diagnostics.error("file-too-large", message, place, help="is this the right file?")
         return None
     try:
         text = data.decode("utf-8").removeprefix(_BOM)
@@ -132,7 +132,7 @@ def _check_version(layout: Indentation, diagnostics: Diagnostics) -> None:
             message = f"the file asks for YAML {directive[1][:9]}, but it is read as YAML 1.2"
             help = "remove the line; in YAML 1.2 `on` and `yes` are text, and `010` is ten"
             span = layout.span(directive.start(), directive.start() + len(directive[0].rstrip()))
-            _error(diagnostics, "yaml-version", message, span, help)
+            diagnostics.error("yaml-version", message, span, help=help)
 
 
 def _tree(layout: Indentation, diagnostics: Diagnostics, limits: Limits) -> tuple[bool, Node | None]:
@@ -164,7 +164,7 @@ def _printable(source: SourceText, start: int, end: int, diagnostics: Diagnostic
         message += "; this looks like a binary file"
     span = Span(source, match.start(), match.end())
     help = "remove it, or write it as an escape in double quotes, such as `\\x1b`"
-    _error(diagnostics, "control-character", message, span, help)
+    diagnostics.error("control-character", message, span, help=help)
     return False
 
 
@@ -242,7 +242,3 @@ def _not_a_mapping(source: SourceText, root: Node | None) -> Diagnostic:
     end = span.end if first_line_end < 0 else min(span.end, first_line_end)
     message = f"the top level of a configuration is a mapping, but this is {kind}"
     return Diagnostic("not-a-mapping", Severity.ERROR, message, Span(source, span.start, end), (), help)
-
-
-def _error(diagnostics: Diagnostics, code: str, message: str, span: Span, help: str | None = None) -> None:
-    diagnostics.add(Diagnostic(code, Severity.ERROR, message, span, (), help))

@@ -238,7 +238,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         return None
     if not isinstance(entry.value, ScalarNode) or not entry.value.raw:
         message = "`recipe` must be the name of a recipe"
-        diagnostics.add(Diagnostic("unknown-recipe", Severity.ERROR, message, entry.key.span, ("recipe",)))
+        diagnostics.error("unknown-recipe", message, entry.key.span, ("recipe",))
         return None
 
     from rlinf_core.job.recipe import UnknownRecipeError, find_recipe
@@ -250,7 +250,7 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         unknown = isinstance(error, UnknownRecipeError)
         code = "unknown-recipe" if unknown else "broken-recipe"
         span = entry.value.span
-        diagnostics.add(Diagnostic(code, Severity.ERROR, error.message, span, ("recipe",), error.help))
+        diagnostics.error(code, error.message, span, ("recipe",), error.help)
     return _meant_recipe(entry.value.raw) if unknown else None
 
 
@@ -300,7 +300,7 @@ def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagno
             sound.append(text)
         except RLinfError as error:
             span = Span(arguments, start, start + len(text))
-            diagnostics.add(Diagnostic("bad-assumption", Severity.ERROR, error.message, span, (), error.help))
+            diagnostics.error("bad-assumption", error.message, span, (), error.help)
         start += len(text) + 1
     return ClusterTopology.from_config(cluster, sound)
 
@@ -328,7 +328,7 @@ def _probed(
             message = ", ".join(by_label[group.label])
             help_text = "repair the node, or correct `accelerators` of the group"
             span = naming(tree, path)
-            diagnostics.add(Diagnostic("accelerators-differ", Severity.ERROR, message, span, path, help_text))
+            diagnostics.error("accelerators-differ", message, span, path, help_text)
     return None
 
 
@@ -379,7 +379,7 @@ def _check_recipe(
         message = f"the rules of recipe `{recipe.name}` failed: {type(error).__name__}: {error}"
         span = Span(view.tree.span.source, 0, 0)
         help_text = "repair the package that offers the recipe"
-        diagnostics.add(Diagnostic("broken-recipe", Severity.ERROR, message, span, ("recipe",), help_text))
+        diagnostics.error("broken-recipe", message, span, ("recipe",), help_text)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:

@@ -104,16 +104,13 @@ class _Check:
                     first[name] = span
                     yield name, (*PLACEMENT, entry.key.raw)
                     continue
-                self.diagnostics.add(
-                    Diagnostic(
-                        "component-twice",
-                        Severity.ERROR,
-                        f"component `{name}` is placed twice",
-                        span,
-                        (*PLACEMENT, entry.key.raw),
-                        "give each component one entry; an entry may list several parts, as in `0-3,8-11`",
-                        ((first[name], "first placed at"),),
-                    )
+                self.diagnostics.error(
+                    "component-twice",
+                    f"component `{name}` is placed twice",
+                    span,
+                    (*PLACEMENT, entry.key.raw),
+                    "give each component one entry; an entry may list several parts, as in `0-3,8-11`",
+                    ((first[name], "first placed at"),),
                 )
 
     def _doubtful_labels(self) -> set[str]:

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from rlinf_core.config.cluster import ClusterConfig, PlacementEntry
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.errors import PlacementError
-from rlinf_core.placement.coverage import Coverage, coverage
 from rlinf_core.placement.placement import Placement
-from rlinf_core.placement.resolve import Resolution, resolve
+from rlinf_core.placement.resolve import Coverage, Resolution, resolve
 from rlinf_core.placement.strategy import ClusterLike, PlacementStrategy, place, topology_of, unknown_accelerators
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, UnitKind
@@ -150,7 +149,7 @@ def placement_mode(resolutions: Iterable[Resolution]) -> PlacementMode:
     """
     held: list[Coverage] = []
     for resolution in resolutions:
-        covered = coverage(resolution)
+        covered = resolution.coverage()
         if covered and resolution.selection and not resolution.selection.ignores_hardware:
             held.append(covered)
     hardware = [covered for covered in held if covered.unit.kind is not UnitKind.NODE] or held

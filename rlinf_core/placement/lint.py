@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlinf_core.config.cluster import ClusterConfig, EnvConfig
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.places import place
-from rlinf_core.config.ranks import format_range, format_ranks, merge_ranges
+from rlinf_core.config.ranks import format_range, format_ranks, intersect, merge_ranges, overlapping, subtract
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path
-from rlinf_core.placement.coverage import Coverage, coverage, intersect, overlapping, subtract
 from rlinf_core.placement.positions import Placed, group_path, group_paths, map_path
+from rlinf_core.placement.resolve import Coverage
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, RESERVED_LABELS, ClusterTopology, UnitKind
 
@@ -46,7 +46,7 @@ class _Linter:
         self.topology = topology
         self.placed = placed
         self.paths = group_paths(tree)
-        self.coverages = [(each, covered) for each in placed if (covered := coverage(each.resolution))]
+        self.coverages = [(each, covered) for each in placed if (covered := each.resolution.coverage())]
         # Where the resources of a component are unknown it may use any node of its groups.
         self.uncertain = merge_ranges(
             nodes

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMap, RankMapPart, format_range
+from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, merge_ranges
 from rlinf_core.placement.selection import PlacementProblem, Selection, select
 from rlinf_core.suggest import quoted
-from rlinf_core.topology import ClusterTopology, NodeGroupInfo, UnitKind
+from rlinf_core.topology import ClusterTopology, NodeGroupInfo, Unit, UnitKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,17 @@ class Block:
                 ranks = range(rank, rank + 1)
                 for _ in range(sharing):
                     yield ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Units of one kind, by their cluster-wide numbers: enough to tell who shares with whom without listing them."""
+
+    unit: Unit
+    ranges: tuple[range, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
 
 
 class Resolution(NamedTuple):
@@ -65,6 +76,14 @@ class Resolution(NamedTuple):
     def lacks_accelerators(self) -> bool:
         """Whether the component is placed by number on accelerators that its nodes turn out not to have."""
         return self.selection is not None and self.by_number and self.selection.lacks_accelerators
+
+    def coverage(self) -> Coverage | None:
+        """Return what the component holds; None where the units it counts are unknown."""
+        selection = self.selection
+        if selection is None:
+            return None
+        units = (units for block in self.blocks for units in selection.units(block.resources))
+        return Coverage(selection.unit, merge_ranges(units))
 
     def processes(self) -> Iterator[range]:
         """Return the resources of every process, by process rank."""
@@ -136,7 +155,7 @@ class _Parts:
         if ranks.start >= self._next_resource:
             self._next_resource = ranks.stop
             return True
-        twice = next((r for other in taken if (r := _common(other.resources, ranks))), None)
+        twice = next((r for other in taken if other.resources and (r := common(other.resources, ranks))), None)
         self._next_resource = max(self._next_resource, ranks.stop)
         if twice is not None:
             message = f"lists resource{'s' * (len(twice) > 1)} {format_range(twice)} of {self.name} twice"
@@ -231,13 +250,6 @@ class _Parts:
                     help += " give each process fewer"
                 return self._report("process-spans-nodes", message, part, help)
         return True
-
-
-def _common(a: range | None, b: range) -> range | None:
-    if a is None:
-        return None
-    both = range(max(a.start, b.start), min(a.stop, b.stop))
-    return both or None
 
 
 def _nearest_count(resources: int, wanted: int) -> int:

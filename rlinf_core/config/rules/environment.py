@@ -8,9 +8,9 @@ from typing import Final
 
 from rlinf_core.config.cluster import EnvConfig, NodeGroup
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.ranks import NodeRanks, format_range
+from rlinf_core.config.ranks import NodeRanks, common, format_range
 from rlinf_core.config.rules.groups import bounds, group_ranges, order, ranges_of
-from rlinf_core.config.rules.site import CLUSTER, Claim, Site, common, contradictions, outside
+from rlinf_core.config.rules.site import CLUSTER, Claim, Site, contradictions, outside
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find
 from rlinf_core.hardware.accelerators.registry import accelerator_names, get_accelerator

@@ -106,11 +106,6 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
     return pairs
 
 
-def common(first: range, second: range) -> range:
-    """Return the numbers in both ranges."""
-    return range(max(first.start, second.start), min(first.stop, second.stop))
-
-
 def outside(piece: range, inside: Sequence[range]) -> range | None:
     """Return the first numbers of `piece` that `inside` (as `merge_ranges` makes it) lacks, or None when it has
     them all.

@@ -14,9 +14,12 @@ from rlinf_core.config.ranks import (
     RankSyntaxError,
     format_range,
     format_ranks,
+    intersect,
     merge_ranges,
+    overlapping,
     parse_rank_map,
     parse_ranks,
+    subtract,
 )
 
 ranges = st.builds(lambda start, size: range(start, start + size), st.integers(0, 10**6), st.integers(1, 10**5))
@@ -126,3 +129,29 @@ def test_a_large_range_costs_no_more_than_a_small_one() -> None:
     (part,) = parse_rank_map(f"0-{MAX_RANK}:0-{MAX_RANK}")
     assert isinstance(part.resources, range)
     assert len(part.resources) == MAX_RANK + 1
+
+
+# Arithmetic on lists of ranges, against sets
+
+piece_lists = st.lists(st.builds(range, st.integers(0, 40), st.integers(0, 40)), max_size=6).map(merge_ranges)
+
+
+def numbers(ranges: tuple[range, ...]) -> list[int]:
+    return [number for piece in ranges for number in piece]
+
+
+@given(piece_lists, piece_lists)
+def test_intersect(a: tuple[range, ...], b: tuple[range, ...]) -> None:
+    assert numbers(intersect(a, b)) == sorted(set(numbers(a)) & set(numbers(b)))
+
+
+@given(piece_lists, piece_lists)
+def test_subtract(a: tuple[range, ...], b: tuple[range, ...]) -> None:
+    assert numbers(subtract(a, b)) == sorted(set(numbers(a)) - set(numbers(b)))
+
+
+@given(st.lists(piece_lists, max_size=5))
+def test_overlapping(lists: list[tuple[range, ...]]) -> None:
+    sets = [set(numbers(each)) for each in lists]
+    expected = [(i, j) for j in range(len(sets)) for i in range(j) if sets[i] & sets[j]]
+    assert overlapping(lists) == sorted(expected)
